@@ -63,7 +63,7 @@ _CLOSING_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Share of the shutdown timeout reserved for printing the final account."""
-_CALLS_PER_REPORT: Final = 16  # number of samples between two reports of progress within a step
+_CALLS_PER_REPORT: Final = 16  # a step reports progress after this number of samples
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # the pipeline also uses this and the next two
+        self._targets: AgentTargets | None = None  # used by the pipeline, as are the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -129,8 +129,8 @@ class Agent:
         """Run until a stop signal, and return the account of all samples.
 
         Raises:
-            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or this
-                installation cannot be read by threads without capabilities.
+            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or threads
+                without capabilities cannot read the files of this installation.
             SamplerError: the sampler cannot be loaded and ``error_mode`` is ``propagate``.
             ExportError: an exporter's files are unusable.
         """
@@ -240,7 +240,7 @@ class Agent:
         _log.info("%s", describe_start(pipeline.sampler, exporters, names, self._access))
         if self._privileges:
             for name in self._privileges.reduce_this_thread():
-                _log.info("%s dropped, which is needed for %s", name, PURPOSES[name])
+                _log.info("dropped %s, which is needed for %s", name, PURPOSES[name])
 
     def _loop(self) -> None:
         while self._stop_signal is None:
@@ -330,7 +330,7 @@ class Agent:
         if problem:
             # Format here, so that the filter on repeated messages passes each distinct problem.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
-            _log.error(f"reload rejected, the old configuration stays in effect: {problem}{fix}")
+            _log.error(f"reload rejected; the old configuration stays in effect: {problem}{fix}")
             first = str(problem).partition("\n")[0]
             self._notifier.ready(f"{self._status()}; last reload rejected: {first}")
             return

@@ -122,7 +122,7 @@ class DescriptorHandler(logging.Handler):
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all data to a descriptor, which may block. Raises ``OSError`` on failure."""
+    """Write all data to a descriptor; may block. Raises ``OSError`` on failure."""
     while data:
         data = data[os.write(fd, data) :]
 
@@ -144,14 +144,14 @@ def _log_warning(message: Warning | str, category: type[Warning], *_: object, **
 
 
 def make_formatter(encoding: str, fd: int) -> logging.Formatter:
-    """Returns the formatter for ``console``, ``json`` or ``auto``: text if ``fd`` is a terminal."""
+    """Returns a formatter for an encoding; ``auto`` means text if ``fd`` is a terminal."""
     if encoding == "json" or (encoding == "auto" and not os.isatty(fd)):
         return JsonFormatter()
     return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
-    """Send the log to ``fd``; can be called again. ``level`` is a key of :data:`LEVELS`."""
+    """Send the log to ``fd``; may be called again. ``level`` is a key of :data:`LEVELS`."""
     root = logging.root
     there = [
         existing

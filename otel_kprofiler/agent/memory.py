@@ -17,8 +17,8 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Number of new objects that triggers a garbage collection. It is high because most objects belong
-to samples, which live until their window closes."""
+"""Number of new objects that triggers a garbage collection. The number is high because most objects
+belong to samples, which live until their window closes."""
 
 # See proc_pid_smaps(5): for each mapping, a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -73,8 +73,8 @@ def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel. Call before threads start.
 
     By default, malloc gives each thread an arena, although only one thread runs Python at a time.
-    After a large block is freed, malloc also takes blocks of that size from the heap, which then
-    fragments.
+    When a large block is freed, malloc also raises its mmap threshold, so later large blocks come
+    from the heap and fragment it.
     """
     mallopt = _find("mallopt")
     if mallopt:

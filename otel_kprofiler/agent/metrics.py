@@ -251,7 +251,7 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # whether each logged warning was about a missing pipeline
+        self._warned: set[bool] = set()  # logged kinds of warning: True for a missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

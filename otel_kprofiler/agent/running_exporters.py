@@ -20,7 +20,7 @@ ExportObserver = Callable[[str, ExportResult, float], None]
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter that has no queue yet, and the spool, if any, for its future queue."""
+    """An exporter that is not running yet, and the spool that its queue will use, if any."""
 
     exporter: ProfileExporter
     spool: Spool | None
@@ -101,7 +101,7 @@ def put_in_place(
 
 
 def _takes_over(running: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
-    """Returns whether batches queued for one exporter can be sent by another."""
+    """Returns whether the new exporter can send the batches queued for the running one."""
     old = running.queue.exporter
     if old.form is not new.form or running.settings.queue.spool != settings.queue.spool:
         return False

@@ -60,7 +60,7 @@ class Notifier:
         self._report(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
-        """Notify the watchdog if due. Call often; ``now`` is a monotonic time in seconds."""
+        """Notify systemd's watchdog if due. Call often; ``now`` is a monotonic time in seconds."""
         if self._unsent and now >= self._next_try:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)
@@ -73,7 +73,7 @@ class Notifier:
         self._unsent = "" if self._send(text) else text
 
     def _send(self, text: str) -> bool:
-        """Send a message. Return False if it should be sent again later."""
+        """Return False if the message should be sent again later."""
         if not self._address:
             return True
         try:

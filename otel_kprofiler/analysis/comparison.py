@@ -3,9 +3,9 @@
 Each profile is divided into intervals of equal length. The variance of a group's share across the
 intervals of a profile shows how much the share may differ between the profiles by chance, even if
 samples come in bursts. With few samples, the variance is underestimated, so a change must also be
-significant in a test of the two counts. If nothing has changed between the profiles, at most 5 in
-100 comparisons report any change (Holm, "A simple sequentially rejective multiple test procedure",
-1979).
+significant in a test of the sample counts. If nothing has changed between the profiles, at most 5
+in 100 comparisons report any change (Holm, "A simple sequentially rejective multiple test
+procedure", 1979).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates a group's weight on both sides. ``weights`` has None for a side without it."""
+    """Estimates a group's amount. ``weights`` has None for a side without the group."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
@@ -156,8 +156,8 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 def _reject(chances: Sequence[float]) -> set[int]:
     """Returns the indices of changed groups. ``LEVEL`` bounds the chance of any false positive.
 
-    ``chances`` has a p-value for each group, which is 1 for groups with too few samples to be
-    tested. The number of tested groups must not depend on the outcome of the tests.
+    ``chances`` has a p-value for each group, or 1 if the group has too few samples to be tested.
+    The number of tested groups must not depend on the outcome of the tests.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

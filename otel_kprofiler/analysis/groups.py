@@ -121,7 +121,6 @@ def _by_span(samples: Samples) -> Assignment:
 
 
 def _by_endpoint(samples: Samples) -> Assignment:
-    """Groups by the name of the local root span, such as a request's method and route."""
     names = endpoints(samples.tables.links)
     return Assignment(samples.links, lambda at: only(Key(names[at] or NONE)))
 
@@ -252,7 +251,7 @@ def span_key(link: SpanLink | None) -> Key:
 
 
 def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
-    """Returns the latest local-root name of each link's span; empty if there is none."""
+    """Returns the local root's name for each link; empty if no link to the same span has a name."""
     names = {link[:2]: link.local_root for link in links if link and link.local_root}
     return [names.get(link[:2], "") if link else "" for link in links]
 

@@ -1,4 +1,4 @@
-"""Weights samples by latency: the part of a process's elapsed time for which a sample stands."""
+"""Weights samples by latency: CPU time divided by the number of threads running at the time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at the same time. The sum over
-a process is the time during which any of its threads ran."""
+"""CPU time divided by the number of threads of the process that ran at the same time. The latencies
+of a process add up to the time during which any of its threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
@@ -77,15 +77,15 @@ def _latencies(samples: Samples) -> array[int]:
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
     """Set the latency weights of a process's samples, in nanoseconds.
 
-    Each of the ``points`` is a tuple of time, thread id, period and index into ``latencies``. They
-    are sorted by time. If a thread runs without pause, the nearness of its samples to a point
-    (period minus distance) adds up to one period.
+    ``points`` are tuples of time, thread id, period and index into ``latencies``, sorted by time.
+    A sample less than one period away from a point counts as the period minus the distance.
+    If a thread runs without pause, its samples add up to one period.
     """
     first = 0
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # this thread's nearness, plus that of the others
+        running = period  # this thread; the loop adds the others
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

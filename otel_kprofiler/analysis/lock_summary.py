@@ -39,8 +39,8 @@ def summarize_locks(
     """Sums the exactly counted waits for locks in all profiles of one kind.
 
     Returns None if there are no waits, or if the samples were filtered, because the counters cover
-    all processes together. ``processes`` states which Resources were selected, by index; None if
-    samples were also filtered by something other than their processes.
+    all processes together. ``processes`` states for each Resource whether it was selected; None if
+    samples were also filtered by anything other than their process.
     """
     if processes is None or not all(processes):
         return None

@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The groups that a stack counts towards: that of its leaf, and those of all its frames."""
+    """A stack's groups: ``own`` is that of the leaf, and ``all`` are those of all frames."""
 
     own: Key
     all: Iterable[Key]
@@ -88,7 +88,7 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by kernel entry point (system call, interrupt, …). User mode is one group."""
+    """Groups by kernel entry (system call, interrupt, …). Samples in user mode form one group."""
     return only(Key(find_entry(stack)))
 
 
@@ -114,7 +114,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stack, by name. Each value returns a function that maps a stack to its groups."""
+"""Groupings of stacks, by name. Each value returns a function that maps a stack to its groups."""
 
 
 def place_of(entry: Entry) -> str:
@@ -138,7 +138,7 @@ def line_key(entry: Entry) -> Key:
 
 
 def program_key(frame: Frame) -> Key | None:
-    """Returns the key of a BPF frame: its function and program details; None for other frames."""
+    """Returns a BPF frame's function and program details as a key; None for other frames."""
     module = frame.module
     if module is None or module.kind is not ModuleKind.BPF:
         return None

@@ -57,7 +57,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables that columns of samples refer to by row. All selections of samples share them."""
+    """Tables to which columns of samples refer by index. All selections share the tables."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -72,10 +72,9 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Samples in rows. The samples of a row differ only in their times and values. Immutable.
+    """A table of samples. The samples of a row differ only in their times and values. Immutable.
 
-    A row uses about 30 bytes, and each timestamp 8. The columns contain indices into
-    :attr:`tables`.
+    A row uses about 30 bytes, and each timestamp 8.
 
     Attributes:
         tables: distinct stacks, threads and other values, to which columns refer by index.
@@ -116,7 +115,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row. Values that count samples are added up."""
+        """Returns the number of samples in each row. Adds up values that count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]

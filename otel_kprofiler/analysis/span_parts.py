@@ -80,7 +80,7 @@ class SpanTime(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Returns the sum of the times: the span's duration, added up over its threads."""
+        """Returns the total time. If several threads ran the span, their times are added up."""
         return self.user + self.kernel + self.waited
 
 
@@ -210,7 +210,7 @@ class _Sums:
 
 
 def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
-    """Returns a breakdown for each local root's name, and one of all spans under the empty name."""
+    """Returns a breakdown for each name of a local root, and for all spans under the empty name."""
     sums: defaultdict[str, _Sums] = defaultdict(_Sums)
     for _, events in _find_threads(samples, names):
         for name, trace, parts in _find_parts(events, names):
@@ -222,9 +222,9 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields a breakdown of a thread's time, for each local root's name and each trace.
+    """Yields a breakdown of a thread's time for each pair of a local root's name and a trace.
 
-    A breakdown covers the time from the first to the last sample with that name and trace.
+    The breakdown covers the time from the first to the last sample of the pair.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):

@@ -37,13 +37,13 @@ def summarize_waits(
 ) -> WaitSummary | None:
     """Returns a summary of the waits of one kind of sample; None if there are no exact totals.
 
-    ``processes`` states which Resources were selected, by index; None if samples were also filtered
-    by something other than their processes.
+    ``processes`` states for each Resource whether it was selected; None if samples were also
+    filtered by anything other than their process.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     counts as a wait of threshold length. The variance of this estimate is at most the square of the
-    threshold. If the wait is split into two parts (asleep, and waiting for a CPU), the variance is
-    at most twice the sum of the parts' squares.
+    threshold. If a wait yields two samples (asleep, then waiting for a CPU), the variance is at
+    most twice the sum of the squares of their values.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

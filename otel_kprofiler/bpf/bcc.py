@@ -80,8 +80,6 @@ class BccLoader:
 
 
 class _BccObject:
-    """The descriptors of loaded programs and of their maps."""
-
     def __init__(self, programs: dict[str, int], maps: dict[str, int]) -> None:
         self._programs = programs
         self._maps = maps

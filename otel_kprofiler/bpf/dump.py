@@ -89,10 +89,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the
-        interrupt and stolen time during the thread's last run. If the kernel does not record when
-        the thread last got a CPU, the time is too late by the interrupt and stolen time during the
-        whole wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It is earlier than the event by
+        the interrupt and stolen time of the thread's last run. If the kernel does not record when
+        the thread last got a CPU, the time is later than the event by the interrupt and stolen time
+        of the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns

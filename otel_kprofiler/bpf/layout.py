@@ -122,7 +122,7 @@ class ProgramConfig(NamedTuple):
     spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
-        """Packs the struct, with each half-open range as its start and size."""
+        """Packs the struct; a half-open range becomes a start and a size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
         return _CONFIG.pack(
@@ -147,7 +147,6 @@ MAPS: Final = {
     "scratch": MapShape(6, 4, _RECORD_BYTES + _SCRATCH_STATE_BYTES),
     "ring": MapShape(27, 0, 0),
 }
-"""Properties of the sampler's maps, by name."""
 
 
 class ProgramCounts(NamedTuple):
@@ -366,7 +365,6 @@ def _keep(
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """Returns the kernel and user sides with their statuses; omits sides without a status."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

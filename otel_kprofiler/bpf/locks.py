@@ -23,7 +23,7 @@ LOCK_END: Final = "kprofiler_lock_end"
 LOCK_LAYOUT: Final = ".rodata.locks"
 """Section that contains the constant ``lock_layout``."""
 LOCK_PHASE: Final = 128
-"""Phase of lock-wait records. The lock's flags are added to it."""
+"""Phase of lock-wait records, to which the lock's flags are added."""
 LOCK_BUCKETS: Final = 2048
 """Number of buckets for ongoing waits, a power of two. A bucket has room for eight waits."""
 _CONSTANTS: Final = struct.Struct("=10Q")

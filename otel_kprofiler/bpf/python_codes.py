@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
-_HEAD: Final = struct.Struct("=QII")  # code id or image; kind; size of the piece or process id
+_HEAD: Final = struct.Struct("=QII")  # code id or image; kind; piece size or process id
 _PROGRAM: Final = struct.Struct("=3Q")
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
 _PIECE, _WHOLE, _SEEN = 0, 1, 2

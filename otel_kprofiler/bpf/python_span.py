@@ -47,7 +47,7 @@ class SpanPath(NamedTuple):
         otel_context_type: OpenTelemetry's ``Context`` class, a subclass of ``dict``.
         span_key: key of the current span in OpenTelemetry's ``Context``.
         span_key_hash: 64-bit hash of ``span_key``.
-        labels_key: key of the label set's number in OpenTelemetry's ``Context``.
+        labels_key: key of the current label set's number in OpenTelemetry's ``Context``.
         attribute: name of the attribute in which a span keeps its span context.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
         classes: classes of spans seen so far, up to :data:`MAX_SPAN_CLASSES`.

@@ -41,7 +41,7 @@ class ContextKind(enum.IntEnum):
     IN_V8 = 1
     """``otel_thread_ctx_nodejs_v1``, a struct. An object's internal field points to the record."""
     WRAPPED_IN_V8 = 2
-    """The same struct. The internal field points to an object that has a pointer to the record."""
+    """Like ``IN_V8``, but the internal field points to an object that points to the record."""
     GO_LABELS = 3
     """Go's variable ``g``, with labels as a slice (since Go 1.24)."""
     GO_LABEL_MAP = 4

@@ -163,7 +163,7 @@ PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH
 """The properties of each processor, by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
-"""Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h). It grows with arm64's page size."""
+"""Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h), which grows with arm64's page size."""
 
 
 class KernelOffsets(NamedTuple):

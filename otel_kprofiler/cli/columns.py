@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Returns a table's lines, header first, at most ``width`` characters long (None: any)."""
+    """Returns a table's lines, header first. ``width`` limits their length; None for no limit."""
     kept = list(columns)
 
     def used() -> int:

@@ -73,7 +73,7 @@ class Completeness:
         return self.complete / total if total else None
 
     def remark(self) -> str:
-        """Returns where most incomplete stacks occur, and why; empty if few are incomplete."""
+        """Describes where most incomplete stacks occur, and why; empty if there are few."""
         share = self.share
         if share is None or share >= _MENTIONED_BELOW:
             return ""

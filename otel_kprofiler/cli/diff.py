@@ -171,7 +171,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares the groups on both sides. Returns no changes in shares if a side has no samples."""
+    """Returns no changes in shares if a side has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -180,7 +180,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """Loads a source's samples. Also returns ``times`` if the caller must apply this range."""
+    """Loads a source, and returns ``times`` if the caller must still apply this range."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:
@@ -189,7 +189,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns a group's gain as a share; with ``--per time``, in CPUs or events per second."""
+    """Returns how much a group grew: a share or, with ``--per time``, CPUs or events per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 

@@ -54,7 +54,6 @@ def summary(
 
 
 def _rate(part: Part) -> float:
-    """Returns the weight per second of all samples on a side."""
     return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
 
 

@@ -57,7 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a text for each finding, with its requirement and any fix not printed elsewhere."""
+    """Yields a text for each finding, leaving out fixes that are printed elsewhere."""
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)

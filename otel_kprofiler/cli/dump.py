@@ -163,7 +163,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields the pid of each match, whether the main thread matches, and the matching names."""
+    """Yields each matching pid, whether its main thread matches, and the matching thread names."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue

@@ -27,7 +27,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """Store the first signal from now on. The signal handler then also calls ``announce``."""
+        """Store the first signal from now on, and call ``announce`` from its handler."""
         self._announce = announce
 
     def __enter__(self) -> Self:

@@ -43,7 +43,7 @@ class KeyParser:
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:
-        """Returns the complete keys: printable characters, or key names such as :data:`REDRAW`."""
+        """Add input, and return the complete keys: characters, or names such as :data:`REDRAW`."""
         self._text += self._decoder.decode(data)
         keys = []
         while self._text:

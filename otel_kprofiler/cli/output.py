@@ -28,7 +28,6 @@ _MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """Returns the format called ``name``; if that is None, the format for the path's suffix."""
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)
@@ -58,7 +57,6 @@ class Output:
             in the working directory, or if that exists, the first unused name among ``profile-2``
             and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
-        force: whether to replace an existing file.
 
     Raises:
         ExportError: no format matches, the file exists and ``force`` is not set, or the file cannot

@@ -25,7 +25,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""The tags with which a message may begin. They identify part files."""
+"""The protobuf tags with which a message may begin, which identify part files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -99,7 +99,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Returns whether a recording of this user is writing a file; None if that is no part file."""
+    """Returns whether a recording of this user is writing a file; None if it is no part file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -52,7 +52,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """Reads the windows of a file, which is OTLP in any form, a raw recording, pprof or perf.data.
+    """Reads the windows of an OTLP file, a raw recording, or a pprof or perf.data file.
 
     Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
     damaged file. Raises ``KProfilerError`` if no part is readable.
@@ -116,7 +116,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
 
 
 def _find_write_time(path: str) -> int:
-    """Returns the Unix time at which a file was written, in nanoseconds; now for standard input."""
+    """Returns the Unix time at which a file was written, in nanoseconds; now if it is stdin."""
     return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
 
 

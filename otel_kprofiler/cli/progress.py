@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Number of steps that the bar advances per second. Updates are less frequent."""
+"""Resolution of the progress bar, in steps per second."""
 
 
 class Progress(Protocol):
@@ -62,7 +62,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """Opens a progress bar. If the duration is unknown, only the label is shown."""
+    """If the duration is unknown, only the label is shown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

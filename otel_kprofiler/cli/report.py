@@ -204,7 +204,7 @@ def command(
     if by in _OF_SPANS:
         if is_written or callers_of or callees_of or sides:
             raise click.UsageError(
-                f"--by {by} prints a table of spans; omit -o, -f, --callers, --callees, --side"
+                f"--by {by} prints a table of spans; omit -o, -f, --callers, --callees and --side"
             )
         _report_spans(paths, by, Choice(chosen, start, end), limit, as_json=as_json)
         return

@@ -12,7 +12,7 @@ from otel_kprofiler.cli.columns import Column, cut, layout
 from otel_kprofiler.text import escape_controls
 
 FRAMES: Final = frozenset({"function", "line", "module"})
-"""Groupings by frames, in which a sample may occur in several groups."""
+"""Groupings in which a sample counts in the group of each of its frames."""
 
 _PLACES: Final = {
     "function": "module",
@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Title of the column that shows ``Key.place``, such as a function's module, by grouping."""
+"""By grouping, the title of the column that shows ``Key.place``, such as a function's module."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

@@ -43,8 +43,8 @@ class Report:
     """The settings of a report, which shows samples of one kind in groups.
 
     Attributes:
-        processes: whether each Resource was selected, by index; None if samples were also filtered
-            by something other than their processes, so that the exact wait totals do not apply.
+        processes: whether each Resource was selected, by index; None if the filters select only
+            parts of processes, for which there are no exact wait totals.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
         callers_of, callees_of: function whose callers or callees are the groups; otherwise None.
         order: a name in :data:`SORTS`; None for the grouping's default.
@@ -122,7 +122,7 @@ class Report:
         return samples if self.idle else samples.without_idle()
 
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
-        """Yields lines on exact wait totals, incomplete stacks and hidden samples."""
+        """Yields lines about exact wait totals, incomplete stacks and hidden samples."""
         unit = kind.unit
         if summary := summarize_waits(every, kind, self.processes):
             by_samples = f"by samples {amount(summary.estimate_ns, unit)}"
@@ -156,7 +156,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups. If they are spans, also returns each span's lines as groups."""
+        """Returns the groups and, if these are spans, the lines of each span as groups."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:

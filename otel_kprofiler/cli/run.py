@@ -108,11 +108,11 @@ def _print(text: str) -> None:
         try:
             write_all(sys.stdout.fileno(), text.encode())
         except OSError as error:
-            _log.error("the account cannot be printed: %s", error.strerror)
+            _log.error("cannot print the sample counts: %s", error.strerror)
 
     sys.stdout.flush()
     writer = threading.Thread(target=write, name="kprofiler-print", daemon=True)
     writer.start()
     writer.join(_PRINT_TIMEOUT_S)
     if writer.is_alive():
-        _log.error("the account cannot be printed: no process reads standard output")
+        _log.error("cannot print the sample counts: no process reads standard output")

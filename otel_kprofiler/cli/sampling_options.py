@@ -28,8 +28,8 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""Default samples per second of an event given with ``-e``, on each CPU. At a lower rate, each
-sample would represent thousands of events, some of them in other programs."""
+"""Default sampling rate of an event (``-e``) on each CPU, per second. At a lower rate, a sample
+would stand for thousands of events, some of them from other programs."""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 

@@ -20,7 +20,7 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Leaves the alternate screen. If there is none, later output continues below the drawing."""
+"""Leaves the alternate screen; on terminals without one, continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
 """Time to wait for the rest of an escape sequence, in milliseconds."""

@@ -17,7 +17,7 @@ from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
-"""Schedule of windows, the same as the agent's."""
+"""The agent's default window schedule."""
 _TIMEOUT_MILLIS: Final = 10_000
 
 
@@ -30,7 +30,7 @@ _CHANGES: Final = {
 
 
 def find_change(causes: Iterable[LossCause]) -> str:
-    """Returns the changes needed before resending samples lost for these causes; may be empty."""
+    """Returns what the user should change before resending the lost samples; may be empty."""
     return "; ".join(_CHANGES[cause] for cause in _CHANGES if cause in set(causes))
 
 
@@ -44,8 +44,8 @@ def describe_failure(result: ExportResult) -> str:
 class Sending:
     """Sends windows to a receiver; call it with each window.
 
-    Windows that the receiver does not accept are kept in a file, which is named after ``beside``,
-    the path of the output. Leaving the context waits up to ten seconds for pending exports.
+    Keeps windows that the receiver does not accept in a file named after ``beside``, the path of
+    the output. Leaving the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:

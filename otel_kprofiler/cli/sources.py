@@ -21,7 +21,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """A selection of samples from a source. ``end`` is exclusive; empty ``sides`` select all."""
+    """A selection of samples from a source, and of sides of their stacks (empty: all sides)."""
 
     chosen: Filter
     start: Moment | None = None
@@ -75,8 +75,8 @@ def load_choice(
 ) -> Loaded:
     """Loads the selected samples from files and tables. Raises ``KProfilerError`` on failure.
 
-    ``need`` lists the parts of samples to read from tables. ``weigh`` changes the weights of all
-    samples from files, before any are selected.
+    ``need`` specifies which data of each sample to read from tables. ``weigh`` changes the weights
+    of all samples from files, before any are selected.
     """
     files = [source for source in sources if not is_table(source)]
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="FILE",
     help="Resolve addresses in this file. For vmlinux, .ko files and their debug files, addresses "
-    "are RVAs. For other files, addresses are the file's own (SVMA). With --kallsyms, function "
+    "are RVAs. For other files, addresses are those in the file (SVMAs). With --kallsyms, function "
     "sizes are read from the file. With --payload, names are read from the file. With several "
     "files, write addresses as ID:ADDR, where ID is a build ID, file ID or path.",
 )
@@ -138,7 +138,7 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Returns the paths of copied files other than kallsyms, by parameter of ``from_files``."""
+        """Returns the paths of the copied files except kallsyms, by ``from_files`` parameter."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 
@@ -150,9 +150,9 @@ def _check(options: Options) -> None:
     if options.rvas and (with_copies or not options.elf_files):
         raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")
     if in_process + with_copies + (options.payload is not None) > 1:
-        raise click.UsageError("use one of --pid, --payload and --kallsyms")
+        raise click.UsageError("use only one of --pid, --payload and --kallsyms")
     if in_process and options.elf_files:
-        raise click.UsageError("use one of --pid and --elf")
+        raise click.UsageError("use either --pid or --elf")
     if options.offsets and not (in_process or options.elf_files):
         raise click.UsageError("--file-offset needs --pid or --elf")
     if (options.payload is None) != (options.output is None):

@@ -42,7 +42,7 @@ def resolve_in_kernel(
     files, by parameter of :meth:`KernelSymbolizer.from_files`. Without ``kallsyms``, the running
     kernel is used. With ``kallsyms``, function sizes are read from the files in ``elf``. If
     ``explain``, all names at an address, the section, and the reason for the name are also printed.
-    Returns whether every name was found. Addresses are not checked.
+    Returns whether every name was found; addresses do not affect the result.
     """
     symbolizer = _open(kallsyms, copies, elf)
     if symbolizer.hidden:
@@ -116,7 +116,7 @@ def _open(
 
 
 def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
-    """Print problems with the kernel files, except for files that the user has not passed."""
+    """Print problems with kernel files, skipping files that the user did not pass."""
     expected = tuple(omitted) + (("/proc/version",) if omitted else ())
     problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
     for problem in problems[:_MAX_PROBLEMS]:

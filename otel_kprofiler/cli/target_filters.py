@@ -136,7 +136,7 @@ def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Seq
     if pids:
         raise KProfilerError(
             f"the {name} has no version 2 cgroup and cannot be combined with --pid",
-            hint="use one of the two",
+            hint="use only one of the two",
         )
     return named_pids
 

@@ -277,7 +277,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:
-    """Show the screen until it is ended. Return False if the terminal was closed."""
+    """Show the screen until the user quits. Return False if the terminal was closed."""
     color = not os.environ.get("NO_COLOR")
     is_new = True
     with Screen(live.wake) as screen:

@@ -243,7 +243,6 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 def _table(
     section: Section, groups: Sequence[Group], shown: Shown, order: str, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table, header first. Columns of numbers have fixed widths."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]

@@ -98,7 +98,7 @@ class TopState:
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
-        """Change the state as ``key`` requests, which is a character or a name in :mod:`.keys`."""
+        """Change the state as requested by ``key``, a character or a name in :mod:`.keys`."""
         shown = self.frozen or shown
         if self.is_typing:
             self._type(key)
@@ -134,7 +134,10 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the selected row's index in all sections, or the nearest row's if it is gone."""
+        """Returns the index of the selected row among all rows; None if no row is selected.
+
+        If the selected row is gone, selects the row at the same index, or else the last row.
+        """
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None
@@ -171,7 +174,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping. In a view of a function's callers, group this function's samples."""
+        """Switch the grouping. If a function's callers are shown, open a level with its samples."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

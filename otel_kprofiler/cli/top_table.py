@@ -35,8 +35,7 @@ class Table:
     respond.
 
     Attributes:
-        status: contents of the header line, kept up to date.
-        seconds: time from the start of the first range that was read to the end of the last.
+        seconds: length of the time range that has been read so far.
         on_woken: never called, because every step is short.
     """
 
@@ -89,7 +88,7 @@ class Table:
         self._woken.set()
 
     def request_end(self) -> None:
-        """Stop reading, and end the wait in :meth:`step`; callable from any thread or handler."""
+        """Stop reading, and end :meth:`step`; callable from any thread or signal handler."""
         self._is_over.set()
         self._woken.set()
 

@@ -30,8 +30,8 @@ class View(NamedTuple):
 
     Attributes:
         by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
-        scope: pairs of grouping and key. Samples are selected if they belong to all of these
-            groups.
+        scope: groups, as pairs of grouping and key. Only samples in all of these groups are
+            selected.
         function: function whose callers or callees are shown; None for other groupings.
     """
 
@@ -85,7 +85,7 @@ class Shown:
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:
-        """Returns the total weight of the samples that a view selects, as the basis of shares."""
+        """Returns the total weight of the samples that a view selects."""
         if view.scope or view.function:
             return sum(group.own for part in self._parts for group in part.groups(view))
         return self.weight

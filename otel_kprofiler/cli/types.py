@@ -9,7 +9,7 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """The Click type for durations in Go's syntax or in seconds. Converts them to seconds."""
+    """The Click type for durations in Go's syntax or in seconds. The value is in seconds."""
 
     name = "duration"
 

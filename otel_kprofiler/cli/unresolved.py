@@ -1,4 +1,4 @@
-"""Reports the share of frames without names on each stack side, and the file with most of them."""
+"""Reports the share of unnamed frames on each stack side, and the file with most such frames."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class UnresolvedFrames:
         return f"{' and '.join(shares)} frames"
 
     def remark(self) -> str:
-        """Describes where most unnamed user frames are, the reason, and a fix; may be empty."""
+        """Describes where most user frames without names are, why, and a fix; may be empty."""
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""
         place, count = self.places.most_common(1)[0]

@@ -72,7 +72,7 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """Opens a source with the selected samples from files and tables; ``idle`` keeps idle waits."""
+    """Opens a source of the selected samples in files and tables, with idle waits if ``idle``."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)
@@ -86,7 +86,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that selects matching samples; ``idle`` keeps idle waits."""
+    """Returns a function that selects matching samples, including idle waits if ``idle``."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -153,7 +153,7 @@ def _announce(protocol: str, endpoint: str, port: int) -> None:
 
 
 def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
-    """Yields lines on where profiles are received, and whether other hosts can send profiles."""
+    """Yields a line with the receiver's address, and a warning if other hosts can reach it."""
     yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
     if not is_loopback(host):
         yield f"other hosts that can reach {host}:{port} can also send profiles"

@@ -39,8 +39,7 @@ class PendingConfig(Generic[T]):
     """A configuration that a child process is reading.
 
     Args:
-        path: path of the YAML file.
-        convert: converts the configuration in the child process. Its result is pickled, so
+        convert: converts the configuration in the child process. The result is pickled, and
             unpickling it must not import pydantic or ruamel.yaml.
         fork: whether to fork this process, which is twice as fast as starting an interpreter. Must
             be False if this process has several threads.

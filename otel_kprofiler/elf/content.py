@@ -25,7 +25,8 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
     if section.kind == SHT_NOBITS:
         return b""
     if section.size > limit:
-        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} has {section.size} bytes")
+        detail = f"{_shown(section)} has {section.size} bytes, more than {limit}"
+        raise ElfError(ElfProblem.TOO_LARGE, detail)
     content = source.read(section.offset, section.size)
     return _unpack(section, content, limit) if section.flags & SHF_COMPRESSED else content
 
@@ -48,7 +49,8 @@ def _unpack(section: Section, content: bytes, limit: int) -> bytes:
         raise ElfError(ElfProblem.DAMAGED_SECTION, _shown(section))
     form, size = _HEADER.unpack_from(content)
     if size > limit:
-        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} has {size} bytes")
+        detail = f"{_shown(section)} decompresses to {size} bytes, more than {limit}"
+        raise ElfError(ElfProblem.TOO_LARGE, detail)
     packed = content[_HEADER.size :]
     if form == _ELFCOMPRESS_ZLIB:
         unpacked = _unpack_zlib(section, packed, size)

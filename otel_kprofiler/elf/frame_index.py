@@ -19,7 +19,7 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory limit for the section and 36 bytes per entry, not counting the interpreter's mappings."""
+"""Limit on the memory mapped after startup: the section, and 36 bytes per entry."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
 _RUN: Final = 1 << 16  # entries per sorted run, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0

@@ -1,6 +1,6 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
-Only a few hundred bytes of each file are read. pyelftools, which is used for kernel files, is too
+Reads only a few hundred bytes of each file. pyelftools, which is used for kernel files, is too
 slow when many new programs start at the same time.
 """
 
@@ -89,7 +89,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     """Reads the ELF header, the program headers and the build id of a file.
 
     ``machine`` is a name as in uname(2); None allows any of ``MACHINES``. Raises ``ElfError`` if
-    the headers are damaged, or if this is not an ELF file for the machine.
+    the headers are damaged, or if the file is not an ELF file for the machine.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
     headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size)))
@@ -100,7 +100,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Reads a debug file's headers. Leaves out its segments, whose bytes are not in the file.
+    """Reads a debug file's headers, but not its segments, whose bytes are not in the file.
 
     Raises the same exceptions as :func:`read_elf`.
     """
@@ -123,13 +123,16 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
 
 
 def read_dynamic_linker(source: Source) -> bytes:
-    """Returns the dynamic linker's path; empty if the file has none. Raises ``ElfError``."""
+    """Returns the dynamic linker's path; empty if the file has none.
+
+    Raises ``ElfError`` if the headers are damaged.
+    """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
     offset, size = next(places, (0, 0))
     if size > MAX_PATH_BYTES:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the dynamic linker's path has {size} bytes")
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"a PT_INTERP path of {size} bytes is too long")
     return source.read(offset, size).rstrip(b"\0")
 
 
@@ -169,7 +172,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     rows = list(_SECTION_HEADER.iter_unpack(source.read(start, count * _SECTION_HEADER.size)))
     names_at, names_size = rows[names_index][4:6]
     if names_size > MAX_NAMES_BYTES:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the section name table has {names_size} bytes")
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"too many section names: {names_size} bytes")
     names = source.read(names_at, names_size)
     return [Section(_name(names, row[0]), *row[1:]) for row in rows]
 
@@ -199,7 +202,7 @@ def _read_header(
     program_bytes, count, section_bytes, section_count, names = header[8:]
     machines = MACHINES.values() if machine is None else [MACHINES.get(machine)]
     if kind not in _EXECUTABLE_TYPES or code not in machines:
-        raise ElfError(ElfProblem.NOT_ELF, f"type {kind}, machine {code}")
+        raise ElfError(ElfProblem.NOT_ELF, f"e_type {kind}, e_machine {code}")
     if (count and program_bytes != _PROGRAM_HEADER.size) or count > MAX_PROGRAM_HEADERS:
         raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{count} program headers")
     if section_bytes != _SECTION_HEADER.size:

@@ -54,7 +54,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns a copy's distance below the thread pointer, in bytes (x86-64 executables only).
+        """Returns how far below the thread pointer each copy starts, in bytes (x86-64 executables).
 
         The copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage,
         3.4.6).
@@ -70,7 +70,8 @@ class LoadedElf(NamedTuple):
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
         storage: the PT_TLS segment; None if the file has none.
-        dynamic: values in the dynamic section, by tag; the first value if a tag is repeated.
+        dynamic: values in the dynamic section, by tag (the first value if a tag is repeated); empty
+            if the file has no PT_TLS segment.
         notes: runtime address and size of each PT_NOTE segment.
         writable: runtime address and file size of each writable PT_LOAD segment.
     """
@@ -115,7 +116,7 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     _, code, _, _, at, _, _, _, size, count, *_ = _HEADER.unpack(header)
     is_odd = size != _PROGRAM_HEADER.size or not 0 < count <= MAX_PROGRAM_HEADERS
     if code != machine or is_odd or at > _HEADER_SPACE:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"machine {code}, {count} program headers")
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"e_machine {code}, e_phnum {count}")
     bias, storage, dynamic = None, None, (0, 0)
     rows = [*_PROGRAM_HEADER.iter_unpack(read(base + at, size * count))]
     for row in rows:
@@ -126,7 +127,7 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
             dynamic = address, memory_size
         elif kind == _PT_TLS:
             if alignment & (alignment - 1):
-                raise ElfError(ElfProblem.DAMAGED_HEADERS, f"PT_TLS has alignment {alignment}")
+                raise ElfError(ElfProblem.DAMAGED_HEADERS, f"invalid PT_TLS alignment {alignment}")
             storage = ThreadStorage(address, memory_size, max(alignment, 1))
     if bias is None or dynamic[1] > MAX_DYNAMIC_BYTES:
         detail = f"no segment at offset 0, or a dynamic section of {dynamic[1]} bytes"
@@ -181,7 +182,7 @@ def find_relocations(
         tables.append((elf.at(_DT_JMPREL), elf.dynamic.get(_DT_PLTRELSZ, 0)))
     for table, size in tables:
         if size > MAX_RELOCATION_BYTES:
-            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the relocations take {size} bytes")
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"too many relocations: {size} bytes")
         for done in range(0, size if table is not None else 0, _CHUNK_BYTES):
             rows = read((table or 0) + done, min(_CHUNK_BYTES, size - done))
             for needle in needles:

@@ -25,7 +25,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """Reads a file through its descriptor, which the caller closes. Nothing is cached."""
+    """Reads a file through its descriptor, which the caller closes. Caches nothing."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -40,7 +40,7 @@ class FileSource:
             raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
         if len(data) != size:
             raise ElfError(
-                ElfProblem.CHANGED, f"only {len(data)} of {size} bytes at offset {offset}"
+                ElfProblem.CHANGED, f"read {len(data)} of {size} bytes at offset {offset}"
             )
         return data
 
@@ -58,7 +58,7 @@ class FileSource:
                 part.release()
             if not count:
                 raise ElfError(
-                    ElfProblem.CHANGED, f"only {done} of {len(target)} bytes at offset {offset}"
+                    ElfProblem.CHANGED, f"read {done} of {len(target)} bytes at offset {offset}"
                 )
             done += count
 
@@ -83,4 +83,4 @@ class ImageSource:
 
 def _check_range(offset: int, size: int, end: int) -> None:
     if not 0 <= offset <= end or not 0 <= size <= end - offset:
-        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at offset {offset} of {end} bytes")
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset}, in a file of {end}")

@@ -1,4 +1,4 @@
-"""The interface of exporters, with the names and life cycle of OpenTelemetry's exporters."""
+"""The interface of exporters, which follows that of OpenTelemetry's exporters."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class ProfileExporter(abc.ABC):
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch like :meth:`export`, divided if the receiver requires smaller requests."""
+        """Send a batch like :meth:`export`, in parts if the receiver requires smaller requests."""
         return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:

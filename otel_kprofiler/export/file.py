@@ -39,7 +39,7 @@ class Rotation:
     Attributes:
         max_bytes: maximum size of the file in bytes. The file is rotated before a batch would
             exceed this size; 0 means no limit.
-        max_age_s: time in seconds after opening at which the file is rotated; 0 means never.
+        max_age_s: seconds after which an open file is rotated; 0 means never.
         max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
@@ -61,8 +61,6 @@ class FileExporter(ProfileExporter):
             is standard output.
         form: JSON lines, or length-prefixed protobuf messages.
         rotation: when to rotate the file; None for never. Only regular files are rotated.
-        attributes: how resource and scope attributes are written.
-        name: component id for logs and metrics.
         now: returns the Unix time in seconds.
 
     Raises:
@@ -108,7 +106,7 @@ class FileExporter(ProfileExporter):
         return self._path
 
     def _open(self, mode: int) -> None:
-        """Open the output file. A new file gets the permissions ``mode``."""
+        """Open the output file, with the permissions ``mode`` if it is new."""
         file = AppendedFile(self._path, mode=mode)
         self._opened = self._now()
         try:

@@ -84,8 +84,6 @@ class OtlpGrpcExporter(OtlpSender):
 
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
-        name: component id for logs and metrics.
-        signal: the OTLP signal to send.
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
@@ -228,7 +226,7 @@ def parse_limit(text: str) -> int:
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Returns the delay in a status's ``RetryInfo``, in seconds; None if there is none.
+    """Returns the delay in a status's ``RetryInfo``, in seconds; None without a ``RetryInfo``.
 
     A ``RetryInfo`` without a positive delay yields 0, because its presence allows a retry.
     """

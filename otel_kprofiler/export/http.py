@@ -50,7 +50,7 @@ _BROKEN: Final = (
 )
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Exceptions raised if a read or write times out. Reading a body raises urllib3's exception."""
+"""Exceptions raised if a read or write times out; urllib3's is raised while a body is read."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -59,10 +59,7 @@ class OtlpHttpExporter(OtlpSender):
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings, including
             ``form`` and ``exact``.
-        form: form of the requests.
         exact: whether to use ``endpoint`` unchanged, without the signal's path.
-        name: component id for logs and metrics.
-        signal: the OTLP signal to send.
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
@@ -130,7 +127,7 @@ class OtlpHttpExporter(OtlpSender):
         late = threading.Event()
         exchange = self._adapter.begin()
 
-        def abort() -> None:  # a later exchange may have begun
+        def abort() -> None:  # may run during a later exchange
             late.set()
             self._adapter.abort(exchange)
 

@@ -30,7 +30,7 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""Forms by the content types of responses: OTLP's types, and other names for the same formats."""
+"""The form that each content type denotes, including unofficial names of the types."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
@@ -53,7 +53,7 @@ def is_delivered(status: int) -> bool:
 
 
 def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
-    """Interprets an HTTP response. ``form`` is tried first for bodies of unknown content type."""
+    """Interprets an HTTP response, parsing a body of unknown content type as ``form`` first."""
     name = str(status)
     content, problem = _decode(headers, body)
     if is_delivered(status):
@@ -70,7 +70,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Returns the decoded body. Some servers use a content encoding without being asked."""
+    """Some servers use a content encoding without being asked."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body

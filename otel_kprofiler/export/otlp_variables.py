@@ -29,7 +29,7 @@ _PATH: Final = "v1development/profiles"
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """Returns the settings in the environment; raises ``ConfigError`` with all problems."""
+    """Returns the settings in ``environ``; raises ``ConfigError``, which lists all problems."""
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
@@ -97,7 +97,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
 def exporter_from_environment(
     address: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> OtlpSender:
-    """Create an OTLP exporter from the environment.
+    """Create an OTLP exporter from environment variables.
 
     ``address`` overrides the endpoint from the environment. It is ``grpc://host:port`` (plain
     text), ``grpcs://host:port`` (TLS), or an ``http://`` or ``https://`` address for OTLP over

@@ -49,9 +49,9 @@ class _Held(NamedTuple):
 
     Attributes:
         samples: number of samples that are neither exported nor lost yet, by kind.
-        batches: the batch, or its undelivered parts, if in memory; otherwise empty.
+        batches: the batch or its undelivered parts; empty if they are in the spool.
         lost: samples of the batch lost so far, by kind and cause.
-        carried: whether an earlier run left the batch.
+        carried: whether the batch is from an earlier run.
     """
 
     number: int
@@ -223,7 +223,7 @@ class ExportQueue:
         return self._storage_error
 
     def _adopt_carried(self) -> None:
-        """Queue the batches left by earlier runs once the spool is open."""
+        """Queue the batches that earlier runs left in the spool."""
         spool = self._spool
         if spool is None or not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
             return
@@ -336,7 +336,7 @@ class ExportQueue:
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that its oldest batches are settled.
 
-        ``left`` counts the samples of these batches that have been stored again, as parts. The
+        ``left`` counts the samples that remain in the spool as parts of these batches. The
         caller increments ``_settling`` when it removes the batches from the queue, so that the
         spool is not closed in between.
         """
@@ -403,7 +403,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome, and requeue undelivered parts. Return whether none are left."""
+        """Count a batch's outcome, requeue undelivered parts, and return whether there are none."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

@@ -33,7 +33,7 @@ _BLOCK_BYTES: Final = 4096
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """Size above which a spool starts a new segment, in bytes."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Maximum size of a segment that a spool writes, which may exceed the limit by one record."""
+"""Maximum size of a segment. The last record may exceed :data:`MAX_SEGMENT_BYTES`."""
 _EARLIEST_S: Final = 1_600_000_000
 """A Unix time in 2020. If the wall clock shows an earlier time, it has not been set."""
 
@@ -90,8 +90,8 @@ class Recovery:
         self._wall_s = time.time()
         self._closed = True
         self._is_whole = True  # whether the preceding segment is intact
-        self._aside_from: SampleCounts | None = None  # samples before the segments set aside
-        self._rest = SampleCounts()  # samples in later batches of the last batch's window
+        self._aside_from: SampleCounts | None = None  # samples that precede the segments set aside
+        self._rest = SampleCounts()  # samples that follow the last batch in its window
         self._appended = SampleCounts()  # samples appended up to the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()
@@ -137,7 +137,7 @@ class Recovery:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Note how many samples precede the first segment after those that are set aside."""
+        """Note how many samples precede ``opening``, the first record after segments set aside."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
@@ -185,7 +185,7 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record, and return its batch; None if the record has none."""
+        """Update the totals from a record. Return its batch; None if it is not a batch record."""
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")
@@ -209,14 +209,14 @@ class Recovery:
             os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
             self._warn(
-                "%s has the format %s of another version, and cannot be renamed: %s",
+                "%s was written by another version (format %s) and cannot be renamed: %s",
                 name,
                 version,
                 error,
             )
         else:
             self._warn(
-                "%s has the format %s of another version, which can send it; it is kept as %s",
+                "%s was written by another version (format %s), which can send it; kept as %s",
                 name, version, aside,
             )  # fmt: skip
 

@@ -48,7 +48,7 @@ class RequestSize:
             self.forget()
 
     def refuse(self, size: int, limit: int) -> int:
-        """Learn from a request that was rejected for its size.
+        """Lower the size limit after the receiver has rejected a request as too large.
 
         ``limit`` is the maximum request size that the receiver reported; 0 if it reported none.
         Returns the maximum size in bytes of the parts into which to divide the request.
@@ -62,10 +62,10 @@ class RequestSize:
         return aim
 
     def refuse_all(self) -> None:
-        """Learn from a batch whose parts were all rejected for their size.
+        """Note that the receiver has rejected all parts of a batch as too large.
 
         If samples of the previous batch were accepted, the rejection may concern only this batch.
-        Further rejections do not extend the minute in which batches are sent undivided.
+        Otherwise, batches are sent undivided for a minute, which further rejections do not extend.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

@@ -1,9 +1,8 @@
 """Retries exports to a receiver, with delays between attempts and a time limit.
 
 The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
-response", "Throttling"). Delays back off exponentially with jitter. Their settings have the names
-and arithmetic of the Collector's ``retry_on_failure``. A delay that the receiver requests is
-honored, up to five minutes.
+response", "Throttling"). Delays back off exponentially with jitter, with the settings of the
+Collector's ``retry_on_failure``. A delay that the receiver requests is honored, up to five minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads and writes spool segments: checksummed records after a magic number.
 
-A record consists of a CRC-32 of the rest of the record (4 bytes), the length of the body (4), the
+A record consists of the CRC-32 of all following fields (4 bytes), the length of the body (4), the
 kind (1) and the body. All integers are little-endian. The body of a batch consists of its number
 (8), the length of its head (4), the head and the payload. The head of a batch and the bodies of all
 other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples are counted by the name
@@ -33,7 +33,7 @@ _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Matches a possible header: the high byte of a length, and a kind; for totals, also a brace."""
+"""Matches part of a possible record header: the high byte of the length and the kind."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
 """Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size."""
@@ -83,7 +83,7 @@ class Totals:
     """Totals of samples over the spool's lifetime, as recorded in marks. They never decrease.
 
     Attributes:
-        settled: number of the last batch that needs no further delivery.
+        settled: number of the last batch that was delivered or lost.
         end_unix_ns: end of the last appended window, as Unix time.
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
@@ -165,7 +165,7 @@ def find_other_version(data: bytes) -> str:
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
     """Yields all intact records of a segment in order, skipping damage between them.
 
-    ``segment`` is the number in the segment's name, which is the lowest number of its batches.
+    ``segment`` is the number in the segment's file name, the lowest number of a batch in it.
     """
     at = len(MAGIC) if data.startswith(MAGIC) else 0
     budget = _MAX_CHECKED * len(data)

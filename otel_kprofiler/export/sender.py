@@ -52,10 +52,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
     profiles are rejected, or if the batch has one profile. The rejected part is never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
-    ``max_bytes`` is lowered to the size of the parts, and later batches are divided to that size
-    before sending. Once a minute, a larger request is tried. A single sample rejected for its size
-    is counted as ``too_large``. After two consecutive batches without an accepted sample, batches
-    are sent undivided for a minute.
+    ``max_bytes`` is lowered to the size of the parts, and later batches are divided into parts of
+    that size before sending. Once a minute, a larger request is tried. A single sample rejected for
+    its size is counted as ``too_large``. After two consecutive batches without an accepted sample,
+    batches are sent undivided for a minute.
 
     Args:
         endpoint: the receiver's address without credentials, for messages.
@@ -200,8 +200,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def send_once(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request once, without counting or logging it.
 
-        ``request`` is a request without samples, in this exporter's form. ``timeout_s`` is in
-        seconds. The time limit of an attempt also applies.
+        ``request`` is a request without samples, in this exporter's form. The time limit of an
+        attempt also applies.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))
@@ -235,7 +235,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Returns the message, with a fix or a problem with the client's TLS files, if any."""
+        """Adds a fix, or the problem with the client's TLS files, to the message if possible."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -260,8 +260,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def _warn_unreadable(self, problem: str) -> None:
         if problem:
             text = (
-                "accepts data, but whether it rejects parts of requests is unknown, because its "
-                f"response is unreadable ({problem})"
+                f"accepts data, but its response is unreadable ({problem}), so rejected samples "
+                "may go unnoticed"
             )
             self._note_once("unreadable", text)
 
@@ -272,7 +272,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def _track_outage(self, answer: Answer) -> None:
-        """Track whether the receiver is reachable. A non-retryable response proves that it is."""
+        """A non-retryable response proves that the receiver is reachable."""
         if answer.verdict is not Verdict.RETRY:
             self._failures, self._outage = 0, ""
             return
@@ -350,7 +350,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
-    Does not import the OpenTelemetry API. If nothing else has imported it, no spans are created.
+    Does not import the OpenTelemetry API: if no other code has imported it, no spans are created.
     """
     if "opentelemetry.context" not in sys.modules:
         yield

@@ -90,9 +90,8 @@ class Spool:
         damaged: number of samples of earlier runs that can no longer be read, by kind.
         earlier: number of samples of all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
-        unknown_since_unix_ns: 0 if the previous run closed the log. Otherwise, the run was killed,
-            and the number of samples that it took after this time is unknown; 1 if the time is
-            unknown, too.
+        unknown_since_unix_ns: if the previous run was killed, the time after which its number of
+            samples is unknown, or 1 if this time is unknown, too. 0 if the run closed the log.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Spool:
             return Stored(number, samples, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
-        """Read a batch. Raises ``OSError`` on failure, and ``ValueError`` if it is damaged."""
+        """Read a batch. Raises ``OSError`` on failure, and ``ValueError`` if data is damaged."""
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:
                 data = os.pread(self._fd, stored.size, stored.offset)
@@ -186,7 +185,7 @@ class Spool:
         """Record that a batch is delivered or lost, and delete segments that are no longer needed.
 
         Args:
-            number: number of the batch. All earlier batches are settled, too.
+            number: number of the batch. Also settles all earlier batches.
             samples: samples exported or lost since the last call, by kind.
             lost: how many of ``samples`` were lost, by kind and cause.
 
@@ -228,7 +227,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # If only the current segment exists, appending the next batch ends this segment.
+        # If this is the current segment, appending the next batch starts a new one.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -318,7 +317,6 @@ class Spool:
             self._sizes = dict.fromkeys(self._sizes, 0) | written
 
     def _restore_segment(self) -> None:
-        """Restore the removed current segment from its open descriptor."""
         directory, name = self._opened, name_segment(self._segment)
         unfinished = f"{name}.new"
         fd = directory.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -342,7 +340,7 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Numbers may be skipped but never reused: a segment's mark may still be needed.
+        # Segment numbers may be skipped but not reused: an old segment's mark may be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             name = name_segment(segment - 1)

@@ -31,7 +31,7 @@ _KINDS: Final = {
 """Colors of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
-"""Bin widths below one second, in milliseconds. Larger widths are whole seconds."""
+"""Bin widths below one second, in milliseconds. Wider bins are a whole number of seconds."""
 _ROW_BITS: Final = 32
 
 
@@ -237,7 +237,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor to multiply values by: the period if the kind has several, else 1."""
+        """Returns the factor for a profile's values: the period if the kind has several, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
@@ -301,10 +301,10 @@ def assemble(
     threads: Iterable[tuple[str, int, int]],
     samples: dict[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """Builds the tables of the page, and the columns that index them.
+    """Builds the page's data: tables of values, and columns of indices into the tables.
 
     Args:
-        kinds: sample kinds, each with all periods of its samples, in nanoseconds.
+        kinds: the sampling periods of each sample kind, in nanoseconds.
         frames: rows of the frame table, to which ``nodes`` refer by index.
         nodes: columns ``parent`` (-1 if there is none) and ``frame``.
         processes: name and pid of each process. The pid is None if unknown.

@@ -32,8 +32,7 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of the Gecko format, which Firefox itself writes. The reader also requires this version.
-"""
+"""Version of the format that Firefox itself writes, which Firefox Profiler also requires."""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
@@ -297,7 +296,6 @@ class _Writer:
         }
 
     def _ms(self, time_ns: int) -> float:
-        """Returns a Unix time as milliseconds since the start of the profile."""
         return (time_ns - self._start_ns) / _MS
 
 

@@ -173,7 +173,7 @@ def _lib(module: Module) -> dict[str, Any]:
 
 
 def _breakpad_id(build_id: str) -> str:
-    """Returns the id for symbol servers, a GUID and an age; empty for non-hexadecimal build ids."""
+    """Returns the id for symbol servers (a GUID and an age); empty if ``build_id`` is not hex."""
     if not _HEX.fullmatch(build_id):
         return ""
     raw = bytes.fromhex(build_id[:_GUID_HEX].ljust(_GUID_HEX, "0"))

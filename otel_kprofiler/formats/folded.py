@@ -46,5 +46,5 @@ def fold_frame(entry: Entry) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Replaces the format's separators, and escapes unprintable characters, in a name."""
+    """Replaces separators of the format in a name, and escapes unprintable characters."""
     return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

@@ -32,12 +32,12 @@ _USER_CEILING: Final = 1 << 63
 def pprof(windows: Iterable[Window]) -> bytes:
     """Returns all windows as one profile, gzipped.
 
-    Values are the number of samples, then the measure of each kind: CPU time for a kind with a
-    period, otherwise the sum of the kind's values. By default, pprof shows CPU time. Labels hold
-    process, pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof
-    drops a numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved
-    native frames have an address and a mapping, but no function. Unresolved Python frames have a
-    function with a name in brackets.
+    The values are the number of samples, and one value per kind: CPU time if the kind has a period,
+    otherwise the sum of the kind's values. By default, pprof shows CPU time. Labels hold process,
+    pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof drops a
+    numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
+    frames have an address and a mapping, but no function. Unresolved Python frames have a function
+    with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(

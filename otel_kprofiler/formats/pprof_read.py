@@ -217,7 +217,7 @@ def _is_python(line: Line) -> bool:
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first. Moves frames that the kernel called to the kernel side."""
+    """Returns frames, leaf first, with all callees of kernel frames on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
@@ -228,7 +228,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _kernel_module(module: Module) -> Module:
-    """Returns the module as a kernel module, whose addresses are relative to its start."""
+    """Converts a module to a kernel module whose base is the start of the module."""
     kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
     base = module.ranges[0].start if module.ranges else 0
     return replace(module, kind=kind, base=base)

@@ -20,8 +20,8 @@ class Row(NamedTuple):
     """A row of the table: a function and its samples.
 
     Attributes:
-        function: name, or ``fun_`` and an address; other unresolved frames of a module share a row
-            named after the reason.
+        function: name; ``fun_`` and an address; or the reason why frames of the module have no
+            name.
         module: name of the function's module, or the side of the stack if the module is unknown.
         self_count: sum of the values of samples taken in the function.
         total_count: sum of the values of samples with the function anywhere in their stack; a
@@ -60,8 +60,8 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
     Long names are shortened in the middle. Numbers are never shortened. Each sample kind gets a
-    separate table. ``width`` is at least 40. ``limit`` is the maximum number of functions; None for
-    all.
+    separate table. ``width`` must be at least 40. ``limit`` is the maximum number of functions;
+    None for all.
     """
     by_kind: dict[ProfileKind, list[Profile]] = {}
     for window in windows:

@@ -23,7 +23,7 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""The order of groups. Threads that are most likely to hold up other threads come first."""
+"""Order of thread states. Threads that are most likely to hold up other threads come first."""
 
 
 class _Group(NamedTuple):
@@ -44,8 +44,9 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
     """Returns the threads of each process as text, grouped by state and stack.
 
     Stacks are shown leaf first. Running threads come first, then threads that wait for a CPU,
-    threads in uninterruptible sleep, other threads, and finally threads without work. Among similar
-    groups, the largest comes first. ``width`` is the terminal's width; None for no limit.
+    threads in uninterruptible sleep, other threads, and finally threads without work. Groups of the
+    same rank are sorted by size, largest first. ``width`` is the terminal's width; None for no
+    limit.
     """
     lines: list[str] = []
     for process in processes:
@@ -85,7 +86,7 @@ def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float
 
 
 def dump_folded(processes: Iterable[ProcessState]) -> str:
-    """Returns lines ``process;outermost;…;leaf;[state or cause] count``, which count threads."""
+    """Returns lines ``process;outermost;…;leaf;[state or cause] count``, with counts of threads."""
     counts: Counter[str] = Counter()
     for process in processes:
         for thread in process.threads:

@@ -16,7 +16,7 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample, its weight, and the root of its kind, which is empty if there is only one kind."""
+    """A sample and its weight. ``root`` names the kind; empty if all samples are of one kind."""
 
     root: str
     resource: Resource
@@ -28,8 +28,8 @@ class Weights:
     """The weights of the samples in some windows.
 
     If there is a single kind of sample, the weights are the samples' values. If there are several
-    kinds, weights are measures such as time, and each kind has a root. ``unit`` is ``samples`` if
-    the weights are counts, and empty for mixed units.
+    kinds, the weights are measures such as time, and ``root`` names the kind. ``unit`` is empty if
+    the weights have different units.
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:

@@ -107,7 +107,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parses a cgroup's path; never raises. Finds no units outside our namespace (``/../…``)."""
+    """Parses a cgroup's path; never raises. Ignores units outside our namespace (``/../…``)."""
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)
     above = parts[: at + 1]

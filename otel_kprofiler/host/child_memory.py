@@ -58,15 +58,14 @@ class MemoryGrant(NamedTuple):
 
     Attributes:
         count_bytes: limit on heap and private writable mappings (``RLIMIT_DATA``).
-        cgroup: the cgroup whose limit determined the grant; None if the grant is the requested
-            size.
+        cgroup: the cgroup whose limit determined the grant; None if the full request was granted.
     """
 
     count_bytes: int
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Describes the limit and how to raise it. Without a limit from a cgroup, adds ``fix``."""
+        """Describes the limit and how to raise it; with ``fix`` if no cgroup limits the child."""
         limit = f"the limit of {self.count_bytes // _MIB} MiB"
         if self.cgroup is None:
             return f"{limit}; {fix}"
@@ -114,7 +113,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the least memory left in our cgroup or any ancestor; None if none has a limit."""
+    """Returns the least memory left in our cgroup or any ancestor; None if there is no limit."""
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
         mounts = files.read_bytes("/proc/self/mountinfo")

@@ -50,8 +50,8 @@ def doctor(
 
     ``loaders`` maps the libraries that can load BPF programs, best first, to whether each is
     installed. One library is enough. ``try_sampler`` runs the real sampler briefly and describes
-    the result; it raises ``KProfilerError`` or ``OSError`` on failure. Skips the check for an
-    argument that is None.
+    the result; it raises ``KProfilerError`` or ``OSError`` on failure. If an argument is None, its
+    check is skipped.
 
     Returns:
         Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
@@ -105,7 +105,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 
 
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
-    """Check perf_event_paranoid. Above 2, Debian's kernels require CAP_SYS_ADMIN."""
+    """If perf_event_paranoid exceeds 2, Debian's kernels require CAP_SYS_ADMIN."""
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)
     required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
@@ -117,7 +117,6 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
 
 
 def _kept(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
-    """List the capabilities that the agent keeps while it samples."""
     if is_in_user_namespace(files):
         return
     gone = set(capabilities.missing(PURPOSES))
@@ -263,7 +262,7 @@ def _sample_rate(files: HostFiles) -> Finding:
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
-    """Check the limit on file descriptors. Each perf event, BPF map and open file uses one."""
+    """Each perf event, BPF map and open file uses a descriptor."""
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")

@@ -16,8 +16,8 @@ EventT = TypeVar("EventT")
 class CpuChanges(NamedTuple):
     """The CPUs whose events :meth:`EventPerCpu.update` opened or closed.
 
-    ``refused`` contains errors from opening events, by CPU. After an error, a CPU is not reported
-    again until its event has been opened.
+    ``refused`` contains errors from opening events, by CPU. If opening keeps failing on a CPU, only
+    the first error is reported.
     """
 
     opened: list[int]
@@ -26,7 +26,7 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """An event on each online CPU of ``cpus`` (empty: all), for use by a single thread.
+    """An event on each online CPU of ``cpus`` (empty: all); not thread-safe.
 
     If a CPU goes offline, its event stays dead even after the CPU comes back online.
     """

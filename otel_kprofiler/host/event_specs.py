@@ -79,7 +79,7 @@ class EventSpec(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the kind of the event's samples, whose values are numbers of events."""
+        """Returns the kind of the event's samples. A sample's value is a number of events."""
         name = self.name.replace("-", "_")
         return ProfileKind(name, name, "count")
 
@@ -96,7 +96,7 @@ class EventSpec(NamedTuple):
 
 
 class EventState(NamedTuple):
-    """An event and what it counts; ``problem`` is None if this process can open the event."""
+    """An event. ``problem`` explains why this process cannot open the event; None if it can."""
 
     name: str
     meaning: str

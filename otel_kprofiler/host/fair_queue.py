@@ -11,7 +11,7 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
-"""Fixed cost of a turn, in nanoseconds. Makes owners alternate even if turns take no CPU time."""
+"""Fixed cost of a turn, in nanoseconds, so that owners alternate even if turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
 """Time after a turn, in nanoseconds, during which the turn's owner may not use the reserve."""
 RESERVE: Final = 0.2
@@ -48,8 +48,8 @@ class FairQueue(Generic[T]):
     one that has waited longest is next.
 
     All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is a
-    reserve for owners that had no turn in the last minute. These owners need not wait until the
-    rest of the share has recovered from another owner's expensive work.
+    reserve for owners that had no turn in the last minute. These owners need not wait while the
+    remaining share pays for another owner's expensive work.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class FairQueue(Generic[T]):
             del self._sizes[group]
 
     def clear(self) -> list[T]:
-        """Remove and return all work."""
+        """Remove and return all waiting work."""
         items = [item for queue in self._waiting.values() for item in queue]
         self._waiting.clear()
         self._sizes.clear()
@@ -199,11 +199,11 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Costs by key. A key with new work starts at the cost of the key that had the last turn."""
+    """Costs by key. A key with new work starts at the cost of the last key that had a turn."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost that the key with the last turn had prior to that turn
+        self._level = 0  # cost of the last key at the start of its turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

@@ -32,7 +32,7 @@ class FilePlaces:
         self._being_read: set[str] = set()
 
     def add(self, path: str) -> None:
-        """Record that a file was found in a directory."""
+        """Remember the directory of a mapped file."""
         directory = os.path.dirname(path)
         with self._lock:
             self._listings[directory] = self._listings.pop(directory, _Listing(-1, {}))

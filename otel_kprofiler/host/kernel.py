@@ -45,7 +45,10 @@ def parse_release(text: str) -> KernelRelease:
 
 
 def read_release(files: HostFiles) -> KernelRelease:
-    """Read the version of the running kernel. Raises ``OSError`` or ``ValueError``."""
+    """Read the version of the running kernel.
+
+    Raises ``OSError`` if the version is unreadable, and ``ValueError`` if it is malformed.
+    """
     return parse_release(files.read_bytes("/proc/sys/kernel/osrelease").decode())
 
 
@@ -90,7 +93,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether any address is nonzero. Per-CPU symbols may have address 0."""
+    """Returns whether ``/proc/kallsyms`` shows any address. Per-CPU symbols may be at 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

@@ -16,7 +16,8 @@ from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_me
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
 DONE: Final = b"\x04"
-"""Last byte on standard error of a child that succeeds (EOT). Some scripts hard-code it."""
+"""Last byte (EOT) on standard error of a child that succeeds. Some scripts do not import this
+module, but contain the same value."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
 """Return codes after a failed allocation (SIGABRT), or a kill by the OOM killer (SIGKILL)."""

@@ -64,7 +64,6 @@ class FileRequest(NamedTuple):
     Attributes:
         file_offset: offset in the file of the byte mapped at ``start``.
         tgid: id of a process that has mapped the file.
-        tid: id of the sampled thread.
         size: size of the file in bytes; 0 if unknown.
         modified: time of the last write, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if
             unknown.
@@ -93,7 +92,7 @@ class ReferableFiles(HostFiles, Protocol):
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Raises ``OSError`` for other files, since opening them might block or have side effects. The
+    Raises ``OSError`` for other files, because opening them might block or have side effects. The
     path and its links are resolved within ``root``, such as ``/proc/PID/root``.
     """
     reference = files.open_reference_in(root, path) if root else files.open_reference(path)
@@ -156,7 +155,7 @@ def open_mapped(
     known_path: str = "",
     find_places: Callable[[int], Iterable[str]] | None = None,
 ) -> OpenedFile:
-    """Open the file of a request.
+    """Open the requested file.
 
     Falls back to ``known_path``, where the file was last opened. If that file is gone, too, and the
     request has the file's size and modification time, tries the paths that ``find_places`` yields
@@ -206,7 +205,7 @@ def _problem_of(error: OSError) -> FileProblem:
 
 
 def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
-    """Open the file at a path. Raises ``OSError``, or ``MappedFileError`` if the file differs."""
+    """Raises ``OSError``, or ``MappedFileError`` if the file is not the requested one."""
     reference = files.open_reference(way.opened)
     try:
         status = os.fstat(reference)
@@ -245,7 +244,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(_DELETED)
     except OSError:
-        yield wanted, ""  # opening this entry reports the same error
+        yield wanted, ""  # opening this entry will raise the same error
         with suppress(OSError):
             mapped = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)
@@ -258,7 +257,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
     """Returns whether a file is the requested one.
 
-    Inode, size, modification time and device must match, since inode numbers are reused
+    Inode, size, modification time and device must match, because inode numbers are reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
     the inode's device. The device is then ignored if the request has a size, or if the file was
     opened through ``map_files`` (``mapped``).

@@ -55,7 +55,8 @@ class MemoryMapping(NamedTuple):
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 if there is no
             file.
         inode: inode number of the file; 0 if there is no file.
-        path: path without `` (deleted)``. Without a file, a name such as ``[heap]``, or empty.
+        path: path of the file, without `` (deleted)``. If there is no file, a name such as
+            ``[heap]``, or empty.
         deleted: whether no directory has an entry for the file.
     """
 
@@ -96,7 +97,7 @@ def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMa
 
 
 def read_maps(files: HostFiles, pid: int | str) -> bytes:
-    """Read the text of a process's maps, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
+    """Read ``/proc/PID/maps``, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
     fd = files.open_fd(f"/proc/{pid}/maps")
     try:
         return _read_text(fd)
@@ -131,7 +132,7 @@ class ProcessMaps:
         self._buffers = ctypes.addressof(self._path), ctypes.addressof(self._build_id)
 
     def find(self, address: int) -> FoundMapping | None:
-        """Find the current mapping at an address; None if there is none. Raises ``OSError``.
+        """Find the current mapping at an address; None if nothing is mapped. Raises ``OSError``.
 
         If anonymous executable memory exactly fills a hole in the mappings of a file, the process
         has moved the file's text into this memory. Such memory is returned as a mapping of the

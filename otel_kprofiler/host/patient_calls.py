@@ -1,8 +1,8 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, and
-must not block the reading of other files. A thread that is in the same storage wait at two checks
-:data:`PATIENCE_S` apart is abandoned. No other thread then reads from the same device.
+must not block the reading of other files. A thread is abandoned if a single wait for storage
+exceeds :data:`PATIENCE_S`. No other thread then reads from the same device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATIENCE_S: Final = 1.0
 """Limit on a single storage wait, in seconds. Afterwards, callers continue without the data."""
 MAX_LEFT: Final = 32
 """Limit on the number of abandoned threads at a time. When the limit is reached, callers wait."""
-_FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
+_FUSE_WAIT: Final = "request_wait_answer"  # waits interruptibly at first (fs/fuse/dev.c)
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class PatientCalls:
     def call(
         self, device: Hashable, job: Job, find_hanging: Callable[[], Hashable] | None = None
     ) -> bool:
-        """Call a function in another thread (after :meth:`stop`, in this thread), and wait for it.
+        """Call ``job`` in another thread (after :meth:`stop`, in this thread), and wait for it.
 
         ``job`` reads a file on ``device``, and handles its own errors. If ``job`` does not return,
         ``find_hanging`` identifies the device that hangs. This is needed if ``job`` also reads
         files on other devices.
 
-        Returns True if the call has returned. Otherwise, the device hangs, and the call will
-        return, or start, once the device responds.
+        Returns True if the call has returned, and False if the device hangs. In that case, the call
+        will start or return once the device responds.
         """
         with self._lock:
             if device in self._left:
@@ -113,14 +113,14 @@ class PatientCalls:
     def _leave(self, device: Hashable, reader: _Reader, done: threading.Event) -> bool:
         """Abandon a thread unless its call has returned, and return whether it is abandoned.
 
-        Once :data:`MAX_LEFT` threads are abandoned, abandons no more threads until :meth:`stop`.
+        At most :data:`MAX_LEFT` threads are abandoned at a time, unless :meth:`stop` was called.
         """
         with self._lock:
             if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
             if device not in self._left:
                 self._left[device] = reader
-            # If several threads hang on a device, only the first gets the later calls.
+            # If several threads hang on a device, later calls are queued only on the first.
             reader.on_free = lambda: self._forget(device, reader)
             return True
 
@@ -184,7 +184,7 @@ def _call(job: Job) -> None:
 
 
 def find_storage_wait(directory: str) -> int | None:
-    """Returns a number that identifies a thread's current storage wait; None if it has none."""
+    """Returns a number that identifies a thread's current wait for storage; None if not waiting."""
     task = Path(directory)
     with suppress(OSError):
         status = (task / "status").read_text()

@@ -24,9 +24,9 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child that is in the same storage wait at two checks, ``patience_s`` apart, is killed. No
-    other child may then read from the same device until ``retry_s`` have passed and the killed
-    child has exited. A child that merely takes too long does not block its device.
+    A child is killed if a single wait for storage exceeds ``patience_s``. No other child may then
+    read from the same device until ``retry_s`` have passed and the killed child has exited. A child
+    that merely takes too long does not block its device.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:

@@ -54,7 +54,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities that other threads keep, by the prefix of the thread's name; the rest keep none."""
+"""Capabilities of other threads, by prefix of the thread's name. Unlisted threads keep none."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -83,9 +83,8 @@ class Privileges:
     def reduce_this_thread(self) -> tuple[str, ...]:
         """Drop the capabilities that the sampling thread does not need, or all if ``drop_all``.
 
-        If ``drop_all``, returns the dropped capabilities whose features are lost
-        (:data:`PURPOSES`). Raises ``OSError`` if the kernel refuses, which no kernel is expected to
-        do.
+        If ``drop_all``, returns those dropped capabilities that a feature needs (:data:`PURPOSES`).
+        Raises ``OSError`` if the kernel refuses.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)

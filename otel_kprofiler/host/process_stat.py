@@ -59,10 +59,10 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
 
 
 def read_owner(files: HostFiles, pid: int) -> int | None:
-    """Read the effective user id of a process; None if it does not exist.
+    """Read the effective user id of a process; None if there is no such process.
 
-    ``/proc/PID`` belongs to the process's user even if its files belong to root, as they do for
-    processes that are not dumpable (task_dump_owner() in fs/proc/base.c).
+    ``/proc/PID`` belongs to the process's user, although the files in it belong to root if the
+    process is not dumpable (task_dump_owner() in fs/proc/base.c).
     """
     try:
         fd = files.open_fd(f"/proc/{pid}")
@@ -75,6 +75,6 @@ def read_owner(files: HostFiles, pid: int) -> int | None:
 
 
 def read_start_ticks(files: HostFiles, pid: int | str) -> int | None:
-    """Read the start time of a process in ticks; None if it does not exist."""
+    """Read the start time of a process in ticks; None if there is no such process."""
     stat = read_stat(files, pid)
     return stat.start_ticks if stat else None

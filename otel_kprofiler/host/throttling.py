@@ -2,9 +2,9 @@
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
 The kernel stops the event when the count reaches ``perf_event_max_sample_rate`` per tick, rounded
-up. The next tick restarts the event with a full period. If the limit is one sample per tick, some
-kernels, such as 6.18, stop the event after each sample, so that every sample is taken one period
-after a tick.
+up. The next tick restarts the event with a full period. With a limit of one sample per tick, some
+kernels, such as 6.18, stop the event after each sample. Every sample is then taken one period after
+a tick.
 """
 
 from __future__ import annotations

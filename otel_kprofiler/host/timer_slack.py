@@ -17,7 +17,7 @@ _PR_GET_TIMERSLACK: Final = 30
 
 @contextmanager
 def coarse_timers() -> Iterator[None]:
-    """Give coarse timers to all threads that this thread and its new threads start in this context.
+    """Give coarse timers to threads started in this context by this thread or its descendants.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads at once. The slack of this

@@ -19,7 +19,7 @@ MAX_PERIOD: Final = 1 << 62
 
 
 class ValueSource(NamedTuple):
-    """Location of an event's value, a number of bytes, in the arguments of its tracepoint.
+    """The tracepoint argument, or struct member, that contains an event's value in bytes.
 
     Attributes:
         type: type of the argument: the struct to which it points, a typedef or an integer type.
@@ -52,7 +52,7 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""Tracepoints whose events have values (include/trace/events of Linux 5.10 to 6.18)."""
+"""The sources of values, by tracepoint (include/trace/events of Linux 5.10 to 6.18)."""
 
 
 class TracepointSpec(NamedTuple):

@@ -1,7 +1,7 @@
 """Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
 
-pyroute2 opens the socket. Its reader is not used, because it drops the sender's address and the raw
-datagram, and stops reading after ``ENOBUFS``.
+pyroute2 only opens the socket. Its reader would drop the sender's address and the raw datagram, and
+stop after ``ENOBUFS``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Uevents:
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """Returns pending datagrams; never blocks. Raises ``OSError`` once if any were lost."""
+        """Returns pending datagrams; never blocks. Raises ``OSError`` once after a loss."""
         datagrams: list[bytes] = []
         while True:
             try:

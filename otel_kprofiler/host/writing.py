@@ -24,7 +24,7 @@ from otel_kprofiler.host.links import (
 )
 
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""Errors from file systems without ``O_TMPFILE`` (open(2)); EISDIR before kernel 3.11."""
+"""Errors from file systems without ``O_TMPFILE`` (open(2))."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors from file systems without hard links, such as vfat."""
 _NO_FILE: Final = "it is not a regular file"
@@ -133,7 +133,7 @@ class NewFile:
         return f".{self._name[:200]}.{secrets.token_hex(8)}"
 
     def _link(self, name: str) -> None:
-        """Link the file to an unused name. Unlike a rename, a link never replaces a file."""
+        """Unlike a rename, a link never replaces a file."""
         # Linking through /proc needs no capability, unlike AT_EMPTY_PATH.
         source = self._temporary or f"/proc/self/fd/{self.fd}"
         try:
@@ -291,7 +291,7 @@ class PrivateDirectory:
             return False
 
     def holds(self, name: str, fd: int) -> bool:
-        """Returns whether a name in the directory still leads to a descriptor's file."""
+        """Returns whether ``name`` in the directory is still the file opened as ``fd``."""
         try:
             there = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except OSError:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class LossCause(enum.Enum):
-    """Reason why a sample did not reach a receiver (closed list)."""
+    """Reason why a sample did not reach a receiver."""
 
     RING_FULL = "ring_full"
     """The ring buffer between kernel and user space was full."""
@@ -191,9 +191,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
-        ``sampled`` has the account of each kind up to the last closed window. ``exporters``
-        replaces the exporters in these accounts, and may cover additional kinds. ``earlier`` has
-        the number of samples from earlier runs, by kind.
+        ``sampled`` has the account of each kind up to the last closed window. The accounts get the
+        given ``exporters``, which may have samples of additional kinds. ``earlier`` has the number
+        of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:

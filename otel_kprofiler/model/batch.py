@@ -20,7 +20,7 @@ class AttributeForm(enum.Enum):
     """How keys and string values of resource and scope attributes are written."""
 
     INLINE = "inline"
-    """Inline, which every receiver can read."""
+    """As text, which every receiver can read."""
     REFERENCES = "references"
     """Indices into the string table: smaller, but most receivers see empty keys."""
 

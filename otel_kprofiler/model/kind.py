@@ -54,12 +54,12 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic on-CPU samples; each counts as 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled off-CPU waits. Each counts as the time that it represents, as in
+"""Sampled off-CPU waits. A sample's value is the time that it represents, as in
 opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for the kernel's locks. Each counts as the time that it represents. This is an
+"""Sampled waits for the kernel's locks. A sample's value is the time that it represents. This is an
 event kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
-"""Kinds that every sampler has, in the order of a window's profiles. Event kinds follow."""
+"""Kinds that every sampler has. In a window, these kinds come first, in this order."""

@@ -1,4 +1,4 @@
-"""The type, holder and totals of waits for kernel locks."""
+"""Waits for kernel locks: lock types, lock holders and totals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Lock type in totals for waits whose start or end was not seen. Their time counts as 0."""
+"""Replaces the lock type of waits whose start or end was not seen. Such waits have time 0."""
 
 
 def name_lock(flags: int) -> str:

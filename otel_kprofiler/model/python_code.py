@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 _OBJECT_BYTES: Final = 512
-"""Size of a description without its strings: objects and dictionary entries, in bytes."""
+"""Size, in bytes, of a description's objects and dictionary entries, without its strings."""
 
 
 class PythonCode(NamedTuple):
-    """A code object as it was at its first sample. Strings are raw bytes from the process's memory.
+    """A code object, as read when it was first sampled.
 
     Attributes:
         id: code id in samples; unique within a recording.
@@ -94,7 +94,7 @@ class KnownCodes:
         return self._codes.get(code_id)
 
     def add(self, code: PythonCode) -> None:
-        """Add a description. It is dropped at once if it alone exceeds the limit."""
+        """Add a description. A description that alone exceeds the limit is dropped at once."""
         with self._lock:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)

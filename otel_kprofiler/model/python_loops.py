@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of files. Loops in later files appear as native frames beside Python frames."""
+"""Maximum number of interpreter files. In any further file, the loop appears as native frames."""
 
 
 class KnownLoops:
@@ -29,7 +29,7 @@ class KnownLoops:
             self._version += 1
 
     def has(self, build_id: BuildId | None, address: int) -> bool:
-        """Returns whether an SVMA of a file is in the file's loop."""
+        """Returns whether an address (SVMA) is in a file's evaluation loop."""
         if build_id is not None:
             return any(address in part for part in self._loops.get(build_id, ()))
         return False

@@ -35,7 +35,7 @@ class PythonEnd(enum.IntEnum):
     COMPLETE = 0
     FRAME_LIMIT = 1
     UNREADABLE = 2
-    """Memory is not resident or is inconsistent. The frames up to that point are correct."""
+    """The next frame's memory is not resident or is inconsistent."""
 
 
 _STATUSES: Final = {
@@ -67,7 +67,7 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A decoded Python stack, leaf first. ``tag`` is the number that identifies its process."""
+    """A decoded Python stack, leaf first. ``tag`` identifies the stack's process."""
 
     end: PythonEnd
     tag: int
@@ -96,7 +96,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index of the word after each frame that was entered from C code."""
+    """Returns, for each frame that was entered from C code, its index plus one."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

@@ -72,9 +72,9 @@ class RawSample(NamedTuple):
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. It has a
-            byte for the kind and a byte for the trace flags, and then either the attributes as the
-            process encoded them (OTEP 4947) or a goroutine's labels.
+        context: the thread context in which ``link`` was current; empty without a context. The
+            context consists of a byte for its kind, a byte for the trace flags, and either
+            attributes as encoded by the process (OTEP 4947) or a goroutine's labels.
     """
 
     kind: ProfileKind

@@ -51,9 +51,9 @@ class RangeSource(enum.Enum):
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
     SYMBOLS = "symbols"
-    """/proc/modules for the base and the module's text symbols for the extent."""
+    """The base is from /proc/modules, and the extent from the module's text symbols."""
     KERNEL = "kernel"
-    """``_text`` … ``_etext`` of the kernel itself, or a length that the kernel reported."""
+    """``_text`` to ``_etext`` for vmlinux; for other code, the length that the kernel reported."""
 
 
 class AddressRange(NamedTuple):
@@ -182,7 +182,7 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""The process's native code. In decoded profiles, frames of other types get separate sides."""
+"""Native code of a process. In decoded profiles, each further frame type has its own side."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
@@ -220,11 +220,11 @@ class Frame(NamedTuple):
         offset: distance in bytes from the start of the physical function; 0 if its bounds are
             unknown. A function without a name may have known bounds (``NO_NAME``).
         unresolved: why ``lines`` is empty; None if resolved.
-        builtin: modules that would contain the code if it were not built into ``vmlinux``; several
-            if they share an object file, none for most code.
-        found_by: method by which the frame was found, if it is not conclusive: ``frame_pointer`` (a
-            callee may be missing), ``guess``, ``disassembly``, or ``moved_text`` (the file is
-            inferred, because the memory fills a hole between two mappings of the file).
+        builtin: names of the built-in modules that contain the code; several if they share an
+            object file.
+        found_by: how the frame was found, if the method is not conclusive: ``frame_pointer`` (the
+            frame's callee may be missing), ``guess``, ``disassembly``, or ``moved_text`` (the file
+            is inferred, because the memory fills a hole between two mappings of the file).
     """
 
     module: Module | None
@@ -238,7 +238,7 @@ class Frame(NamedTuple):
 
     @property
     def function(self) -> str:
-        """Returns the name of the physical function, empty if unresolved."""
+        """Returns the name of the physical function; empty if unresolved."""
         return self.lines[-1].function if self.lines else ""
 
 
@@ -275,7 +275,7 @@ class Side(NamedTuple):
         frames: frames of the side, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
         is_provisional: whether the side may be resolved further when the window closes.
-        entries: for a Python side, the index after each frame that was entered from C code.
+        entries: for a Python side, the index plus one of each frame that was entered from C code.
     """
 
     kind: SideKind
@@ -302,9 +302,9 @@ class Stack:
     ) -> Stack:
         """Build a stack from frames, leaf first.
 
-        ``statuses`` has outcomes by side. A side without frames is added only if ``statuses`` lists
-        it; if truncated, it is added at the root. If a side has several runs of frames, the last
-        run gets the status.
+        ``statuses`` has the status of each incomplete side. A side without frames is added only if
+        ``statuses`` lists it; a truncated side is added at the root. If a side has several runs of
+        frames, the last run gets the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

@@ -45,8 +45,8 @@ class FileDetails(NamedTuple):
     def name(self) -> str:
         """Returns the last part of the path, marked if the file was deleted.
 
-        A file from memfd_create(2) never had a directory entry. It keeps the name that the kernel
-        gives it, ``memfd:NAME``, without a mark.
+        A file from memfd_create(2) never had a directory entry. Such a file keeps the name that the
+        kernel gives it, ``memfd:NAME``, without a mark.
         """
         name = os.path.basename(self.path) or self.path
         is_held = name.startswith(_MEMFD) and self.path == f"/{name}"
@@ -77,7 +77,7 @@ class KnownFiles:
     """Keeps details of files; evicts the oldest first. Lookups are thread-safe and lock-free.
 
     ``most`` is the maximum number of files. ``on_opened`` is called with each opened file, before
-    the file's details are added; it must not wait.
+    the file's details are added, and must not block.
     """
 
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:

@@ -43,7 +43,7 @@ class StackEnd(enum.IntEnum):
     NO_RULE = 4
     """The code has neither an unwind table nor a frame pointer."""
     UNREADABLE = 5
-    """Memory is not resident."""
+    """The stack memory to read is not resident."""
     UNSUPPORTED = 6
     """An unwind rule is not supported by the BPF program."""
     NOT_EXECUTABLE = 7
@@ -81,7 +81,7 @@ class FrameSource(enum.IntEnum):
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found by frame pointer. The return address follows a call. A callee may be missing."""
+    """Found by frame pointer. The return address follows a call. The callee may be missing."""
     GUESS = 3
     """Caller of a leaf without an unwind entry. The address on top of the stack follows a call."""
     SIGNAL = 4
@@ -210,10 +210,10 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Words have the same meaning in all stacks with equal mappings. Layout of a word from the lowest
-    bit: :data:`ADDRESS_BITS` of address, four bits of mapping index (:data:`NO_MAPPING` for none),
-    and four of source, including the flag :data:`IN_MOVED_TEXT`. Raises ``ValueError`` if the stack
-    is damaged.
+    Words have the same meaning in all stacks with equal mappings. From the lowest bit, a word has
+    :data:`ADDRESS_BITS` bits of address, four bits of mapping index (:data:`NO_MAPPING` for none),
+    and four bits of source, which include the flag :data:`IN_MOVED_TEXT`. Raises ``ValueError`` if
+    the stack is damaged.
     """
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")

@@ -18,7 +18,7 @@ from otel_kprofiler.model.wait_pool import is_idle_in_pool
 
 
 class WaitCause(enum.Enum):
-    """The cause of a wait. Reports and receivers show the value."""
+    """The cause of a wait. The value appears in reports and in exported profiles."""
 
     RUN_QUEUE = "run_queue"
     """Runnable, but other threads occupy the CPU."""
@@ -123,8 +123,8 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Functions that imply a cause if the thread waits in them or their callees. If several of them are
-on the stack, the innermost decides."""
+"""Functions that imply a cause if the thread waits in them or their callees. If the stack has
+several of these functions, the innermost decides."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -240,10 +240,11 @@ def find_stack_cause(
 
 
 def _takes_gil(stack: Stack) -> bool:
-    """Returns whether an unnamed function waiting on a condition variable is ``take_gil()``.
+    """Returns whether a thread waits in a ``take_gil()`` whose name was stripped.
 
-    ``take_gil()`` is in the interpreter's file. Its caller is a function in :data:`GIL_TAKERS`, or
-    the evaluation loop, for which the stack has Python frames.
+    Recognizes ``take_gil()`` as an unnamed function in the interpreter's file that waits on a
+    condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the
+    evaluation loop, for which the stack has Python frames.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

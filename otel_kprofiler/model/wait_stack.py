@@ -19,7 +19,7 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_CAPTURED: Final = StackStatus(-errno.ESRCH)
-"""The side was collected neither when the wait began nor while the thread was off the CPU."""
+"""This side of the stack was not collected, neither when the wait began nor during the wait."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"
@@ -31,7 +31,7 @@ class WaitStacks:
     The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
     off-CPU thread lacks these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits
-    them. After the removal, both stacks are equal, and equal stacks are the same object.
+    them. After the removal, the two stacks of a wait are the same object.
 
     ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without them, only
     ``__schedule`` and ``schedule`` are recognized, by name.

@@ -24,11 +24,11 @@ MAX_VIOLATIONS: Final = 10_000
 """Maximum number of violations per file, at which checking stops."""
 
 FORM_RULES: Final = {
-    PARSABLE: "A file has complete OTLP profiles laid out as in opentelemetry-proto 1.43 or later",
-    "json-names": "JSON keys are the lowerCamelCase names of the messages' fields",
-    "json-long-strings": "64-bit integers are strings in JSON",
-    "json-int-numbers": "32-bit integers are numbers in JSON",
-    "json-hex-ids": "Trace, span and profile ids are hexadecimal strings in JSON",
+    PARSABLE: "A file must have complete profiles laid out as in opentelemetry-proto 1.43 or later",
+    "json-names": "JSON keys must be the lowerCamelCase names of the messages' fields",
+    "json-long-strings": "64-bit integers must be strings in JSON",
+    "json-int-numbers": "32-bit integers must be numbers in JSON",
+    "json-hex-ids": "Trace, span and profile ids must be hexadecimal strings in JSON",
 }
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES

@@ -31,8 +31,7 @@ KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""True on the Resource that stands for processes that waited but exited before any of their threads
-were sampled."""
+"""On the Resource for the waits of processes that exited before they were sampled: true."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """On mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
@@ -43,7 +42,7 @@ UNRESOLVED: Final = "otel_kprofiler.unresolved"
 FUNCTION_START: Final = "otel_kprofiler.function.start"
 """On locations in a nameless function with known bounds: its start address, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
-"""On locations not found by unwind tables alone: the method, as in ``Frame.found_by``."""
+"""On locations that unwind tables alone did not find: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 """On samples with a span link: method and route, or else name, of the process's topmost span."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
@@ -116,12 +115,12 @@ end of the window. Shorter waits are sampled with a probability proportional to 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Prefix of attributes of a request's first profile of lock waits, followed by the lock type
 (``LOCK_TYPES`` or ``other``): exact number of waits that ended in the window. With ``uncounted``
-instead of a type: number of waits whose start or end was not seen."""
+instead of a lock type: number of waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
-"""Prefix like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
+"""Prefix like :data:`LOCK_WAITS`, for the total time of the waits in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning. All others, except ``otel_kprofiler.*``, are labels."""
+"""Sample attributes with a defined meaning. Any other, except ``otel_kprofiler.*``, is a label."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}

@@ -130,7 +130,7 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
-        """Returns the windows, each with the profiles of one interval, at most one of each kind."""
+        """Returns a window for each interval, with at most one profile of each kind."""
         by_interval: dict[tuple[int, int], list[list[Profile]]] = {}
         for key, resources in self._profiles.items():
             kind, period, start, end = key
@@ -181,7 +181,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample. Without timestamps, its values are added up at its profile's start time."""
+        """Add a sample. Without timestamps, adds up its values at the profile's start time."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if times and not (values or self.values):
             self.times += times

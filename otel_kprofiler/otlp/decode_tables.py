@@ -1,4 +1,4 @@
-"""Decodes a message's dictionary into model values. Several messages may share equal values."""
+"""Decodes a message's dictionary into model values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from otel_kprofiler.otlp.sample_attributes import (
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Maximum number of built-in modules per frame. Real code has one, or rarely a few."""
+"""Maximum number of built-in modules per frame."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
 """Frame types of machine code, in addition to those of ``SIDES``. Functions of these types belong
@@ -86,8 +86,6 @@ def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str)
 
 
 class _Table(list[Any]):
-    """A table that rejects negative indices."""
-
     def __getitem__(self, index: Any) -> Any:
         if index < 0:
             raise IndexError(index)
@@ -134,7 +132,7 @@ class Tables:
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:
-        """Returns the fields that are equal in all of a window's profiles of a kind."""
+        """Returns a profile's kind, period, start and end."""
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
             find_profile_kind(
@@ -149,7 +147,7 @@ class Tables:
         )
 
     def identity(self, sample: Any) -> Identity:
-        """Returns the parts of a sample that identify it: all but its times and values."""
+        """Returns the properties of a sample, except its times and values."""
         indices = tuple(sample.attribute_indices)
         attributes = self._taken.get(indices)
         if attributes is None:

@@ -303,7 +303,7 @@ class Dictionary:
         return token
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
-        """Returns the tokens of raw addresses' locations, by address."""
+        """Maps each raw address to the token of its location."""
         key = (frames.side, frames.reason)
         locations = self._raw.get(key)
         if locations is None:

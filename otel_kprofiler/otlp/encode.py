@@ -47,7 +47,7 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When a window is split, 1/256 of the limit is reserved for bytes that are counted at the end."""
+"""When a window is split, 1/256 of the size limit stays free, because sizes are lower bounds."""
 _MORE_SHARE: Final = 8
 """The next part is tried with 1/8 more samples than the last part held, to keep retries rare."""
 
@@ -91,7 +91,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Placeholder in profiles with only totals, because Collectors drop profiles without samples."""
+"""Sample in profiles with wait totals only, because Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -107,10 +107,10 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If no
-    Resource of the window has samples or wait totals, the window becomes one batch with only the
-    account of each sample kind. If no kind has both a Resource and an account, there is no batch.
-    Equal input yields equal bytes, apart from profile ids. Thread-safe.
+    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If the
+    window has neither samples nor wait totals, the result is one batch with the account of each
+    sample kind. Kinds without a Resource or an account are left out; if none is left, there is no
+    batch. Equal input yields equal bytes, apart from profile ids. Thread-safe.
 
     Args:
         window: window to encode, which must not change during the call.
@@ -156,7 +156,7 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Yields a request with each sample kind's account, if any kind has a Resource and an account.
+    """Yields a request with the accounts of sample kinds that have a Resource, if there are any.
 
     Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
@@ -268,10 +268,9 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Encode a request with all of the given samples, and return the batch and 0.
+    """Returns a request with all samples, or None and a smaller number of samples to try.
 
-    If the batch is too large, the result is None and the number of samples to try instead, which is
-    0 if there is only one sample.
+    The number is 0 if there is a request, or if a single sample is too large.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
@@ -290,7 +289,7 @@ def _encode(
     with_values = {group.profile.kind for group, sample in units if sample.values}
     profiles: list[tuple[Envelope, bytes]] = []  # with their resources
     counts: list[ProfileSamples] = []
-    sizes: list[int] = []  # minimum sizes up to the end of each sample
+    sizes: list[int] = []  # lower bounds on the request's size after each sample
     complete_size = 0
     owner = None
     for group, units_of_group in groupby(units, itemgetter(0)):
@@ -335,8 +334,8 @@ def _write_samples(
 ) -> tuple[bytes, int]:
     """Encode a profile's samples, and return the bytes and the number of samples.
 
-    If the size limit is exceeded, the result is empty. ``size`` is the minimum size of the request
-    before the samples. The minimum size up to the end of each sample is appended to ``sizes``.
+    If the size limit is exceeded, the result is empty. ``size`` is a lower bound on the size of the
+    preceding profiles. Appends a lower bound on the request's size after each sample to ``sizes``.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}

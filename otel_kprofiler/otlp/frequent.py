@@ -14,7 +14,7 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, not counting the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Minimum number of samples, selected at regular intervals, in whose stacks frames are counted."""
+"""Minimum number of stacks, selected at regular intervals, in which frames are counted."""
 _STACKS_AT_ONCE: Final = 16
 _ADDRESS_BITS: Final = 64
 
@@ -50,7 +50,7 @@ def intern_frequent(
 
 
 class _RawAddresses:
-    """Maps raw addresses to negative numbers, which also depend on the side and the reason."""
+    """Represents raw addresses, each with its side and reason, as negative numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -60,7 +60,7 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
-        if number == 0:  # usually the only side and reason
+        if number == 0:  # most requests have no other side or reason
             return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 

@@ -49,7 +49,7 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Function that returns the functions at locations, by location index; innermost inlined first."""
+"""Function that returns the functions at each location, innermost inlined function first."""
 
 
 class Naming(NamedTuple):

@@ -30,8 +30,7 @@ class Edit(NamedTuple):
     Attributes:
         functions: appended functions, each as the string indices of its name, system name and file.
         locations: new lines (function index and line number) and attributes, by location index.
-        reasons: indices of attributes that explain a missing name, which are removed from
-            ``locations``.
+        reasons: indices of the attributes that explain missing names.
     """
 
     strings: list[str]
@@ -43,9 +42,9 @@ class Edit(NamedTuple):
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
     """Add functions to locations, and remove the attributes that explain missing names.
 
-    All indices of the message must be within its tables. ``tree`` is the JSON that the message was
-    parsed from, which gets the same changes; None for protobuf. ``lines`` has functions by location
-    index, innermost inlined function first.
+    All indices of the message must be within its tables. ``tree`` is the JSON from which the
+    message was parsed, and is changed in the same way; None for protobuf. ``lines`` maps location
+    indices to functions, innermost inlined function first.
     """
     if not lines:
         return
@@ -73,7 +72,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in keys:  # keep the reason, without which two entries would be equal
+        if key in keys:  # without the reason, two entries would be equal
             attributes = list(entry.attribute_indices)
         keys.add(key)
         locations[index] = made, attributes
@@ -162,7 +161,7 @@ def _camel(name: str) -> str:
 
 
 def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
-    """Remove unreferenced ``candidates`` from a table, and renumber the remaining entries."""
+    """Remove ``candidates`` without references from a table, and renumber the other entries."""
     used = {index for name, index in find_references(message) if name == table}
     unused = sorted(candidates - used - {0})
     if not unused:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 def go_on() -> None:
-    """Do nothing. CPython can switch threads when it calls a Python function, but not in C code."""
+    """Do nothing. CPython can switch threads at the call, but not within C code."""

@@ -27,13 +27,13 @@ MAX_NOTES: Final = 1000
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Lowest first byte of a protobuf message (field 1). The first byte of a length prefix is lower if
-the length is below 128 MiB."""
+"""Lowest first byte of a protobuf message (field 1). A length prefix below 128 MiB starts with a
+lower byte."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259). Other whitespace is a sign of damage."""
+"""Whitespace in JSON (RFC 8259). Data with any other whitespace is damaged."""
 
 
 class Note(NamedTuple):
@@ -130,7 +130,7 @@ def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Returns whether data that looks like JSON is a protobuf message with 123 bytes in field 1."""
+    """Returns whether data is protobuf that looks like JSON: field 1 has 123 bytes (``{``)."""
     if not data.startswith(b"\n{"):
         return False
     try:

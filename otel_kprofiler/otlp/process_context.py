@@ -68,7 +68,6 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
 
 
 def _any_value(message: bytes) -> AttributeValue | None:
-    """Returns the value of an ``AnyValue``; None if the type is unsupported."""
     value: AttributeValue | None = None
     for field, content in read_fields(message):
         if field == _ARRAY and isinstance(content, bytes):
@@ -92,7 +91,6 @@ def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
 
 
 def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
-    """Returns the items of an ``ArrayValue``; None if any item is not a scalar."""
     items = []
     for _, item in read_fields(message):
         if not isinstance(item, bytes):

@@ -102,7 +102,7 @@ class ProtobufWriter:
             body += b"\x10" + varint(address & MASK_64)
         for function, line in lines:
             inner = b"\x08" + function + b"\x10" + varint(line) if line else b"\x08" + function
-            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # below 128 bytes: two varints
+            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # two varints are below 128 bytes
         body += attributes
         size = len(body)
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
@@ -125,7 +125,7 @@ class ProtobufWriter:
             body += b"\x18" + file
         if start_line:
             body += b"\x20" + varint(start_line)
-        return b"\x1a" + ONE_BYTE[len(body)] + body  # below 128 bytes: four varints
+        return b"\x1a" + ONE_BYTE[len(body)] + body  # four varints are below 128 bytes
 
     def link(self, link: SpanLink) -> bytes:
         """Returns an entry of ``link_table``."""
@@ -158,13 +158,13 @@ class ProtobufWriter:
         return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns the content of ``timestamps_unix_nano``. Results may be concatenated."""
+        """Returns the content of ``timestamps_unix_nano``."""
         if len(times_unix_ns) == 1:
             return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns the content of ``values``. Results may be concatenated."""
+        """Returns the content of ``values``."""
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

@@ -14,7 +14,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Rules check, and messages show, at most this many characters of a string."""
+"""Maximum number of characters of a string that rules check and messages show."""
 
 
 class Violation(NamedTuple):
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
 
 def registry(rules: dict[str, Rule]) -> Callable[[Find], Find]:
-    """Returns a decorator that registers a rule's function, whose docstring is the description."""
+    """Returns a decorator that registers a rule. The function's docstring describes the rule."""
 
     def rule(find: Find) -> Find:
         rules[find.__name__.replace("_", "-")] = Rule((find.__doc__ or "").rstrip("."), find)

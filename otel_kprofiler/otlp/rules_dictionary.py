@@ -29,7 +29,7 @@ _OFFSET_OR_MODULE: Final = re.compile(r"\+0x[0-9a-f]+|\s\[.*\]$")
 
 @rule
 def zero_entries(contents: Contents) -> Iterator[Problem]:
-    """Each table starts with its zero value, such as an empty Link or an empty attribute."""
+    """Each table must start with its zero value, such as an empty Link or an empty attribute."""
     for name in TABLES:
         table = getattr(contents.dictionary, name)
         where = f"dictionary.{name}"
@@ -109,7 +109,7 @@ def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, 
 
 @rule
 def index_range(contents: Contents) -> Iterator[Problem]:
-    """Every index lies within its table."""
+    """Every index must lie within its table."""
     sizes = {name: len(getattr(contents.dictionary, name)) for name in TABLES}
     for where, table, index in _references(contents):
         # Index 0 means "unset". Another rule reports empty tables.
@@ -119,7 +119,7 @@ def index_range(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def no_orphans(contents: Contents) -> Iterator[Problem]:
-    """Every entry is used, directly or not, by a resource, scope or sample."""
+    """A resource, scope or sample must use every entry, at least indirectly."""
     used: dict[str, set[int]] = {name: {0} for name in TABLES}
     pending = [
         (table, index)
@@ -149,7 +149,7 @@ _INWARD: Final = (
 
 @rule
 def no_duplicates(contents: Contents) -> Iterator[Problem]:
-    """No table holds two entries that are equal once their references are resolved."""
+    """No table may hold two entries that are equal once their references are resolved."""
     first_of: dict[str, list[int]] = {}
     for name in _INWARD:
         seen: dict[Hashable, int] = {}
@@ -189,7 +189,7 @@ def _lines(entry: Any) -> Any:
 
 @rule
 def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
-    """Lists of attribute_indices never contain 0, which means unset."""
+    """Lists of attribute_indices must not contain 0, which means unset."""
     for where, owner in contents.attribute_lists():
         if 0 in owner.attribute_indices:
             yield f"{where}.attribute_indices", "contains index 0"
@@ -197,7 +197,7 @@ def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
-    """Attribute keys are unique within a profile, sample, mapping or location."""
+    """Attribute keys must be unique within a profile, sample, mapping or location."""
     for where, owner in contents.attribute_lists():
         entries = [contents.entry("attribute_table", index) for index in owner.attribute_indices]
         keys = Counter(contents.string(entry.key_strindex) for entry in entries if entry)
@@ -207,7 +207,7 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_values(contents: Contents) -> Iterator[Problem]:
-    """An attribute has a key and a value. Strings are inline, because Collectors ignore indices."""
+    """Attributes must have a key and a value. Strings must be inline: Collectors ignore indices."""
     for where, entry in contents.table("attribute_table"):
         which = entry.value.WhichOneof("value")
         if not contents.string(entry.key_strindex):
@@ -220,7 +220,7 @@ def attribute_values(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def units(contents: Contents) -> Iterator[Problem]:
-    """Units are UCUM codes or not set."""
+    """Units must be UCUM codes or not set."""
     for where, entry in contents.table("attribute_table"):
         unit = contents.string(entry.unit_strindex)
         if unit and not _UCUM.fullmatch(unit):
@@ -229,7 +229,7 @@ def units(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def integer_attributes(contents: Contents) -> Iterator[Problem]:
-    """Attributes that the conventions define as integers are integers."""
+    """Attributes that the conventions define as integers must be integers."""
     values = [
         (f"dictionary.attribute_table[{index}]", contents.string(entry.key_strindex), entry.value)
         for index, entry in enumerate(contents.dictionary.attribute_table)
@@ -243,7 +243,7 @@ def integer_attributes(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def function_named(contents: Contents) -> Iterator[Problem]:
-    """A function has a name, a system name or a file name."""
+    """A function must have a name, a system name or a file name."""
     for where, entry in contents.table("function_table"):
         if not (entry.name_strindex or entry.system_name_strindex or entry.filename_strindex):
             yield where, "has no name"
@@ -251,7 +251,7 @@ def function_named(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def line_numbers(contents: Contents) -> Iterator[Problem]:
-    """Lines, columns and start lines are not negative."""
+    """Lines, columns and start lines must not be negative."""
     for where, entry in contents.table("function_table"):
         if entry.start_line < 0:
             yield f"{where}.start_line", f"is {entry.start_line}"
@@ -263,7 +263,7 @@ def line_numbers(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def link_ids(contents: Contents) -> Iterator[Problem]:
-    """A link has a trace id of 16 bytes and a span id of 8, neither all zero."""
+    """A link must have a trace id of 16 bytes and a span id of 8 bytes, neither all zero."""
     for where, entry in contents.table("link_table"):
         for field, length in (("trace_id", 16), ("span_id", 8)):
             value = getattr(entry, field)
@@ -273,7 +273,7 @@ def link_ids(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def mapping_identity(contents: Contents) -> Iterator[Problem]:
-    """A mapping has a file id (htlhash), and its build id, if any, is in lower-case hexadecimal."""
+    """A mapping must have a file id (htlhash). A build id must be in lower-case hexadecimal."""
     for where, entry in contents.table("mapping_table"):
         attributes = contents.attributes(entry.attribute_indices)
         file_id = attributes.get(names.BUILD_ID_HTLHASH)
@@ -286,7 +286,7 @@ def mapping_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def mapping_range(contents: Contents) -> Iterator[Problem]:
-    """A mapping's start lies before its limit, or both are 0 (unknown)."""
+    """A mapping's start must lie before its limit, or both must be 0 (unknown)."""
     for where, entry in contents.table("mapping_table"):
         if entry.memory_limit <= entry.memory_start and (entry.memory_start or entry.memory_limit):
             yield where, f"[{entry.memory_start:#x}, {entry.memory_limit:#x}) is empty"
@@ -294,7 +294,7 @@ def mapping_range(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def location_in_mapping(contents: Contents) -> Iterator[Problem]:
-    """A location's address lies within the range of its mapping, if that range is known."""
+    """A location's address must lie within the range of its mapping, if the range is known."""
     for where, entry in contents.table("location_table"):
         mapping = contents.entry("mapping_table", entry.mapping_index)
         if (
@@ -309,7 +309,7 @@ def location_in_mapping(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def frame_type(contents: Contents) -> Iterator[Problem]:
-    """Every location has a profile.frame.type from the conventions."""
+    """Every location must have a profile.frame.type from the conventions."""
     for where, entry in contents.table("location_table"):
         value = contents.attributes(entry.attribute_indices).get(names.FRAME_TYPE)
         if value is None or value.string_value not in names.FRAME_TYPES:
@@ -318,7 +318,7 @@ def frame_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
-    """A kernel mapping is named vmlinux or after its module, without path or suffix."""
+    """A kernel mapping must be named vmlinux or after its module, without path or suffix."""
     kernel = {
         entry.mapping_index
         for _, entry in contents.table("location_table")
@@ -332,7 +332,7 @@ def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_address(contents: Contents) -> Iterator[Problem]:
-    """A kernel location without a mapping has a runtime address."""
+    """A kernel location without a mapping must have a runtime address."""
     for where, entry in contents.table("location_table"):
         if contents.is_kernel(entry) and not entry.mapping_index and entry.address < _KERNEL_HALF:
             yield where, f"{entry.address:#x} is not in the kernel half of the address space"
@@ -340,7 +340,7 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_names(contents: Contents) -> Iterator[Problem]:
-    """Kernel functions with a known name are bare symbols, without +0x offset or [module]."""
+    """Resolved names of kernel functions must be bare symbols, without +0x offset or [module]."""
     for where, entry in contents.table("location_table"):
         has_reason = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
         for line in entry.lines if contents.is_kernel(entry) and not has_reason else ():

@@ -45,7 +45,7 @@ _ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 @rule
 def no_empty(contents: Contents) -> Iterator[Problem]:
-    """Requests, resources, scopes and profiles are not empty."""
+    """Requests, resources, scopes and profiles must not be empty."""
     if not contents.resources:
         yield "resource_profiles", "is empty"
     for places, field in (
@@ -60,7 +60,7 @@ def no_empty(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def schema_url(contents: Contents) -> Iterator[Problem]:
-    """Each resource and each scope has a schema_url."""
+    """Each resource and each scope must have a schema_url."""
     for where, value in (*contents.resources, *contents.scopes):
         if not value.schema_url:
             yield f"{where}.schema_url", "is not set"
@@ -68,7 +68,7 @@ def schema_url(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def key_form(contents: Contents) -> Iterator[Problem]:
-    """Resource and scope attributes have either key or key_strindex."""
+    """Resource and scope attributes must have either key or key_strindex."""
     for where, attributes in contents.key_values():
         for position, (_, item) in enumerate(attributes):
             if bool(item.key) == bool(item.key_strindex):
@@ -78,7 +78,7 @@ def key_form(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def resource_keys_unique(contents: Contents) -> Iterator[Problem]:
-    """The keys of a resource or scope are unique."""
+    """The attribute keys of a resource or scope must be unique."""
     for where, attributes in contents.key_values():
         for key, count in Counter(key for key, _ in attributes).items():
             if count > 1 and key:
@@ -87,7 +87,7 @@ def resource_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def resources_unique(contents: Contents) -> Iterator[Problem]:
-    """Each resource occurs once in a request."""
+    """Each resource must occur only once in a request."""
     seen: dict[object, str] = {}
     for (where, value), (_, attributes) in zip(
         contents.resources, contents.key_values(), strict=False
@@ -103,7 +103,7 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def creation_time(contents: Contents) -> Iterator[Problem]:
-    """process.creation.time is ISO 8601 in UTC."""
+    """process.creation.time must be an ISO 8601 time in UTC."""
     for where, attributes in contents.key_values():
         for key, item in attributes:
             if key == "process.creation.time":
@@ -118,7 +118,7 @@ def _type(contents: Contents, value: Any) -> tuple[str, str]:
 
 @rule
 def sample_type(contents: Contents) -> Iterator[Problem]:
-    """A profile's sample type has a type and a unit."""
+    """A profile's sample type must have a type and a unit."""
     for where, profile in contents.profiles:
         if not all(_type(contents, profile.sample_type)):
             yield f"{where}.sample_type", "lacks type or unit"
@@ -126,7 +126,7 @@ def sample_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def period(contents: Contents) -> Iterator[Problem]:
-    """A period has a type, and vice versa. The period type of samples/count is cpu/nanoseconds."""
+    """A period must have a type, and vice versa. The type for samples/count is cpu/nanoseconds."""
     for where, profile in contents.profiles:
         period_type = _type(contents, profile.period_type)
         if any(period_type) != (profile.period > 0) or profile.period < 0:
@@ -138,7 +138,7 @@ def period(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def profile_order(contents: Contents) -> Iterator[Problem]:
-    """A scope has at most one profile of each sample type, and on-CPU samples come first."""
+    """A scope may have only one profile of each sample type. On-CPU samples must come first."""
     for where, scope in contents.scopes:
         types = [_type(contents, profile.sample_type) for profile in scope.profiles]
         if len(set(types)) < len(types):
@@ -149,7 +149,7 @@ def profile_order(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def profile_id(contents: Contents) -> Iterator[Problem]:
-    """A profile id is absent, or is unique and has 16 bytes, not all zero."""
+    """A profile id must be absent, or unique and 16 bytes long, not all zero."""
     seen: dict[bytes, str] = {}
     for where, profile in contents.profiles:
         value = profile.profile_id
@@ -164,7 +164,7 @@ def profile_id(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def original_payload(contents: Contents) -> Iterator[Problem]:
-    """The original_payload and its format are set together."""
+    """The original_payload and its format must be set together."""
     for where, profile in contents.profiles:
         if bool(profile.original_payload) != bool(profile.original_payload_format):
             yield f"{where}.original_payload", "is set without its format, or the format without it"
@@ -172,7 +172,7 @@ def original_payload(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def timestamps(contents: Contents) -> Iterator[Problem]:
-    """Timestamps lie in [time_unix_nano, time_unix_nano + duration_nano)."""
+    """Timestamps must lie in [time_unix_nano, time_unix_nano + duration_nano)."""
     for where, profile in contents.profiles:
         start, end = profile.time_unix_nano, profile.time_unix_nano + profile.duration_nano
         for index, sample in enumerate(profile.samples):
@@ -183,7 +183,7 @@ def timestamps(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def sample_values(contents: Contents) -> Iterator[Problem]:
-    """A sample has timestamps, or one value, or as many values as timestamps."""
+    """A sample must have timestamps, or one value, or as many values as timestamps."""
     for where, sample in contents.samples:
         values, times = len(sample.values), len(sample.timestamps_unix_nano)
         if not (times and values in (0, times)) and not (values == 1 and not times):
@@ -192,7 +192,7 @@ def sample_values(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def sample_shape(contents: Contents) -> Iterator[Problem]:
-    """In a profile, all samples have timestamps or none has. The same holds for values."""
+    """In a profile, all samples or none must have timestamps, and all or none must have values."""
     for where, profile in contents.profiles:
         shapes = {
             (bool(sample.values), bool(sample.timestamps_unix_nano)) for sample in profile.samples
@@ -206,7 +206,7 @@ def sample_shape(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def sample_identity(contents: Contents) -> Iterator[Problem]:
-    """Samples of a profile differ in stack, attributes or link."""
+    """Samples of a profile must differ in stack, attributes or link."""
     for where, profile in contents.profiles:
         seen: dict[object, int] = {}
         for index, sample in enumerate(profile.samples):
@@ -218,7 +218,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """The account's attributes are counts, and no total is below a count that it includes."""
+    """The account's attributes must be counts. No total may be below a count that it includes."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)
@@ -239,7 +239,7 @@ def account(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def waits(contents: Contents) -> Iterator[Problem]:
-    """Wait samples have a known state and cause, and their is_ended is a boolean."""
+    """A wait sample must have a known state and cause, and a boolean is_ended."""
     states, causes = {state.label for state in WaitState}, {state.label for state in WaitCause}
     for where, sample in contents.samples:
         attributes = contents.attributes(sample.attribute_indices)
@@ -259,7 +259,7 @@ def _window(profile: Any) -> tuple[object, ...]:
 
 @rule
 def kernel_first(contents: Contents) -> Iterator[Problem]:
-    """Stacks are leaf first: kernel frames come before all others."""
+    """Stacks must be leaf first: kernel frames come before all others."""
     kernel = [contents.is_kernel(entry) for entry in contents.dictionary.location_table]
     for where, stack in contents.table("stack_table"):
         sides = [kernel[index] for index in stack.location_indices if 0 <= index < len(kernel)]

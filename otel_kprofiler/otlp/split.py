@@ -39,7 +39,7 @@ _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Added to positions among a sample's timestamps, so that ids derived from them are unique."""
+"""Offset of positions within a sample's timestamps, so that no sample has the same position."""
 _MARGIN: Final = 1.1
 """Factor by which parts exceed their share of a request, because they repeat common entries."""
 
@@ -78,7 +78,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
-    Every sample is in exactly one part, and each part has the account. Some parts may be larger
+    Every sample is in exactly one part. Each part repeats the account. Some parts may be larger
     than ``max_bytes``. Returns the parts in order, or no parts if the request has a single
     timestamp, is unreadable, or contains a different number of samples than the batch states.
     """
@@ -102,8 +102,8 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # The counts in another producer's payload may differ from the batch's. Its parts would then be
-    # counted wrongly.
+    # If the counts in another producer's payload differ from the batch's, its parts would be
+    # miscounted.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()
 
@@ -146,7 +146,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """Build a batch. Kinds absent from ``kinds`` count as "samples"."""
+    """Build a batch in which kinds absent from ``kinds`` count as "samples"."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [

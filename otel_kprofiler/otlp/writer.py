@@ -59,7 +59,7 @@ class Writer(Protocol):
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of the mapping table. ``place`` is (start, limit, file offset)."""
+        """Returns a mapping table entry. ``place`` is a tuple of start, limit and file offset."""
         ...
 
     def location(
@@ -105,7 +105,7 @@ class Writer(Protocol):
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Serializes the values of a sample, one per timestamp. Results may be concatenated."""
+        """Serializes the values of a sample, one per timestamp. The results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

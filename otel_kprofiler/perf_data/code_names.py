@@ -43,7 +43,8 @@ class CodeNames:
             self._symbolizer = KernelSymbolizer.live()
         loaded = self._symbolizer.module(module.name)
         if loaded is not None and loaded.build_id == module.build_id is not None:
-            # In perf's records, a module's base differs from the one used here.
+            # RVAs in modules are of no use, because perf's base of a module differs from
+            # loaded.base.
             runtime = loaded.base + rva if module.name == VMLINUX else address
             (frame,) = self._symbolizer.resolve_addresses([runtime])
             if frame.module is loaded:

@@ -98,9 +98,9 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping, and returns how many mappings were copied.
+        """Adds a mapping, and returns the result of :meth:`AddressSpace.add`.
 
-        The first mapped file is the program.
+        Considers the first mapped file to be the program.
         """
         copied = self.space.add(mapping)
         self.stacks.clear()

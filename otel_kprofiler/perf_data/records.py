@@ -105,7 +105,7 @@ class Loss(NamedTuple):
 
 
 class Throttle(NamedTuple):
-    """Suspension of an event by the kernel."""
+    """A suspension of sampling by the kernel, because the rate was too high."""
 
     time_ns: int
 
@@ -218,7 +218,7 @@ def _word(cursor: Cursor, index: int) -> int:
 
 
 def _skip_counts(attr: EventAttr, cursor: Cursor) -> None:
-    """Skips the counts of a sample (``struct read_format``)."""
+    """Skips a sample's ``struct read_format``."""
     form = attr.read_format
     times = sum(bool(form & flag) for flag in (_ENABLED, _RUNNING))
     words = 1 + sum(bool(form & flag) for flag in (_FORMAT_ID, _FORMAT_LOST))

@@ -28,13 +28,13 @@ from otel_kprofiler.perf_data.records import KERNEL_MODE, FileMapping, Ksymbol
 from otel_kprofiler.text import decode_name
 
 _CONTEXT: Final = (1 << 64) - 4095
-"""Words from this value on mark the side of the following addresses (``PERF_CONTEXT_MAX``)."""
+"""Callchain entries at or above this value are ``PERF_CONTEXT_*`` marks (``PERF_CONTEXT_MAX``)."""
 _SIDES: Final = {
     (1 << 64) - 32: KERNEL_SIDE,  # PERF_CONTEXT_HV
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""Sides by ``PERF_CONTEXT_*`` mark. Addresses after any other mark belong to guests, and are
+"""The side of the addresses after a mark. Addresses after any other mark belong to guests, and are
 omitted."""
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
@@ -56,7 +56,8 @@ class Stacks:
     def map_kernel(self, mapping: FileMapping) -> None:
         """Adds the mapping of the kernel, or of a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
-            # The path ends with the name of a symbol, _text. The offset is that symbol's address.
+            # perf appends the name of the symbol _text to the path, and stores its address as the
+            # offset.
             base = mapping.offset or mapping.start
             mapping = mapping._replace(offset=0, start=min(base, mapping.start))
         self._kernel.add(mapping)

@@ -71,8 +71,8 @@ def read_perf_data(
     separate kind, whose values are numbers of events. Frames are symbolized if this host has the
     file, or runs the kernel, with the same build id. Other frames have only a file and an offset.
 
-    ``written_unix_ns`` is the Unix time at which the file was written. The last record is assumed
-    to be from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is
+    ``written_unix_ns`` is the Unix time at which the file was written. Assumes that the last record
+    is from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a sentence about missing data. ``names`` finds the names of code addresses; by
     default, in the files of this host. Raises ``PayloadError`` if the file is damaged, not
     supported, or has no samples.

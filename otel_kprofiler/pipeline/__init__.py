@@ -1,6 +1,6 @@
 """Collects samples, live or from a recording, into windows.
 
-Names that reading the configuration does not require are imported on first use.
+Imports most names on first use, so that reading the configuration loads only the schedule.
 """
 
 from __future__ import annotations

@@ -21,22 +21,23 @@ from otel_kprofiler.model import (
 SHARE: Final = 0.1
 """A process's long-term share of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term share of all young processes of a user in a cgroup, after a burst of one second. The
-user's older processes in the cgroup have the same share, after a burst of five seconds."""
+"""Long-term share of the pipeline thread's time for all young processes of a user in a cgroup,
+after a burst of one second. All older processes of the user in the cgroup get an equal share, after
+a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root form no group, because a user's services would otherwise share a budget."""
+processes in the root form no group, because all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
-"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Longer
-times are due to pauses of the host, for which no process is charged."""
+"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Any
+longer time is a pause of the host, for which no process is charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
-"""Cost of a group per byte of thread context; charged instead of ``GROUP_NS`` if higher."""
+"""Cost of a group per byte of its thread context, if the total exceeds ``GROUP_NS``."""
 MAX_PROCESSES: Final = 4096
 """Maximum number of processes, and of groups, whose costs are remembered."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
@@ -99,11 +100,11 @@ class ProcessBudgets:
         now_ns: returns the time of a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: the number of samples coarsened so far, by what was coarsened. ``resource``: the
-            process's previous program is reported, or new processes share a Resource. ``stack``:
-            user sides have no frames, and the status ``over_budget``. ``group``: the thread has the
-            executable's name, the process's id (0 if the Resource is shared), and no span or
-            labels.
+        coarse: the number of samples with less detail so far. ``resource``: the sample has the
+            Resource of the process's previous program, or a Resource that new processes share.
+            ``stack``: the stack has no user frames, and the status ``over_budget``. ``group``: the
+            sample has the executable's name and the process id (0 if the Resource is shared)
+            instead of the thread's, and no span or labels.
     """
 
     def __init__(
@@ -203,13 +204,13 @@ def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
 
 
 def name_coarse_thread(resource: Resource) -> bytes:
-    """Returns the name for threads of a process above its budget: its executable's name."""
+    """Returns the name for threads of a process above its budget: the executable's name."""
     name = str(resource.attributes.get("process.executable.name", ""))
     return name.encode("utf-8", "surrogateescape")[:_MAX_COMM]
 
 
 def _without_user_frames(sample: RawSample) -> RawSample:
-    """Returns a sample with only its kernel stack, and the other sides marked as over budget."""
+    """Returns a sample with only its kernel stack; the other sides are marked as over budget."""
     sides = list(zip(sample.collected, sample.stacks, strict=True))
     return sample._replace(
         collected=tuple(

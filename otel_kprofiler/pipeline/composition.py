@@ -68,7 +68,7 @@ def open_symbols(
 ) -> KernelSymbolizer:
     """Starts tracking symbol changes, then reads this host's symbols.
 
-    No thread starts before the symbolizer's first ``advance``. The caller closes the symbolizer.
+    The symbolizer starts no thread before its first ``advance``. The caller closes the symbolizer.
     ``event_sink`` receives symbol changes, for recordings. In a forked child, ``inherited``
     contains the parent's symbols: rereading them could take seconds in a busy service, because each
     read releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
@@ -94,8 +94,8 @@ def open_resources(
 
     ``attributes`` are the configured attributes, which override detected ones. ``on_new`` is called
     with a process and its Resource when the process is new or the Resource has changed.
-    ``service_sources`` (values in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`) are the
-    sources of names for services that do not publish one.
+    ``service_sources`` (values in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`) determine
+    the names of services that do not publish their name.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -180,7 +180,7 @@ def make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
-    """Returns the resolver of whole stacks. Closing it closes the resolvers of the sides."""
+    """Returns a resolver of whole stacks. Its ``close`` also closes the resolvers of the sides."""
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,
@@ -208,7 +208,7 @@ def _open_ksymbols(
     except PrivilegeError:
         return None  # the sampler fails for the same reason and reports it
     except HostError as error:
-        _log.warning("BPF programs loaded later will have no names: %s", error.with_fix())
+        _log.warning("BPF programs loaded from now on will have no names: %s", error.with_fix())
         return None
     return RecordedKsymbols(watch, sink) if sink else watch
 
@@ -247,7 +247,7 @@ def replay(
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})
-    except DAMAGED as error:  # the recording is the only input
+    except DAMAGED as error:  # all input comes from the recording
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
 

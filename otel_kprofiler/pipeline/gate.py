@@ -49,8 +49,8 @@ class EventTimeGate:
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
         """Returns the boottime up to which all data has arrived, or is no longer awaited.
 
-        Every sample before the boottime ``samples_ns`` has been pushed, and every symbol event
-        before ``symbols_ns`` has been applied.
+        All samples before the boottime ``samples_ns`` must have been pushed, and all symbol events
+        before ``symbols_ns`` applied.
         """
         samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))

@@ -16,8 +16,7 @@ class WaitTimes(NamedTuple):
 
     Attributes:
         timeout_s: how long to wait for more samples.
-        longest_s: how long to wait for more samples while no new process is sampled, if this is
-            longer than ``timeout_s``.
+        longest_s: replaces ``timeout_s`` while no new process is sampled, if longer.
         idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
     """
 

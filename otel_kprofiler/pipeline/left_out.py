@@ -37,7 +37,7 @@ def describe_left_out(
 ) -> str:
     """Returns ``; left out:`` with the missing data and reasons; empty if nothing is missing.
 
-    ``user_symbols`` is the value of the setting of that name. ``missing`` lists the capabilities in
+    ``user_symbols`` is the value of this setting. ``missing`` lists the capabilities in
     :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
     """
     parts = []

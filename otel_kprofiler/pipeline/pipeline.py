@@ -69,7 +69,7 @@ class Pipeline(Generic[SamplerT]):
     """Drives a sampler.
 
     Other threads may call only :meth:`wake`, :meth:`request_stop` and :meth:`account`. The pipeline
-    starts the sampler. It closes the sampler, ``stacks``, ``resources`` and ``python``.
+    starts the sampler, and closes the sampler, ``stacks``, ``resources`` and ``python``.
 
     Args:
         sink: receives each closed window; must not block.
@@ -169,9 +169,9 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, the step first waits up to ``idle_s`` for a sample. If ``longest_s`` and
-        ``idle_s`` both exceed the timeout, the wait is extended to the shorter of them while no new
-        process is sampled. A step that ends earlier only identifies new processes.
+        had few samples, the step first waits up to ``idle_s`` for a sample. While no new process is
+        sampled, the wait takes up to ``min(longest_s, idle_s)``, if that exceeds the timeout. If
+        the wait ends earlier, the step only identifies new processes.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -230,7 +230,7 @@ class Pipeline(Generic[SamplerT]):
             self.options.whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
-        """Close the sampler, resolvers and resources within 5 s, or the caller's limit."""
+        """Close the sampler, resolvers and resources within 5 s, or the caller's time limit."""
         with stop_within():
             if self.python:
                 self.python.close()
@@ -313,7 +313,7 @@ class Pipeline(Generic[SamplerT]):
                 if pause:
                     pause()
         finally:
-            # The remaining samples go back to the gate, even if an exception was raised.
+            # Return unprocessed samples to the gate, even after an exception.
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()
@@ -384,7 +384,7 @@ class Pipeline(Generic[SamplerT]):
         return waits
 
     def remarks(self) -> list[str]:
-        """Lists process data that could not be read, for reports, with one line per reason."""
+        """Returns lines for reports: the reasons why data of processes could not be read."""
         python = self.python.remarks() if self.python else []
         return python + self.resources.remarks()
 

@@ -1,4 +1,4 @@
-"""Selects the processes whose Python frames are read, and reports why others are excluded."""
+"""Selects processes whose Python frames are read, and reports why other processes are excluded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Outcomes of failed reads on threads that run Python. If every read fails, a warning is logged."""
+"""Outcomes of failed reads of Python stacks. A warning is logged if no read succeeds."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class PythonFrames:
 
         ``problem`` is the reason why there are no Python frames, and is otherwise empty. ``stacks``
         counts Python stacks and code-object descriptions, by outcome. If several processes are
-        sampled, there are also ``processes``, ``without_room``, ``refused`` (interpreters, by
-        reason) and ``refused_processes``.
+        sampled, the result also has the fields of :class:`PythonCounts`.
         """
         state: dict[str, object] = {"problem": self._problem}
         if self._maps is not None:
@@ -144,7 +143,7 @@ class PythonFrames:
         return self._tracked if tracking is None else tracking.counts()
 
     def _register_own(self, maps: PythonMaps) -> str:
-        """Register this process. Return why that failed, or an empty string."""
+        """Register this process, and return why that failed; empty on success."""
         try:
             agent_process = open_own()
             self._add_loop(agent_process.interpreter)

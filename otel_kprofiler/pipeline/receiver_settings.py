@@ -88,5 +88,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """Returns the sources of names for services that do not publish one."""
+    """Returns the sources for the names of services that do not publish their name."""
     return tuple(receiver.service_name.sources)

@@ -24,8 +24,8 @@ class WindowSchedule:
         interval_ns: the length of a window, in nanoseconds.
         jitter: the fraction (0 to 1) by which each window's length varies at random, so that hosts
             do not report at the same time.
-        first_ns: the length of the first window, which is short so that data arrives soon. It
-            doubles while windows are empty.
+        first_ns: the length of the first window, which is short so that data arrives soon. The
+            length doubles while windows are empty.
         max_samples: the number of samples at which a window ends early; None for no limit.
     """
 

@@ -34,7 +34,7 @@ from otel_kprofiler.text import decode_name, describe_count
 
 _PASSES: Final = 40
 _WAIT_S: Final = 0.02
-"""Pause between two passes, in seconds, while unwind tables are being loaded."""
+"""Pause in seconds between two reads of stacks whose unwind tables are being loaded."""
 _MOST_WAIT_S: Final = 1.0
 _NAMES_S: Final = 5.0
 """Time limit, in seconds, on reading the names of user functions."""
@@ -100,7 +100,7 @@ class ThreadDumper:
             self._close = undo.pop_all().close
 
     def dump(self) -> list[ProcessState]:
-        """Returns the running processes, sorted by id, with what their threads are doing.
+        """Returns the state of each running process and its threads, sorted by process id.
 
         Raises:
             OSError: the kernel refused to run the BPF iterator.
@@ -125,7 +125,7 @@ class ThreadDumper:
         ]
 
     def remarks(self) -> list[str]:
-        """Lists data that could not be read, for reports, with one line per reason."""
+        """Returns lines for reports: the reasons why data could not be read."""
         lines = []
         if self._reader.user_problem and self._config.stacks != "kernel":
             lines.append(f"user stacks not read: {self._reader.user_problem}")
@@ -161,7 +161,7 @@ class ThreadDumper:
         join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
-        """Read the threads. The first time, read them again once their contexts can be read."""
+        """Read the threads. The first call reads them twice, in order to find their contexts."""
         reading = self._read_stacks()
         if self._looks_for_contexts:
             self._looks_for_contexts = False
@@ -172,7 +172,7 @@ class ThreadDumper:
         return reading
 
     def _read_stacks(self) -> ThreadReading:
-        """Read until no stack lacks an unwind table that is being loaded."""
+        """Read the stacks, repeatedly while their unwind tables are being loaded."""
         until_s = time.monotonic() + _MOST_WAIT_S
         for _ in range(_PASSES):
             reading = self._reader.read()

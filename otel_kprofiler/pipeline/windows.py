@@ -48,7 +48,7 @@ _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 
 
 class _Context(NamedTuple):
-    """An undecoded thread context. Its attribute names may be published later."""
+    """A thread context, still encoded because its attribute names may be published later."""
 
     process: ProcessKey
     encoded: bytes
@@ -88,17 +88,17 @@ class ContextDecoder(Protocol):
     def __call__(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Returns the link, with the local root's name, and the other attributes as labels."""
+        """Returns the link with the local root's name, and all other attributes as labels."""
 
 
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
-    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread. The
-    arguments that :class:`Pipeline` and :class:`PipelineOptions` also have are described there.
+    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
+    :class:`Pipeline` and :class:`PipelineOptions` describe the arguments not listed here.
 
     Args:
-        clock: converts boottime to Unix time, with the offset at the time when a window closes.
+        clock: converts boottime to Unix time, with the offset that applies when a window closes.
         start_boot_ns: the start of the first window, in boottime.
         period_ns: the sampling period on each CPU, for kinds that have a period.
         kinds: the kinds of samples that may be added, in the order of their profiles.
@@ -132,7 +132,7 @@ class WindowBuilder:
         self._random_unit = random_unit
         self._pause = pause
         self._is_first = True  # no window with samples has been closed yet
-        self._limit_ns = schedule.first_ns  # maximum length until a window with samples closes
+        self._limit_ns = schedule.first_ns  # applies until a window with samples closes
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self._all_kinds = tuple(kinds)
@@ -354,7 +354,6 @@ def _wait_key(wait: Wait | LockWait) -> _WaitKey | LockWait:
 
 
 def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
-    """Returns the details of a wait, without a cause if there is no stack."""
     state, is_ended, in_iowait, is_throttled, waker = key
     cause = None
     if stack is not None:

@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
 There are two streams. ``uevents`` has the kernel's module datagrams, each with the boottime of its
-receipt. ``modules`` has the module readings from each poll, as a JSON list.
+receipt. ``modules`` has the results of each poll, as a JSON list of :class:`ModuleReading`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UEVENTS: Final = "uevents"
 
 
 class RecordedModules:
-    """Forwards module readings from ``watch``, and records them in ``sink``; not thread-safe."""
+    """Forwards the modules read by ``watch``, and records them in ``sink``; not thread-safe."""
 
     def __init__(self, watch: ModuleWatch, sink: EventSink) -> None:
         self._watch = watch
@@ -27,11 +27,11 @@ class RecordedModules:
         self._packer = ReadingPacker()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from the modules in a first snapshot."""
+        """Start from the modules in the first snapshot."""
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the new readings, and the boottime up to which readings are complete."""
+        """Returns new readings of the modules, and the boottime up to which they are complete."""
         readings, complete_ns = self._watch.poll(now_ns)
         for time_ns, datagram in self._watch.take_datagrams():
             self._sink(_UEVENTS, time_ns, datagram)
@@ -46,17 +46,17 @@ class RecordedModules:
 
 
 class ReplayedModules:
-    """Replays module readings. Raises ``KProfilerError`` if the recording is damaged."""
+    """Replays the recorded modules. Raises ``KProfilerError`` if the recording is damaged."""
 
     def __init__(self, recording: Recording) -> None:
         unpack = ReadingUnpacker().unpack
         self._readings = EventReader(recording, _READINGS, lambda rows: map(unpack, rows))
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Does nothing, because every reading contains all modules."""
+        """Does nothing, because every :class:`ModuleReading` contains all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the readings up to ``now_ns`` that have not been returned yet."""
+        """Returns the modules read up to ``now_ns`` and not returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

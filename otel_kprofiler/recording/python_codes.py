@@ -9,7 +9,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import PythonCode
 
 STREAM: Final = "python_codes"
-"""Name of the stream. A block is a JSON list of a :class:`PythonCode`'s fields."""
+"""Stream of code objects. Each block has the fields of one :class:`PythonCode`, as a JSON list."""
 
 
 def pack_python_code(code: PythonCode) -> bytes:

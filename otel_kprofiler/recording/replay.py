@@ -22,9 +22,8 @@ from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 class ReplaySampler:
     """Returns the samples in a recording, one recorded drain per call, without delay.
 
-    Also serves as the clock of the recorded host, set to the time up to which samples were
-    returned, so that ``Clock(sampler)`` converts times as on the recorded host. The caller closes
-    the recording.
+    Also serves as the recorded host's clock, for ``Clock(sampler)``. The clock shows the time up to
+    which samples were returned. The caller closes the recording.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -94,7 +93,7 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recorded wait totals once, after the last sample, and no totals otherwise."""
+        """Returns the recorded wait totals, but only in the first call after the last sample."""
         if not self.exhausted or self._has_read_waits:
             return {}
         self._has_read_waits = True

@@ -1,4 +1,4 @@
-"""Stores in recordings which files contain the addresses of user stacks."""
+"""Stores file details in recordings, so that replays can map user-stack addresses to files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
 
 NAME: Final = "user_files.json"
-"""Name of the archive member. A row has the fields of a FileKey, then those of its FileDetails."""
+"""Archive member with file details. Each row has the fields of a FileKey and of a FileDetails."""
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:
@@ -18,7 +18,7 @@ def pack_user_files(files: KnownFiles) -> list[list[object]]:
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
-    """Unpacks rows of :func:`pack_user_files`.
+    """Unpacks the rows that :func:`pack_user_files` returned.
 
     Raises ``TypeError`` or ``ValueError`` if a row is damaged.
     """

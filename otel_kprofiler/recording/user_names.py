@@ -24,14 +24,14 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
-"""Name of the archive member. A row has the build id and hash of a file, an address (SVMA), the
-start of the function at the address (0 if there is none), the reason for a missing name (otherwise
-empty), and the lines."""
+"""Archive member with the names of user frames. A row has the build id and hash of a file, an
+address (SVMA), the start of the function at the address (0 if there is none), the reason for a
+missing name (otherwise empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
 """Archive member with the names of code that is in no file, such as JIT code. A row has a process
 key, an address, and the names at the address. Each name has its first and last boottime in
-nanoseconds, then the same fields as a row of :data:`NAME`, from the function's start on."""
+nanoseconds, then the last three fields of a row of :data:`NAME`."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -60,7 +60,7 @@ class CodeNameCollector:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Add the name that an address in a process had at a boottime."""
+        """Add the name of an address in a process, as of the boottime ``at_ns``."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
             return  # unfinished; the stack will be resolved again later
         runs = self._runs.setdefault((process, address), [])
@@ -93,7 +93,7 @@ class UserNameCollector:
                 self.add_frame(frame)
 
     def add_frame(self, frame: Frame) -> None:
-        """Add the name of a frame, such as a native frame that Python frames replace."""
+        """Add the name of a frame, which need not be in a window."""
         module = frame.module
         if module is None or module.kind is not ModuleKind.USER:
             return

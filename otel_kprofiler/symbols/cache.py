@@ -50,7 +50,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache that limits the total weight of its values, for use by many objects. Thread-safe."""
+    """A cache for many objects, which limits the total weight of the values. Thread-safe."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight
@@ -61,7 +61,7 @@ class KeptValues(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Store a value. If the total weight exceeds the limit, all other values are evicted."""
+        """Store a value. If the total weight exceeds the limit, evict all other values."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

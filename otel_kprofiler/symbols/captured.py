@@ -21,7 +21,7 @@ from otel_kprofiler.symbols.compressed import (
 
 
 class CapturedFiles:
-    """Serves host paths from captured files; implements ``HostFiles``.
+    """Reads a host's files from captured copies; implements ``HostFiles``.
 
     Args:
         sources: the local paths, by host path. Each local path is a file, a directory, or a tar

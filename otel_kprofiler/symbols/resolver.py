@@ -26,20 +26,20 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Size limit of the cached raw stacks. The resolved stacks use three times as much memory."""
+"""Limit on the total size of cached raw stacks. The resolved stacks take three times as much."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges the sides of a stack, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # words, status, and state of the resolver
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # words and states of all sides
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, words and states of all sides
 
 
 class VariableSide(Protocol):
-    """A side that may differ between samples, even in the same state of its resolver."""
+    """A side that may resolve differently for samples with the same raw side and state."""
 
     def of(self, sample: RawSample) -> Side:
-        """Returns a sample's side. Equal sides are the same object."""
+        """Returns the side for a sample; the same object for equal sides."""
 
 
 class SideResolver(Protocol[StateT]):
@@ -64,7 +64,7 @@ class SideResolver(Protocol[StateT]):
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolves an entire side in a state from :meth:`state`. The result must be immutable."""
+        """Resolves a raw side, given the result of :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
@@ -215,8 +215,6 @@ def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSam
 
 
 class _VariableStack:
-    """A stack with sides that may differ between samples."""
-
     __slots__ = ("_arrange", "_last", "_sides", "_stack")
 
     def __init__(self, sides: list[Side | VariableSide], arrange: Arrange) -> None:
@@ -225,7 +223,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack. It is the same object until a side changes."""
+        """Returns a sample's stack; the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -40,8 +40,8 @@ class Symbolizer:
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
         """Returns a symbolizer for the kernel and all processes of this host.
 
-        Kernel symbols are those at the time of the first kernel query. User function names are read
-        from ``symbols``, by default the files themselves and installed debug files.
+        Kernel symbols are those at the time of the first kernel query. ``symbols`` reads the names
+        of user functions; by default, from their files and installed debug files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 

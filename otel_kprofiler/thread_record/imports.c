@@ -1,5 +1,5 @@
-/* Replaces functions where the libraries of this process import them: in the words that the loader
- * has filled with their addresses, found by each library's relocations.
+/* Replaces functions that the libraries of this process import. Overwrites the words in which the
+ * loader has stored the functions' addresses; each library's relocations list these words.
  *
  * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
  * dl_iterate_phdr(3).
@@ -21,7 +21,7 @@
 #define GLOB_DAT R_AARCH64_GLOB_DAT
 #endif
 
-extern const char __ehdr_start __attribute__((visibility("hidden"))); /* of this library */
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* start of this library */
 
 struct search {
 	const struct import *imports;
@@ -69,7 +69,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 		mprotect((void *)page, size, PROT_READ);
 }
 
-/* In the dynamic section of a loaded library, glibc stores addresses, musl keeps offsets. */
+/* In a loaded library's dynamic section, glibc stores addresses, but musl leaves offsets. */
 static const void *locate(const struct dl_phdr_info *object, uintptr_t address)
 {
 	return (const void *)(address < object->dlpi_addr ? object->dlpi_addr + address : address);

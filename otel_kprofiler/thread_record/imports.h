@@ -1,4 +1,4 @@
-/* Replaces functions where the libraries of this process import them. */
+/* Replaces functions that the libraries of this process import. */
 #pragma once
 
 struct import {
@@ -6,5 +6,5 @@ struct import {
 	void *function;
 };
 
-/* Replaces the imports of all libraries but this one, if any was loaded since the last call. */
+/* Replaces the imports of all other libraries, if any was loaded since the last call. */
 void replace_imports(const struct import *imports);

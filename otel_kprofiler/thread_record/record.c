@@ -4,8 +4,8 @@
  * otel_thread_ctx_v1 points to the thread's record, and is null outside of spans.
  *
  * A module for CPython's stable ABI. It links to no library: the interpreter that loads it provides
- * Python's functions and those of the C library, so one file serves glibc and musl. Only the main
- * interpreter of a process uses it, under the GIL.
+ * Python's functions and those of the C library, so one file serves glibc and musl. The module is
+ * used only by the main interpreter of a process, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -18,8 +18,8 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* contexts per thread; beyond it, outer spans are not published again */
-#define MAX_ATTRIBUTES 612 /* bytes in a record of 640 bytes, as the specification recommends */
+#define MAX_NESTED 8 /* contexts per thread; with more, outer spans are not published again */
+#define MAX_ATTRIBUTES 612 /* bytes; the specification recommends records of 640 bytes */
 
 struct record {
 	uint8_t trace_id[16];
@@ -33,9 +33,9 @@ struct record {
 EXPORTED __thread struct record *otel_thread_ctx_v1;
 static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
-/* The context that this thread entered through a hook, compared with its current context. */
+/* The innermost context that this thread entered through a hook. */
 static __thread PyObject *entered;
-/* Contexts that C code has entered through a hook, each with the value of `entered` outside it. */
+/* Contexts that C code has entered through a hook; `outside` saves `entered`. */
 static __thread struct {
 	PyObject *context, *outside;
 } nested[MAX_NESTED];
@@ -51,19 +51,19 @@ extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 /* From 3.14: called after each change of a thread's context. */
 extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
-/* From 3.13 on; earlier versions have the private function. */
+/* Since 3.13; earlier versions have only _PyLong_AsByteArray(). */
 extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;
 extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HIDDEN_WEAK;
 #define BIG_ENDIAN_UNSIGNED (0 | 4 | 8) /* Py_ASNATIVEBYTES_*: big endian, unsigned, no negatives */
 
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
 static PyObject *span_key;   /* key of the span in its Context */
-static PyObject *labels_key; /* key of the number of a label set */
-static PyObject *encoded;    /* attributes by label set number, as bytes */
-static PyObject *endpoints;  /* attributes with the name of a span's local root, by span id */
-static PyObject *classes;    /* types of spans whose _context is their span context */
-static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: unused */
-static Py_ssize_t entered_at; /* offset of ctx_entered in a context; false for a thread's first */
+static PyObject *labels_key; /* key of the label set's number in the Context */
+static PyObject *encoded;    /* encoded attributes by label set number */
+static PyObject *endpoints;  /* encoded name of the span's local root, by span id */
+static PyObject *classes;    /* span types that keep their span context in _context */
+static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: not needed */
+static Py_ssize_t entered_at; /* offset of ctx_entered in a context; 0 in the base context */
 static PyObject *modules;    /* sys.modules */
 static PyInterpreterState *interpreter; /* the main interpreter */
 static PyObject *plain_set, *plain_reset, *plain_run;
@@ -105,8 +105,8 @@ static int raise_now(void *exception)
 
 /* Raises an exception in this thread's Python code, soon after the hook has returned.
  *
- * In the main thread, the exception keeps its arguments; in others, where no signal handler runs,
- * it has none, because PyThreadState_SetAsyncExc raises it. */
+ * In the main thread, the exception keeps its arguments. In other threads, where no signal handlers
+ * run, PyThreadState_SetAsyncExc raises the exception without arguments. */
 static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 {
 	PyErr_NormalizeException(&type, &value, &traceback);
@@ -123,11 +123,11 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 	Py_XDECREF(traceback);
 }
 
-/* Calls get_span_context() of a span whose class is not the SDK's; null: an exception.
+/* Calls get_span_context() of a span whose class is not the SDK's; returns null on an exception.
  *
- * This runs Python code, and thus signal handlers, whose exceptions belong to the service (time
- * limits, KeyboardInterrupt): they are raised later. If a second call raises the same type again,
- * the exception is the span's own, and is dropped. */
+ * The call runs Python code, and thus signal handlers. An exception of a handler, such as
+ * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises the
+ * same type, the exception comes from the span itself, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -199,7 +199,7 @@ static int fill(PyObject *span, PyObject *number)
 
 		if (number)
 			append(PyDict_GetItemWithError(encoded, number));
-		if (PyLong_CheckExact(id)) /* other types may run Python code */
+		if (PyLong_CheckExact(id)) /* hashing another type may run Python code */
 			append(PyDict_GetItemWithError(endpoints, id));
 	}
 	Py_DECREF(context);
@@ -213,12 +213,12 @@ static PyObject *current_context(void)
 
 static int enter(PyObject *context);
 static int leave(PyObject *context);
-/* Functions with which C code changes contexts by itself: uvloop, eager tasks of asyncio. */
+/* Functions with which C code, such as uvloop or asyncio's eager tasks, changes the context. */
 static const struct import imports[] = {
 	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
 
-/* Returns whether leaving the current context will be noticed. Without a watcher, it is not noticed
- * if the context was entered by a library loaded later, or by code linked into the interpreter. */
+/* Returns whether a hook will run when the thread leaves its current context. Without a watcher, no
+ * hook runs if a library that was loaded later, or the interpreter's code, entered the context. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -255,7 +255,7 @@ static int follow_greenlets(PyObject *greenlet)
 	return followed ? 0 : -1;
 }
 
-/* Writes this thread's record; 1: it is complete, 0: there is no span, -1: an exception. */
+/* Writes this thread's record. Returns 1 if it is complete, 0 without a span, -1 on failure. */
 static int describe(PyObject *context)
 {
 	PyObject *span, *number, *greenlet;
@@ -278,7 +278,7 @@ static int describe(PyObject *context)
 	return status;
 }
 
-/* Publishes what an OpenTelemetry Context contains; call without an exception set. */
+/* Publishes the span in an OpenTelemetry Context. No Python exception may be set. */
 static void publish(PyObject *context)
 {
 	int status;
@@ -296,8 +296,8 @@ static void publish(PyObject *context)
 	}
 }
 
-/* Returns whether the thread is in the main interpreter. Other interpreters may share its types
- * (3.11) and the libraries' imports; the span around their code is still the thread's. */
+/* Returns whether the thread is in the main interpreter. The hooks also run in other interpreters,
+ * which may share types (3.11) and imports, and must not change the published span there. */
 static int is_main(void)
 {
 	return PyInterpreterState_Get() == interpreter;
@@ -329,7 +329,7 @@ static int watch(int event, PyObject *context)
 	return 0;
 }
 
-/* PyContext_Enter() as called by other libraries */
+/* Replaces PyContext_Enter() in other libraries. */
 static int enter(PyObject *context)
 {
 	if (PyContext_Enter(context))
@@ -348,7 +348,7 @@ static int enter(PyObject *context)
 	return 0;
 }
 
-/* PyContext_Exit() as called by other libraries */
+/* Replaces PyContext_Exit() in other libraries. */
 static int leave(PyObject *context)
 {
 	if (!is_main())
@@ -521,7 +521,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	}
 	if (context_at)
 		replace_imports(imports);
-	if (context_at && is_outside) /* the service's code entered this context, and stays in it */
+	if (context_at && is_outside) /* the service entered this context, and never leaves it */
 		entered = current_context();
 	Py_RETURN_NONE;
 }
@@ -530,7 +530,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 static PyObject *refresh(PyObject *self, PyObject *arguments)
 {
 	if (context_at)
-		entered = current_context(); /* the greenlet's, until it is left */
+		entered = current_context(); /* the new greenlet's context */
 	publish_current();
 	return self == Py_None ? Py_NewRef(self) : PyObject_CallObject(self, arguments);
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 FP, LINK, SP = 29, 30, 31
-"""DWARF register numbers. As a destination, 31 may instead discard the result."""
+"""DWARF register numbers. As a destination, 31 may also be the zero register."""
 WORD: Final = struct.Struct("<I")
 CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
 """Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""
@@ -52,7 +52,7 @@ def _is_general(word: int) -> bool:
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether target 31 is SP, for an instruction that is not a load or store."""
+    """Returns whether target 31 of an instruction is SP; not for loads and stores."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000
@@ -64,7 +64,7 @@ def _find_loaded(word: int) -> tuple[int, ...]:
     kind, base, status = word >> 28 & 3, word >> 5 & 31, word >> 16 & 31
     is_load, moves_base = bool(word & 1 << 22), False
     pair = (word & 31, word >> 10 & 31)
-    if kind == 0:  # exclusive, ordered, compare and swap; structures of vectors
+    if kind == 0:  # exclusive, ordered and compare-and-swap accesses; structures of vectors
         targets: tuple[int, ...] = (status, *pair) if is_load else (status,)
     elif kind == 1:  # literals
         targets = pair[:1]

@@ -33,7 +33,7 @@ _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
 """First bytes of nop instructions (of any length), and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
-_ALIGNMENT: Final = 16  # alignment of functions by compilers
+_ALIGNMENT: Final = 16  # compilers align functions to 16 bytes
 
 
 class Function(NamedTuple):
@@ -71,7 +71,6 @@ class _Walk:
 
 
 def _check_end(state: State, length: int, effect: int) -> None:
-    """Raise :class:`Inconsistent` if an instruction is invalid, or returns to the wrong address."""
     if not length:
         raise Inconsistent
     if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
@@ -79,7 +78,6 @@ def _check_end(state: State, length: int, effect: int) -> None:
 
 
 def _check_leave(state: State, effect: int) -> None:
-    """Raise :class:`Inconsistent` if a jump to another function leaves the stack changed."""
     if effect in _JUMPS and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
         raise Inconsistent
 
@@ -111,7 +109,7 @@ class Flow:
         self._steps: dict[tuple[State, int, int], State] = {}
         self._functions: dict[int, Function] = {}
         self._callers: defaultdict[int, set[int]] = defaultdict(set)
-        self._endless: set[int] = set()  # functions that do not return
+        self._endless: set[int] = set()
         self.states: dict[int, State] = {}
 
     def contains(self, address: int) -> bool:
@@ -199,7 +197,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            # the function continues into functions that were added later
+            # the function runs into another function, which was added later
             if is_changed or not function.states:
                 self._add(start, self._follow(start))
 
@@ -251,10 +249,10 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop code that may be unreachable, because it follows a call that may not return.
+        """Returns ``states`` without code that is only reached through calls that may not return.
 
-        Keeps code that leads to ``ends``, such as returns, and code reached from there or from
-        ``starts`` without such a call.
+        Keeps code that leads to ``ends`` (such as returns), and code that is reached from it, or
+        from ``starts``, without such a call.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}

@@ -65,7 +65,7 @@ def _move_sp(sp: int | None, change: int) -> int | None:
 def _shift(state: State, value: int) -> State:
     sp = _move_sp(state.sp, value)
     if sp is not None and state.sp is not None and sp < state.saved <= state.sp:
-        return State(sp, -1, state.fp)  # the saved rbp is now below the stack
+        return State(sp, -1, state.fp)  # the slot of the saved rbp is now below rsp
     return state._replace(sp=sp)
 
 
@@ -167,7 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns what two states agree on. Raises :class:`Inconsistent` on a contradiction."""
+    """Returns the common part of two states. Raises :class:`Inconsistent` on a contradiction."""
     if left == right:
         return left
     if OUTERMOST in (left, right):

@@ -16,11 +16,11 @@ Gap = tuple[int, int]
 _FAR_BYTES: Final = 4096
 """Minimum distance, in bytes, between the starts of two functions at which to look for a gap."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size, in bytes, of gaps worth a child process. Linkers leave gaps of about 200."""
+"""Minimum total size of gaps worth a child process, in bytes. Linkers alone leave 200 bytes."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Maximum number of table entries whose function sizes are read if ``main`` has no rule."""
+"""In tables with more entries, functions' sizes are not read even if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
@@ -32,7 +32,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds code without unwind rules, in address order; empty if not worth a child process.
+    """Finds code without unwind rules, in address order; empty if there is too little.
 
     Raises ``ElfError`` if the file cannot be read.
     """
@@ -44,7 +44,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     starts = find_starts(source, elf)
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
-    # musl's entry point has no unwind rule; main has none in programs compiled without tables.
+    # musl's entry point has no unwind rule. main has no rule in programs compiled without tables.
     # In other files, gaps are assembly or functions that V8 embeds. Filling such gaps is not worth
     # delaying the tables that these files already have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
@@ -109,7 +109,6 @@ def _covered(
 
 
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    """Yields the search table's pairs: distances of a function and its entry from the origin."""
     if tables.search_offset is None:
         yield from PAIR.iter_unpack(tables.made)
         return

@@ -37,7 +37,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum frame size that may take two instructions to drop. The table shows only the second."""
+"""Minimum size of a frame that two instructions may drop. The table shows only the last."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -94,7 +94,7 @@ def make_rows(
         frame: size of the first frame, in which x30 and x29 are saved; 0 if they stay in registers.
         pushed: CFA minus the stack pointer at function entry, in bytes.
         keeps_link: whether the return address also stays in x30.
-        fp_lost: whether the caller's x29 is unknown where no frame holds it.
+        fp_lost: whether the caller's x29 is unknown where the function has no frame.
     """
     slot = frame + pushed
     saved = _LINK_SAVED + pack_number(slot // _SLOT) if frame and not keeps_link else _LINK_KEPT
@@ -272,8 +272,8 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
     if not back or any(left < at <= back and register == FP for at, register in changes):
         return _WITHOUT
-    # If no switch is needed, the function drops its frame before the call, which the table does not
-    # show.
+    # The table does not show that the function drops its frame before a tail call if no stack
+    # switch is needed.
     last = min((at for at, register in changes if register == SP and at not in ends), default=0)
     if last and last < back:
         return _WITHOUT
@@ -282,7 +282,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``, as in go_x86.py."""
+    """Makes the rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
     switched = _find_switch(code, 0)
     is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
     kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)

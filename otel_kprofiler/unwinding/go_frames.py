@@ -37,9 +37,9 @@ from otel_kprofiler.unwinding.go_x86 import X86
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
 """Functions whose return address is that of an interrupted instruction, or of a call into C."""
 _SPARE_BYTES: Final = 4096
-"""Entries may be this much larger than the table. Usually, they are a fifth of the table's size."""
+"""Bytes by which entries may exceed ``.gopclntab``. Usually, entries take a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions checked for register-saving instructions; share of them that must match."""
+"""Number of functions whose register-saving instructions are checked; share that must match."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """The makers of rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 
@@ -55,7 +55,7 @@ class FrameMaker:
     ) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
         self._machine = machine
-        self._shapes: dict[int, Shape] = {}  # by location of the frame sizes
+        self._shapes: dict[int, Shape] = {}  # by the location of their frame sizes
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._special = {table.number(name) for name in machine.SPECIAL_NAMES} - {-1}
         cies = [pack_cie(letters, machine.CIE_REST) for letters in (b"zR", b"zRS")]

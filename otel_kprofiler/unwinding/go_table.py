@@ -1,4 +1,4 @@
-"""Parses Go's ``.gopclntab``, from which its runtime unwinds, and reads the code around it.
+"""Parses ``.gopclntab``, which Go's runtime uses to unwind, and reads the code around it.
 
 Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Runs in a
 child process, so it imports only a few modules of this package.
@@ -62,7 +62,7 @@ class Table:
 
     def __init__(self, data: bytes, quantum: int) -> None:
         if len(data) < _HEADER.size:
-            raise ValueError("the table is shorter than its header")
+            raise ValueError(".gopclntab is shorter than its header")
         magic, _, unit, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
         if (magic, unit, word) != (_MAGIC, quantum, 8):
             raise ValueError(
@@ -70,7 +70,7 @@ class Table:
                 f"size {word}"
             )
         if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
-            raise ValueError("the table is truncated")
+            raise ValueError(".gopclntab is truncated")
         self._data, self._sizes_at, self._rows_at = data, sizes, rows
         self._quantum = quantum
         self.count: int = count
@@ -114,7 +114,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < _LONG:
             return value, at
-    raise ValueError("a number has more than 32 bits")
+    raise ValueError("a number in .gopclntab has more than 32 bits")
 
 
 class Code:

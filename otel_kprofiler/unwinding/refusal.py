@@ -50,7 +50,7 @@ COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAI
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Raised if tables must not be used. ``detail`` is for the log."""
+    """Raised if a file's tables must not be used. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)

@@ -13,7 +13,7 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until their tables are loaded. Other files are reopened."""
+"""Maximum number of files kept open until loading. Further files are closed and reopened."""
 
 
 class Opened(NamedTuple):
@@ -47,7 +47,7 @@ class RequestQueue:
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
-        """Add an opened file, whose tables a worker loads. Closes the file if too many are open."""
+        """Queue an opened file for loading. If too many are open, close it until it is loaded."""
         with self._changed:
             if opened.code is not None and (self._stopping or self._open >= MAX_OPEN):
                 opened.code.close()

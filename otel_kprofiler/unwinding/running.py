@@ -18,7 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes that are listed one by one. For more, the whole host is listed."""
+"""Maximum number of processes to list one by one. With more, the whole host is listed."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -78,7 +78,7 @@ def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterat
     if 0 < len(pids) <= _MOST_LINKS:
         try:
             for pid in pids:
-                with suppress(ProcessLookupError):  # the process has exited
+                with suppress(ProcessLookupError):
                     yield from _iterate(program_fd, pid, until_s)
         except OSError:
             pass  # before 6.1, iterators cannot be restricted to a process

@@ -58,7 +58,7 @@ share of the same size, so that a large Go program does not delay other files.""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made concurrently before the first sample. Later, one is made at a time."""
+"""Number of tables made at once before the first sample. Later, tables are made one by one."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -163,8 +163,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Waits until at most ``most`` early requests are pending. Returns False on timeout.
 
-        Requests that wait for a turn to make tables count only if ``most`` is 0, because they would
-        delay the others.
+        If ``most`` is not 0, ignores requests that wait for a turn to make tables, because they
+        would delay the other requests.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -196,7 +196,7 @@ class TableStore:
     def close(self) -> None:
         """Stop the threads and release the maps. Pending files stay pending.
 
-        In a forked child, which has none of these threads, only inherited resources are released.
+        In a forked child, the threads do not exist, and only inherited resources are released.
         """
         threads: list[threading.Thread] = []
         if os.getpid() == self._pid:
@@ -235,7 +235,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns the seconds until work other than taking requests is due; None if it never is."""
+        """Returns in how many seconds work is due, apart from requests; None if never."""
         with self._lock:
             if self._postponed:
                 return _POLL_S
@@ -271,7 +271,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Opens a file or loads its tables. Returns whether the request is done."""
+        """Returns whether the request is done; False if it was only opened, or postponed."""
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -378,7 +378,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Counts a failed open. Returns whether to give up, as on some overlay file systems."""
+        """Counts a failed open; returns whether to give up, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -98,7 +98,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Returns the lowest and highest entry. Raises :class:`TableRefused` if pairs are unsorted."""
+    """Returns the range of entry offsets. Raises :class:`TableRefused` if pairs are unsorted."""
     last = lowest = highest = None
     for chunk in chunks:
         numbers = memoryview(chunk).cast("i")
@@ -125,7 +125,7 @@ def _has_pairs(head: bytes) -> bool:
 
 
 def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yields part of a file in chunks of whole pairs. Raises ``ElfError`` if a read fails."""
+    """Yields pairs from a file, in chunks. Raises ``ElfError`` if a read fails."""
     for start in range(0, size, _CHUNK_BYTES):
         yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
 

@@ -67,7 +67,7 @@ def make_directory() -> str:
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove directories left behind by this user's killed processes, whose locks are free."""
+    """Remove directories of this user's killed processes, which no longer hold their locks."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):

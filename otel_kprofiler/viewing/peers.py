@@ -14,7 +14,7 @@ _NETLINK_SOCK_DIAG: Final = 4  # include/uapi/linux/netlink.h
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 _NLM_F_REQUEST: Final = 1
 _NO_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
-_LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; also matches sockets not bound to a device
+_LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; sockets need not be bound to the device
 _HEADER: Final = struct.Struct("=IHHII")
 _OPTIONS: Final = struct.Struct("=BBBxI")
 """The first fields of inet_diag_req_v2: family, protocol, extensions, states."""
@@ -65,7 +65,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel without tcp_diag does not find our own end either.
+        # If the kernel lacks tcp_diag, it does not find this end of the connection either.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

@@ -244,7 +244,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples with the store's node numbers, and merges equal samples in a bin."""
+        """Reads samples with the store's node numbers. Equal samples in a bin are merged."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():
@@ -289,7 +289,7 @@ class _Content:
         }
 
     def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[FrameRow]]:
-        """Reads the columns of nodes and their frames, and renumbers the samples' nodes."""
+        """Reads the nodes and their frames, and renumbers the nodes in the samples' columns."""
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
         for number, parent, frame in self._database.execute(_NODES, self._values):

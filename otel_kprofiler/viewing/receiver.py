@@ -49,7 +49,7 @@ _MOST_SKIPPED: Final = 1 << 26
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 _TYPES: Final = {_PROTOBUF, "application/protobuf", _JSON}
-_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits, by header
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # wbits of zlib, by content encoding
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class _Handler(HttpHandler):
         if not length.isdecimal():
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "there is no Content-Length")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
-            # Read on, because a client that is still sending would miss the response.
+            # Keep reading, because a client that is still sending would not see the response.
             left = int(length[:_MOST_DIGITS])
             for _ in range(min(left, _MOST_SKIPPED) // _PART_BYTES):
                 self.rfile.read(_PART_BYTES)

@@ -1,8 +1,8 @@
 """Serves the ``view`` page over HTTP, and its data to this page only.
 
-Requests must use a name or address of this server, so that a page of another site cannot read
-profiles through a name of that site that resolves to this server (DNS rebinding). Other origins may
-not read responses (CORS). Other sites' pages may link to the page, but not request data
+Rejects requests for any host name or address that is not this server's. This prevents DNS
+rebinding, in which the name of another site resolves to this server. Other origins may not read
+responses (CORS). Pages of other sites may link to the page, but not request data
 (``Sec-Fetch-Site``). On loopback, only users in :func:`find_trusted_users` get responses.
 """
 
@@ -33,7 +33,7 @@ _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
 _GZIP_LEVEL: Final = 1
-_GZIP_WINDOW: Final = 31  # wbits of zlib: with a gzip header
+_GZIP_WINDOW: Final = 31  # wbits of zlib, for a gzip header
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -106,8 +106,8 @@ class PageServer:
         endpoint: ``host:port`` to listen on. Port 0 selects a free port.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
-        names_file: returns whether a source file is served. It is called in server threads, and on
-            loopback addresses only.
+        names_file: returns whether a source file is served. The function is called in server
+            threads, and on loopback addresses only.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Profiles may come from anywhere, so the names in them are not trusted. Only regular files with the
 suffix of a programming language, and scripts that begin with ``#!``, are read. The user who reads
-the page must have the right to read them. The text contains no control characters except tabs.
+the page must have the right to read the file. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations

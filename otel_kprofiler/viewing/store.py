@@ -2,8 +2,8 @@
 
 Each sample refers to its thread, and to its stack's node in the tree of all calls. The roots of the
 tree are process names, and nodes refer to frames. A frame common to many stacks is stored once, as
-is each path from the root. The samples table is a tree in time order, so that adding samples,
-dropping old samples and reading a range need no further index.
+is each path from the root. The samples table is stored in time order, so that adding samples,
+dropping old samples and reading a range need no index.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""Number of times that unreferenced rows are removed within the retention time."""
+"""Number of times per retention time that unreferenced rows are removed."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -173,7 +173,7 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # In profiles without times, samples of several spans have the same
+                            # Without times, samples that differ only in their spans have the same
                             # identity.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value
@@ -346,7 +346,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the Unix times (ns) of the first sample, and just after the last; zeros if empty."""
+    """Returns the first sample's Unix time, and the last sample's plus 1, in ns; zeros if empty."""
     # A single statement for minimum and maximum would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()

@@ -145,7 +145,7 @@ def test_untrackable_bpf_programs_are_logged_once(public_python):
                f"--ambient-caps={capabilities}"]  # fmt: skip
     done = run(LOCKED, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
     (line,) = done.stderr.splitlines()
-    assert line.startswith("BPF programs loaded later will have no names: ")
+    assert line.startswith("BPF programs loaded from now on will have no names: ")
     assert "RLIMIT_MEMLOCK" in line
 
 

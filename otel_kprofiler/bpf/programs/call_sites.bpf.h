@@ -17,7 +17,7 @@ enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 /* Returns whether these eight bytes, the last one in the top bits, may end with an x86-64 call. */
 INLINE u64 is_x86_call(u64 x)
 {
-	u64 high = x >> 8; /* keeps the masks below 2^63; no mask needs the lowest byte */
+	u64 high = x >> 8; /* drops the lowest byte, so that the masks stay below 2^63 */
 
 	return (MATCHES(high, 0x00000000ff0000, 0x00000000e80000)) | /* rel32 */
 	       (MATCHES(high, 0xf8ff0000000000, 0xd0ff0000000000)) | /* *reg */

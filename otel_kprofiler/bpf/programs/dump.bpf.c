@@ -5,7 +5,7 @@
  * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if it is on
- * no CPU afterwards, and its count of context switches (grows when it leaves a CPU) is the same.
+ * no CPU afterwards and its number of context switches (counted on leaving a CPU) is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -30,7 +30,7 @@ enum row_flags {
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. Scheduler clocks do not start with boottime. */
+/* Read by bpf/dump.py; change both together. Scheduler clocks have another origin than boottime. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* only with CONFIG_SMP; otherwise, the only CPU runs this */
+	if (HAS(task->on_cpu)) /* with CONFIG_SMP; else, this program occupies the only CPU */
 		GET(on, task->on_cpu);
 	return on;
 }
@@ -248,7 +248,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->state |= dead;
 	GET(row->comm, task->comm);
 	row->cpu = -1;
-	if (HAS(task->wake_cpu)) /* only with CONFIG_SMP; __set_task_cpu() sets it, too */
+	if (HAS(task->wake_cpu)) /* only with CONFIG_SMP; also set by __set_task_cpu() */
 		GET(row->cpu, task->wake_cpu);
 	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
 			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));
@@ -419,9 +419,9 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 }
 
 /*
- * Finds the start of the kernel's direct map of memory. The page table of the process that runs
- * this program is in that map, which starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
- * the right start leads to the bytes that are known to be at `proof_at`.
+ * Finds the start of the kernel's direct map of memory. The map contains the page table of the
+ * process that runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
+ * the right start leads to `proof`, the word that this process has at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

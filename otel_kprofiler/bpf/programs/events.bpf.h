@@ -2,8 +2,8 @@
 /*
  * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
  *
- * Before 5.15, the kernel passes no cookie to a program at a perf event. The event's number is
- * therefore in the event's attributes, as wakeup_events, which only affects readers of a perf ring.
+ * Before 5.15, the kernel passes no cookie to a program at a perf event. Therefore, the event's
+ * number is in perf_event_attr.wakeup_events, which only affects readers of a perf ring.
  * If there are no events, the constants in event_layout make the verifier remove all of this code.
  */
 #pragma once
@@ -71,9 +71,9 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 }
 
 /*
- * Sets the value of a sample: the number of events that it represents. With a period, this is the
- * period, and overflows at which the kernel ran no program are counted as missed. With a rate, the
- * kernel keeps changing the period, and the value is the count since the last run on this CPU.
+ * Sets the value of a sample: the number of events that it represents. For an event with a period,
+ * this is the period; overflows at which the kernel ran no program count as missed. For an event
+ * with a rate, whose period varies, this is the number of events since the last run on this CPU.
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Collects user stacks without an unwinder: the kernel follows frame pointers. In code without
- * them, the kernel reports arbitrary words on the stack as return addresses, so the stack is cut
- * off at the first address that does not follow a call.
+ * frame pointers, the kernel reports arbitrary words on the stack as return addresses, so the stack
+ * is cut off at the first address that does not follow a call.
  */
 #pragma once
 

@@ -16,7 +16,7 @@ struct go_label {
 	struct go_string key, value;
 };
 
-/* Intermediate data of each CPU. */
+/* Scratch memory of each CPU. */
 struct go_work {
 	u64 behind; /* offset of the head from the start of the record's stacks */
 	u64 at;	    /* offset of the next label from the end of the head */
@@ -32,7 +32,7 @@ struct go_work {
 		u32 seed;
 		u64 buckets, old_buckets;
 	} map;
-	u8 tops[8]; /* of each slot: upper bits of the hash; a small number if empty */
+	u8 tops[8]; /* per slot: upper bits of the key's hash; below GO_MIN_TOP if empty */
 	u64 number;
 };
 
@@ -44,7 +44,7 @@ enum {
 	GO_BUCKET_BYTES = GO_NEXT + 8,
 	GO_MIN_TOP = 5, /* minTopHash */
 	GO_MAX_LOG2_BUCKETS = 3,
-	GO_MAX_BUCKETS = 16, /* including overflow buckets */
+	GO_MAX_BUCKETS = 16, /* limit on buckets, including overflow buckets */
 	GO_MAX_LABELS = 24,
 	GO_STRING_MASK = 255,
 	GO_MAX_KEY = 200,
@@ -116,7 +116,7 @@ GLOBAL int add_go_label(void)
 	return 1;
 }
 
-/* Adds the labels in Go 1.23 or earlier. Their map does not grow once the labels are set. */
+/* Adds the labels in Go 1.23 or earlier, which are in a map that never grows. */
 INLINE void add_go_map(struct go_work *work)
 {
 	u64 map, bucket, next;

@@ -16,7 +16,7 @@
 
 enum {
 	MAX_FUNCTIONS = 256, /* BPF_MAX_SUBPROGS, kernel/bpf/verifier.c */
-	NAME_BYTES = 512,    /* KSYM_NAME_LEN; 128 until 6.0, where names are shorter */
+	NAME_BYTES = 512,    /* KSYM_NAME_LEN (128 until 6.0, with shorter names) */
 	MODULE_BYTES = 56,   /* MODULE_NAME_LEN */
 };
 

@@ -3,10 +3,10 @@
  * Measures waits for the kernel's locks, at the tracepoints contention_begin and contention_end
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs run with any lock held, and in interrupts. They take no lock except the ring's, to
- * write a sample, and the thread may have waited for that very lock. Only the profiler's process,
- * and the sampler's programs while they use the scratch memory, take the locks of maps and rings.
- * So no sample is taken in that process, or without that memory.
+ * The programs run with any lock held, and in interrupts. To write a sample, they take the ring's
+ * lock, which would deadlock if the thread has just got this very lock. Only the profiler's
+ * process, and the sampler's programs while they use the scratch memory, take locks of maps and
+ * rings. So no sample is taken in that process, or while another program has the scratch memory.
  */
 #pragma once
 
@@ -19,11 +19,11 @@ enum lock_flags {
 };
 
 enum {
-	LOCK_FLAGS = 64,  /* number of combinations */
-	LOCK_PHASE = 128, /* in a record: phase of a lock's sample; the lock's flags are added */
+	LOCK_FLAGS = 64,  /* number of combinations of flags */
+	LOCK_PHASE = 128, /* phase of a lock's sample, to which the lock's flags are added */
 	LOCK_PLACES = 8,
 	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer */
-	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may be gone */
+	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may have exited */
 };
 
 #define INITIAL_NAMESPACE 0xeffffffcULL /* PROC_PID_INIT_INO, include/linux/proc_ns.h */
@@ -54,7 +54,7 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Cache lines for each CPU. Only that CPU writes them; user space reads them by mmap. */
+/* Counters of a CPU, in separate cache lines. Only that CPU writes them; user space maps them. */
 struct lock_line {
 	u64 no_room;   /* waits for which no place was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
@@ -74,7 +74,7 @@ struct lock_wait {
 	u32 flags;
 	u32 holder; /* thread id of the holder, as in records */
 	struct comm holder_comm;
-	u64 claims; /* number of claims on this place; 1 once it is taken */
+	u64 claims; /* number of CPUs that claim this place; 1 while taken */
 };
 
 struct lock_bucket {
@@ -246,7 +246,7 @@ INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *
 	record->phase = LOCK_PHASE + flags;
 	record->holder = wait->holder;
 	record->value = value;
-	is_followed(options, record, &in_namespace); /* for its ids */
+	is_followed(options, record, &in_namespace); /* sets the ids */
 	record->start_time_ns = start_time(options);
 	if (is_too_young(options, record->start_time_ns)) {
 		line->age++;

@@ -66,8 +66,8 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 }
 
 /*
- * Returns whether a file is on a file system served by another host or process (see include/uapi/
- * linux/magic.h). Reading such a file may take arbitrarily long, so it is not listed.
+ * Returns whether a file is on a file system served by another host or process (linux/magic.h).
+ * Reading such a file may take arbitrarily long, so it is not listed.
  */
 INLINE int is_remote(u64 address)
 {
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Lists a mapping's file. `tgid` is an id in the initial pid namespace, `tid` in the innermost. */
+/* Lists a mapping's file. `tgid`, `tid`: process id in the initial and innermost pid namespace. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

@@ -3,11 +3,11 @@
  * Lets the sampler's code read a sleeping thread, from the process that dumps it: the code uses
  * `other.task` in place of the current task.
  *
- * The thread's memory is read through the kernel's direct map of all memory, by walking the page
- * tables as the processor does (on x86-64 only): this takes no lock of the process, faults in no
- * page, never waits, and needs only the task iterator. bpf_copy_from_user_task() needs Linux 5.18,
- * takes mmap_lock, faults pages in and waits: it would hang on the processes that dumps should
- * explain, which hold their own mmap_lock or map a file whose server is gone.
+ * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
+ * tables as the processor does (on x86-64 only). This takes no lock of the process, faults in no
+ * page, never waits, and needs only the task iterator. bpf_copy_from_user_task() (Linux 5.18) takes
+ * mmap_lock, faults pages in and waits. It would hang on the very processes that dumps should
+ * explain: those that hold their mmap_lock, or map a file whose server is gone.
  *
  * Any step may read memory that has been freed and reused. The data counts only if the thread has
  * not run since (dump.bpf.c).
@@ -26,7 +26,7 @@ enum {
 	PTE_PRESENT = 1 << 0,
 	PTE_USER = 1 << 2,
 	PTE_HUGE = 1 << 7,
-	PTE_PROT_NONE = 1 << 8, /* set by NUMA balancing if PTE_PRESENT is not */
+	PTE_PROT_NONE = 1 << 8, /* set by NUMA balancing in place of PTE_PRESENT */
 	HUGE_BITS = 21,	 /* 2 MiB page */
 	GIANT_BITS = 30, /* 1 GiB page */
 };
@@ -34,7 +34,7 @@ enum {
 /* Location of the kernel's direct map; written by user space and kprofiler_find_memory. */
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
-	u64 physical_mask; /* bits of an entry that hold the physical address */
+	u64 physical_mask; /* bits of a page table entry that hold the physical address */
 	u64 tried;	   /* starts tried so far, 1 GiB apart, downward from the page table */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
@@ -53,7 +53,7 @@ struct other {
 	u64 table;     /* top-level page table; 0: no memory to read */
 	u64 pieces_at; /* address of `pieces` */
 	struct kept_page kept[KEPT_PAGES];
-	u8 pieces[2 * PAGE_SIZE]; /* bytes from two pages */
+	u8 pieces[2 * PAGE_SIZE]; /* a copy of bytes that span two pages */
 };
 
 MMAP_ARRAY(memory_layout, struct memory_layout, 1);
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Return the pointer as a number, reread from a map: functions cannot return pointers. */
+	/* Functions cannot return pointers. Reread from a map, the pointer is a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

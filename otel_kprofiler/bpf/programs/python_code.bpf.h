@@ -11,7 +11,7 @@
 enum {
 	TYPE_WORD = 1,
 	CODE_SIZE_AT = 16, /* code units */
-	STRING_LENGTH_AT = 16, /* then hash, state */
+	STRING_LENGTH_AT = 16, /* length; then hash, state */
 	TABLE_SIZE_AT = 16, /* size in bytes; then hash, content */
 	TABLE_CONTENT_AT = 32,
 };
@@ -49,7 +49,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	u32 version = l->code_version ? code_half(w, l->code_version) : 0;
 
 	sum = mix(sum, code_word(w, CODE_SIZE_AT) << 32 | code_half(w, l->code_first_line));
-	if (version && !w->several) /* unique, until the interpreter runs out of versions */
+	if (version && !w->several) /* unique until version numbers run out */
 		return mix(sum, version);
 	if (!bpf_probe_read_user(content, 16, (void *)(name + STRING_LENGTH_AT)))
 		sum = mix(mix(sum, content[0]), content[1]);
@@ -111,7 +111,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	state = head[2];
 	*width = state >> (l->string_kind_shift & 31) & 7;
 	if (!*width || !(state >> (shift - 1 & 31) & 1))
-		return -1; /* its characters are stored elsewhere */
+		return -1; /* the string's characters are stored elsewhere */
 	at = state >> shift & 1 ? l->string_ascii : l->string_other;
 	bytes = head[0] < MAX_NAME_BYTES ? head[0] * *width : MAX_NAME_BYTES;
 	if (bytes > MAX_NAME_BYTES)

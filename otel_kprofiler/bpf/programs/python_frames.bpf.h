@@ -56,7 +56,7 @@ INLINE const u8 *get_frame(struct python_work *w, const struct python_layout *l,
 	return place > FRAME_WINDOW ? 0 : w->window + place;
 }
 
-/* Appends a frame; its caller may turn out to be C code. */
+/* Appends a frame's word, which put_entry() may later mark as entered from C. */
 INLINE int put_word(struct python_work *w, u64 word)
 {
 	u64 at = w->head.frames;
@@ -115,7 +115,7 @@ INLINE int check_place(struct python_work *w, const struct python_layout *l, u64
 INLINE int read_function(struct python_work *w, const struct python_layout *l, const u8 *frame,
 			 u64 at, u32 owner)
 {
-	u64 code = frame_word_at(frame, l->frame_code) & ~3ULL; /* tagged in 3.14 */
+	u64 code = frame_word_at(frame, l->frame_code) & ~3ULL; /* the low bits are a tag in 3.14 */
 	s64 instruction;
 	u64 word;
 	int problem;
@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the loop was just entered: its C struct is linked, but its frame may not be. */
+/* Returns whether the loop was just entered: _PyCFrame is linked, but the new frame may not be. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;
@@ -201,7 +201,7 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* Binds a process to its current program on first use; returns whether it still runs it. */
+/* On first use, binds a process to its program; returns whether that program still runs. */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)
@@ -209,7 +209,7 @@ INLINE int same_image(struct python_process *process, u64 image)
 	return process->image == image;
 }
 
-/* Prepares the walk; returns PYTHON_COMPLETE if the thread has a state, else another outcome. */
+/* Prepares the walk; returns PYTHON_COMPLETE if a thread state exists, else another outcome. */
 INLINE int begin_python(struct python_work *w, struct python_process *process,
 			const struct python_config *c, const struct record *record)
 {

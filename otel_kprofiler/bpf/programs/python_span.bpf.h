@@ -5,7 +5,7 @@
  *   thread state -> contextvars.Context -> HAMT -> OpenTelemetry's Context, a dictionary
  *   -> span -> span context
  *
- * The service does not announce changes. The thread is stopped, and CPython with a GIL writes each
+ * The service does not report new spans. The thread is stopped, and CPython with a GIL writes each
  * of these references atomically, after the object that it refers to. HAMTs and OpenTelemetry's
  * contexts do not change once they are referenced. Each object's type is checked. Anything
  * unexpected makes the span unknown.
@@ -21,23 +21,23 @@
 
 enum {
 	MAX_THREADS = 1024,
-	MAX_LEVELS = 8, /* of a HAMT: 5 of 32 hash bits per level, and a node for equal hashes */
+	MAX_LEVELS = 8, /* levels of a HAMT: 7 for the 32 hash bits (5 each), 1 for equal hashes */
 	MAX_EQUAL_HASHES = 8,
 	MAX_PROBES = 32, /* limit on the probes of a dictionary lookup */
-	MAX_LOG2_SIZE = 15, /* limit on a dictionary's index table: up to two bytes per index */
+	MAX_LOG2_SIZE = 15, /* largest index table that is read, with two bytes per index */
 	SPAN_CLASSES = 4,
 };
 
 /* Places where instances of a class keep their attributes. */
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
-	VALUES_TAGGED,	   /* 3.12: the same word; its lowest bit is 0 for a dictionary */
+	VALUES_TAGGED,	   /* 3.12: one tagged word points to the values or a dictionary */
 	VALUES_INLINE,	   /* 3.13: after the object, unless they are marked invalid */
 };
 
 struct span_class {
 	u64 type;
-	u64 place; /* index of the span context in `keys` */
+	u64 place; /* index of the span context's attribute in `keys` */
 	u64 keys;  /* key table that the instances share */
 };
 
@@ -101,7 +101,7 @@ struct dict_keys {
 };
 
 enum {
-	GENERAL_KEYS, /* dk_kind: entries begin with their hash */
+	GENERAL_KEYS, /* dk_kind; in this kind, entries begin with a hash */
 	UNICODE_KEYS,
 	SPLIT_KEYS,
 	EMPTY_INDEX = -1,
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Returns whether this is the state of a live thread with this id: a neighbour must point to it. */
+/* Returns whether `state` has this thread id and is in the list: its neighbour must point to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -162,7 +162,7 @@ GLOBAL u64 find_thread_state(u32 tid)
 		if (id == tid) {
 			if (!is_state_of(path, state, tid))
 				return 0;
-			w->found.image = 0; /* keeps the frame walk from using this entry */
+			w->found.image = 0; /* makes the frame walk ignore this entry */
 			w->found.address = state;
 			bpf_map_update_elem(&python_threads, &tid, &w->found, BPF_ANY);
 			return state;
@@ -231,7 +231,7 @@ GLOBAL u64 find_variable(u64 node)
 	return 0;
 }
 
-/* Returns the value of a string key in a dictionary's combined table; 0 if it is not found. */
+/* Returns the value of a string key in a dictionary's combined table; 0 if absent. */
 GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 {
 	u64 mask, place, wide, entries, entry_bytes;
@@ -251,7 +251,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 	wide = head.log2_size >= 8;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < MAX_PROBES; i++) {
-		s16 index; /* one byte in small tables: the second belongs to the next index */
+		s16 index; /* in small tables, the low byte; the high byte is the next index */
 
 		if (READ_USER(index, keys + KEYS_INDICES_AT + (place << wide)))
 			return 0;
@@ -259,7 +259,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 			index = (s8)index;
 		if (index == EMPTY_INDEX)
 			return 0;
-		if (index >= 0 && (u64)index < head.entries) { /* else the entry was deleted */
+		if (index >= 0 && (u64)index < head.entries) { /* negative: a deleted entry */
 			if (READ_USER(entry, entries + entry_bytes * (u64)index))
 				return 0;
 			if (entry.key == key)

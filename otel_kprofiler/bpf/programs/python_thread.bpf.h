@@ -2,14 +2,14 @@
 /*
  * Finds CPython's state of the interrupted thread in the interpreter's list of thread states.
  *
- * Thread-local storage has it only while the thread holds the GIL, and threads that are in the
- * kernel mostly do not. Other threads may change the list at the same time, so a state counts only
- * if it belongs to this thread and is in the list.
+ * Thread-local storage has the state only while the thread holds the GIL, and threads that are in
+ * the kernel mostly do not. Other threads may change the list at the same time, so a state counts
+ * only if it belongs to this thread and is in the list.
  *
  * With subinterpreters, a thread may have states of several interpreters, each with frames. From
  * 3.13 on, a bit marks the state that the thread used last, with or without the GIL. In older
- * versions, a thread may run a state with another thread's id, so only states of the main
- * interpreter, the last in the list, are examined.
+ * versions, a thread may use a state that has another thread's id, so only states of the main
+ * interpreter, which is last in the list, are examined.
  */
 #pragma once
 
@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Returns whether the copied state is the interrupted thread's, or of several, its last used. */
+/* Returns whether the interrupted thread uses the copied state (of several: used it last). */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&
@@ -119,7 +119,7 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 /*
  * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
  * thread creates for another thread has this thread's id, but no frame. If there are several
- * interpreters, all are searched. If the thread seems to have used two states last, uses neither.
+ * interpreters, all are searched. If two states both seem to be the last used, uses neither.
  */
 GLOBAL int try_thread(void)
 {
@@ -158,7 +158,7 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
 		if (try_thread())
 			break;
-	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* not all were examined, or two belong to the thread */
+	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* the search is incomplete, or two states match */
 		w->thread = 0;
 		return PYTHON_INTERPRETERS;
 	}

@@ -9,7 +9,7 @@
 
 enum {
 	MAX_PYTHON_FRAMES = 127,
-	MORE_STEPS = 64,	 /* additional steps, for frames that are not shown */
+	MORE_STEPS = 64,	 /* additional steps of a walk, for frames that are not reported */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
 	MAX_PYTHON_THREADS = 512, /* limit on the threads that a search examines */
@@ -40,7 +40,7 @@ enum {
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* frames entered from C have a flag; else, entry frames mark them */
+	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; else, entry frames do */
 };
 
 struct python_config {
@@ -82,7 +82,7 @@ struct python_layout {
 	u64 frame_owner;
 	u64 frame_entry;
 	u64 frame_header; /* bytes before a frame's variables; 0: code_frame_words covers all */
-	u64 entry_owner;  /* from this owner on, a frame belongs to a C call, not to a function */
+	u64 entry_owner;  /* frames of this or a higher owner belong to a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;
 	u64 code_bytes; /* size of a code object, without its instructions */
@@ -108,7 +108,7 @@ struct python_process {
 	u64 code_type;
 	u64 eval_start; /* start of the evaluation loop; next, the length of its prologue */
 	u64 eval_bytes;
-	u64 image; /* the program at its first sample; 0: not sampled yet */
+	u64 image; /* identifies the program since its first sample; 0: not sampled yet */
 };
 
 /* Outcomes of reading a stack, and of describing a code object. */
@@ -209,7 +209,7 @@ struct code_key {
 
 /* A code object whose id appears in samples. */
 struct code_state {
-	u64 check;   /* mixed with the id, because an element may be reused while it is read */
+	u64 check;   /* identifies the object; mixed with the id, to detect reuse of the element */
 	u64 id;
 	u64 pending; /* number of the sample that will describe the object; 0: it is described */
 };
@@ -226,7 +226,7 @@ struct new_code {
 	u64 id;
 };
 
-/* State of one walk. The verifier forgets values in a map, and so sees one state per loop. */
+/* State of a walk. The verifier does not track loop variables in a map; see unwind_work. */
 struct python_work {
 	struct python_process process; /* a copy */
 	u64 image;
@@ -246,7 +246,7 @@ struct python_work {
 	struct thread_state found;
 	u64 frame; /* the next frame */
 	u64 seen;  /* number of functions' frames so far */
-	u64 open;  /* index + 1 of the last word, if C may have entered its frame; otherwise 0 */
+	u64 open;  /* index + 1 of the last word if its frame may be entered from C; else 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */
 	u64 window_at;

@@ -81,7 +81,7 @@ struct config {
 	u64 min_age_ns;
 	u64 leader_offset; /* offset of task_struct.group_leader */
 	u64 start_offset;  /* offset of task_struct.start_boottime */
-	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
+	u64 wakeup_bytes;  /* bytes in the ring at which the reader is woken */
 	u64 stack_bytes; /* limit on one side of a stack, at most STACK_BYTES */
 	u64 namespace_device; /* device of the pid namespace; next, its inode number */
 	u64 namespace_inode;
@@ -98,8 +98,8 @@ struct config {
 };
 
 /*
- * Counters of an event on a CPU, in separate cache lines. Only that CPU writes them. User space
- * reads them through a mapping.
+ * Counters of an event on a CPU, in separate cache lines. Only that CPU writes the counters; user
+ * space reads them through a mapping.
  */
 struct cpu_line {
 	u64 taken;
@@ -112,8 +112,8 @@ struct cpu_line {
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
 	u64 counted;   /* events up to the last run; unused for cpu-clock */
-	u64 overflows; /* overflows of the event's period up to the last run */
-	u64 skipped;   /* events of a tracepoint while this CPU was in another program */
+	u64 overflows; /* completed periods of the event up to the last run */
+	u64 skipped;   /* tracepoint events while another program used the scratch memory */
 	u64 unused[4];
 };
 
@@ -129,7 +129,7 @@ struct comm {
 
 /* State of the ring's reader; user space reads and writes it through a mapping. */
 struct reader {
-	u64 waits_since;  /* the reader waits for a process that started then or later */
+	u64 waits_since;  /* the reader waits for processes that started at this time or later */
 	u64 newest_start; /* latest start of a process in the records */
 };
 
@@ -155,8 +155,8 @@ struct record {
 	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
 	u32 holder; /* thread that holds the lock: its id in the initial namespace; 0: unknown */
 	/*
-	 * The stacks (user_stack.bpf.h, python_types.bpf.h) and the context, without unused
-	 * space; for a lock, followed by the name of its holder.
+	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the
+	 * name of its holder, without gaps.
 	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
@@ -278,8 +278,8 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 #include "targets.bpf.h"
 
 /*
- * Writes the user stack to `at`; returns its size in bytes, or 0. The record's `user_bytes` becomes
- * this size, or an error.
+ * Writes the user stack to `at`; returns its size in bytes, or 0. Sets the record's `user_bytes` to
+ * this size, or to an error.
  */
 INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct record *record,
 			      u8 *at, u64 limit, enum user_frames by)
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes the reader not only at the mark, which records may step over, but in a band above it. */
+/* Wakes the reader in a band above the high-water mark, because records may step over the mark. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -369,8 +369,8 @@ INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Writes the current thread, whose ids are in the record, to the ring, with its stacks and, if it
- * waited for a lock, the name of the thread that held it.
+ * Writes a record of the current thread to the ring, with its stacks and, if it waited for a lock,
+ * the name of the lock's holder. The record already contains the thread's ids.
  */
 INLINE enum written write_thread(void *ctx, struct config *options, struct record *record,
 				 enum user_frames by, int python, int in_namespace,
@@ -418,7 +418,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Event samples leave a quarter of the ring free. The fill mark is half of the ring. */
+	/* Event samples leave a quarter of the ring free. wakeup_bytes is half of the ring. */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;
@@ -542,7 +542,7 @@ INLINE void end_record(const struct record *record, struct cpu_line *line)
 
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. in_flight shows the reader the time up to which it has all records.
+ * increments are exact. From in_flight, the reader learns up to which time it has all records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {

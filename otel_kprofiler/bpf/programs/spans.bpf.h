@@ -25,7 +25,7 @@ struct span_layout {
 	u64 unsampled;
 };
 
-/* An integer after its reference count, the first word of every object. */
+/* A Python integer, without the reference count with which every object begins. */
 struct python_int {
 	u64 type;
 	u64 size; /* number of digits, shifted left by size_shift */
@@ -53,7 +53,7 @@ INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 #pragma clang loop unroll(full)
 	for (u32 i = 0; i < MAX_DIGITS; i++)
 		if (i >= digits)
-			number->digits[i] = 0; /* this is past the end of the object */
+			number->digits[i] = 0; /* not a digit: past the end of the object */
 	return 1;
 }
 
@@ -62,10 +62,10 @@ INLINE u64 low_half(const struct python_int *number)
 	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
 }
 
-/* Reads the ids of a span context into `span`, if it has the right type and is to be linked. */
+/* Reads a span context's ids into `span`; skips remote and, unless wanted, unsampled spans. */
 INLINE void read_span_context(const struct span_layout *layout, u64 object, struct span *span)
 {
-	u64 type, items[4]; /* trace id, span id, whether it is remote, flags */
+	u64 type, items[4]; /* trace id, span id, is_remote, trace flags */
 	struct python_int number;
 
 	if (READ_USER(type, object + TYPE_AT) || type != layout->span_context_type ||

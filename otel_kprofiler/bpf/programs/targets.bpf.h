@@ -10,7 +10,7 @@ enum {
 };
 
 HASH(targets, u8, SIZED_BY_LOADER); /* ids as in the record */
-HASH(roots, u8, SIZED_BY_LOADER);   /* ids in the initial namespace whose descendants are sampled */
+HASH(roots, u8, SIZED_BY_LOADER);   /* targets' ids in the initial namespace, to find descendants */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);
 
@@ -75,8 +75,8 @@ INLINE int has_comm(const struct config *options, struct record *record)
 extern int LINUX_KERNEL_VERSION __attribute__((section(".kconfig")));
 
 /*
- * Returns whether the current process is in or below one of the cgroups. On kernels before 5.15,
- * which lack the helper, the verifier sees from the version that the helper is never called.
+ * Returns whether the current process is in or below one of the cgroups. Kernels before 5.15 lack
+ * the helper; because of the version check, their verifier sees that it is never called.
  */
 INLINE int in_cgroup(const struct config *options)
 {

@@ -3,13 +3,13 @@
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
  * pointer to a record. User space locates the pointer (processes/thread_pointer.py), and
  * bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c after
- * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h). In
- * Go, it leads to labels (go_labels.bpf.h).
+ * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h); in
+ * Go, the variable leads to labels (go_labels.bpf.h).
  */
 
 /* Location of the variable in the threads of a process. */
 struct context_place {
-	u64 start_time_ns; /* start time of the process; next, start of its program's stack */
+	u64 start_time_ns; /* start time of the process; stack_start: start of its main stack */
 	u64 stack_start;
 	u64 offset;	/* offset from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
@@ -39,7 +39,7 @@ struct context_head {
 
 enum {
 	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
-	FIRST_ATTRIBUTES = 100, /* bytes read along with the head, 128 in total */
+	FIRST_ATTRIBUTES = 100, /* bytes of attributes read together with the head (128 in total) */
 	DTV_BYTES = 512, /* bytes of a vector that are read at once */
 	IS_VALID = 1,
 	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
@@ -51,7 +51,7 @@ enum {
 
 HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
-ARRAY(context_slots, u64, SLOTS / 64); /* one bit per value of the keys' low bits */
+ARRAY(context_slots, u64, SLOTS / 64); /* a bit for each value of a process id's low bits */
 
 /* Returns whether a process may publish contexts; if not, the hash lookup can be skipped. */
 INLINE int may_publish(u32 tgid)
@@ -63,9 +63,9 @@ INLINE int may_publish(u32 tgid)
 }
 
 /*
- * Returns the address of the pointer; 0 if the thread has none yet. Only the thread itself changes
- * its vector. Modules beyond the vector's length, or of later generations, have no block. In glibc,
- * an unallocated block's address is all ones. `room` has DTV_BYTES bytes.
+ * Returns the address of the pointer; 0 if it is not allocated yet. Only the thread itself changes
+ * its vector (DTV). If the vector is too short or its generation too old, the module has no block.
+ * In glibc, the address of an unallocated block is all ones. `room` has DTV_BYTES bytes.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {
@@ -132,7 +132,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (behind > ALL_STACKS_BYTES)
 		return 0;
 	if (place->kind >= GO_LABELS) {
-#ifdef KPROFILER_BCC /* with bcc, only this process is read */
+#ifdef KPROFILER_BCC /* with bcc, only the profiler's process has contexts */
 		return 0;
 #else
 		at = find_go_labels(place, thread_pointer);
@@ -150,7 +150,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (!at)
 		return 0;
 	if (bpf_probe_read_user(head, CONTEXT_HEAD_BYTES + FIRST_ATTRIBUTES, (void *)at)) {
-		read = 0; /* not all of it is mapped and resident */
+		read = 0; /* part of the context is not resident */
 		if (READ_USER(*head, at))
 			return 0;
 	}
@@ -162,7 +162,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	BOUND(bytes, CONTEXT_MASK);
 	if (bytes > read &&
 	    bpf_probe_read_user(head + 1, bytes, (void *)(at + CONTEXT_HEAD_BYTES)))
-		bytes = 0; /* not resident or not mapped, but the ids were read */
+		bytes = 0; /* the attributes are not resident, but the ids are */
 	if (READ_USER(again, at) || !is_same_head(head, &again))
 		return 0;
 	return CONTEXT_HEAD_BYTES + bytes;

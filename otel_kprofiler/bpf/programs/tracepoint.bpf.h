@@ -19,7 +19,7 @@ struct tracepoint {
 	u64 period;   /* number of events from one sample to the next */
 	u64 by;	      /* enum user_frames */
 	u64 python;
-	u64 argument; /* number of the argument with the event's value; NO_ARGUMENT: value 1 */
+	u64 argument; /* index of the argument with the value; NO_ARGUMENT: the value is 1 */
 	u64 pointer;  /* 0: the argument is the value, 1: it points to a struct with the value */
 	u64 member;   /* offset of the 32-bit value in that struct */
 	u64 is_order; /* whether the value is 1 << argument */
@@ -40,7 +40,7 @@ INLINE u64 read_argument(const u64 *ctx, u64 number)
 	for (u64 i = 0; i < MAX_ARGUMENTS; i++)
 		if (i == number) {
 			value = *(const volatile u64 *)&ctx[i];
-			asm volatile("" : "+r"(value)); /* keeps the loads separate */
+			asm volatile("" : "+r"(value)); /* prevents merging of the loads */
 		}
 	return value;
 }
@@ -63,7 +63,7 @@ INLINE u64 read_value(const u64 *ctx)
 	return value * tracepoint.unit;
 }
 
-/* Counts an event; returns whether it is sampled, as the last event of each period is. */
+/* Counts an event; returns whether to sample it. Samples the last event of each period. */
 INLINE int is_due(struct cpu_line *line)
 {
 	u64 overflows = (++line->counted + line->skipped) / tracepoint.period;

@@ -7,9 +7,9 @@
  * 3. in a leaf without a rule, in a file with rules, by the word on top of the stack, as a guess;
  * 4. in code without tables (JIT, Go), by the frame pointer.
  *
- * In all cases, a return address counts only if it is executable and follows a call. Unreadable
- * code is accepted if a table led to it. A file whose table is not loaded yet ends the stack: a
- * frame pointer would be a guess there.
+ * In all cases, a return address counts only if it is executable and follows a call. If a table led
+ * to code that is not readable, the call is not checked. A file whose table is not loaded yet ends
+ * the stack: a frame pointer would be a guess there.
  */
 #pragma once
 
@@ -47,7 +47,7 @@ INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 	       (x & c->goexit_mask) == c->goexit;
 }
 
-/* Reads a register that the walk tracks, or any register of the block; returns 0 on success. */
+/* Reads a register that the walk tracks, or any register in `block`; returns 0 on success. */
 INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u32 column, u64 *value)
 {
 	u64 at;
@@ -158,7 +158,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	} else if (row->cfa_kind >= CFA_GOROUTINE) {
 		u64 goroutine, depth;
 
-		/* struct g, and the frame's distance below the end of the stack, which may move */
+		/* address of struct g, and the frame's distance from the end of its stack */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		goroutine = w->pair[row->cfa_kind == CFA_GOROUTINE];
@@ -206,7 +206,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 		return stop(w, END_UNSUPPORTED);
 	if (get_cfa(w, c, row, &cfa))
 		return 1;
-	/* A leaf that has pushed nothing may have a CFA equal to sp, if the call pushes nothing. */
+	/* On arm64, calls push nothing, so a leaf that has pushed nothing has a CFA equal to sp. */
 	if (!row->signal && row->cfa_kind < CFA_ELSEWHERE &&
 	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
@@ -260,7 +260,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* After a call, the link register points into the leaf, where there is no rule either. */
+	/* After the leaf has made a call, the link register points to the leaf, without a rule. */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
@@ -320,7 +320,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	/*
 	 * A forked child lacks the page tables of its parent's code, so callers to which the child
-	 * has not returned cannot be read. It then suffices that a rule leads to executable memory.
+	 * has not returned cannot be read. Accepts them if a rule leads to executable memory.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
@@ -487,8 +487,8 @@ GLOBAL int unwind(void)
 }
 
 /*
- * Appends the unwound stack to a record, at `at`; returns its size in bytes. The space there
- * suffices for the largest stack.
+ * Appends the unwound stack to a record, at `at`, which has space for the largest stack; returns
+ * the stack's size in bytes.
  */
 INLINE u64 copy_stack(struct unwind_work *w, u8 *at)
 {

@@ -44,9 +44,9 @@ enum {
 	DW_OP_breg0 = 0x70,
 	DW_EH_PE_FORMAT = 0x0f,
 	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
-	WORK_PER_SEARCH = 20, /* including reads of the FDE and its CIE */
-	WORK_PER_SEARCH_STEP = 4, /* each step reads another cache line */
-	ENTRY_BYTES = 64, /* size of the dynamic linker's _start and _dl_start_user */
+	WORK_PER_SEARCH = 20, /* cost of a search, including reads of the FDE and its CIE */
+	WORK_PER_SEARCH_STEP = 4, /* cost of a search step, which reads another cache line */
+	ENTRY_BYTES = 64, /* total size of the dynamic linker's _start and _dl_start_user */
 };
 
 /* Loads a window of the current table from `at` on; returns 0 on success. */
@@ -147,7 +147,7 @@ INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
 	return column >= MAX_COLUMNS;
 }
 
-/* Decodes DW_OP_bregN and its offset at the low end of x; returns the length, 0 if not found. */
+/* Decodes DW_OP_bregN and its offset at the low end of x; returns their length, or 0 if absent. */
 INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 {
 	u32 number = (x & 0xff) - DW_OP_breg0, length = sleb(x >> 8, offset);
@@ -408,7 +408,7 @@ INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 /* Returns the size of a pointer in this encoding; 0 if it is unknown. */
 INLINE u32 pointer_bytes(u64 encoding)
 {
-	u64 format = encoding & 7; /* without the sign bit */
+	u64 format = encoding & 7; /* without DW_EH_PE_signed */
 
 	if (format == 0 || format == 4)
 		return 8;
@@ -438,7 +438,7 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* The letters of the augmentation, then alignments, return address, augmentation data. */
+	/* Skip the augmentation letters. Next are alignments, return address, augmentation data. */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {
@@ -468,7 +468,7 @@ GLOBAL int read_cie(u32 at)
 		position += length;
 		w->position = position + value;
 		w->count = position;
-		w->low = 10; /* the letter after the z */
+		w->low = 10; /* offset of the letter after the z */
 #pragma clang loop unroll(disable)
 		for (int i = 0; i < 6; i++) {
 			u64 letter;
@@ -492,7 +492,7 @@ GLOBAL int read_cie(u32 at)
 				w->cie_signal = 1;
 			} else if (letter == 'D') { /* of code_frames.py */
 				w->cie_disassembled = 1;
-			} else if (letter != 'B' && letter != 'G') { /* arm64: keys, tags */
+			} else if (letter != 'B' && letter != 'G') { /* arm64: key B, memory tags */
 				return RULE_UNSUPPORTED;
 			}
 			w->count = data + bytes;

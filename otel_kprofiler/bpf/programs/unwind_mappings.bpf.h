@@ -14,12 +14,12 @@ enum {
 	MAX_MAPLE_DEPTH = 6,
 	MAX_RB_DEPTH = 40,
 	MAPLE_NODE_BYTES = 256,
-	MAPLE_SLOTS = 16,	/* slots of a leaf or a range node, which has one pivot fewer */
-	MAPLE_GAP_SLOTS = 10,	/* slots of a node that tracks gaps */
-	MAPLE_LEAF = 1,		/* enum maple_type: up to this type, slots are values */
+	MAPLE_SLOTS = 16,	/* slots in a leaf or range node, which has one pivot less */
+	MAPLE_GAP_SLOTS = 10,	/* slots in a node that tracks gaps */
+	MAPLE_LEAF = 1,		/* enum maple_type: nodes up to this type are leaves */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct, with all members read */
+	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct that are read */
 	WORK_PER_WALK = 150,
 };
 
@@ -36,7 +36,7 @@ INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 		u32 pivots, i;
 
 		if (!depth && ((entry & 3) != 2 || entry < PAGE)) /* not xa_is_node() */
-			return entry;				  /* the only mapping */
+			return entry;				  /* the mm's only mapping */
 		if (bpf_probe_read_kernel(w->node, MAPLE_NODE_BYTES, (void *)(entry & ~0xffULL)))
 			return 0;
 		/* struct maple_node: parent, pivots, slots */
@@ -123,7 +123,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 {
 	struct file_state pending = {};
 
-	/* EEXIST: another CPU was faster. E2BIG: user space must remove entries first. */
+	/* EEXIST: another CPU has just requested the file. E2BIG: the map is full. */
 	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
 		return FILE_PENDING;
 	fill_request(w, c, m);
@@ -134,7 +134,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 	return FILE_PENDING;
 }
 
-/* Returns the state of a mapping's file; with a table, pc becomes the address in the ELF file. */
+/* Returns the state of a mapping's file; if its table is loaded, sets m->shift. */
 INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, struct mapping *m, u64 pc)
 {
 	struct file_state *file = LOOKUP(files, &m->key);
@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fills in the file of text that was moved to anonymous memory; returns whether it is such text. */
+/* Fills in the original file of text that was moved to anonymous memory; returns 0 for others. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))
@@ -242,7 +242,7 @@ GLOBAL int find_mapping(u64 pc)
 
 	if (!w || !c)
 		return 1;
-	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)]; /* usually that of the previous frame */
+	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)]; /* usually the previous frame's mapping */
 	if (pc - m->start < m->end - m->start)
 		return !m->executable;
 #pragma clang loop unroll(disable)
@@ -271,8 +271,8 @@ GLOBAL int find_mapping(u64 pc)
 }
 
 /*
- * Forgets the mappings of the last walk on this CPU, unless they cannot have changed: the same mm
- * has not been locked for writing since, and user space has not touched files or tables.
+ * Forgets the mappings kept by the last walk on this CPU, unless they are still valid: the mm is
+ * the same, no writer has locked it, and user space has not changed `files` or `tables`.
  */
 INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
 {
@@ -284,7 +284,7 @@ INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
 	    !READ_KERNEL(sequence, w->mm + c->mm_sequence)) {
 		if (w->kept_mm == w->mm && w->kept_tgid == w->tgid && w->kept_base == base &&
 		    w->kept_sequence == sequence && w->kept_epoch == *epoch &&
-		    !(sequence & 1)) /* odd: locked (since 6.13) */
+		    !(sequence & 1)) /* odd: locked for writing (since 6.13) */
 			return;
 		w->kept_mm = w->mm;
 		w->kept_tgid = w->tgid;

@@ -25,14 +25,14 @@ enum {
 	RULES = 2048,	     /* rules in each CPU's cache */
 	KEPT_MAPPINGS = 16,  /* mappings kept per CPU */
 	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
-	MAX_PRESERVED = 16,  /* indices of registers that calls preserve; 0 stands for all others */
+	MAX_PRESERVED = 16,  /* indices of callee-saved registers; 0 stands for all others */
 	MAX_BLOCK_BYTES = 512,
 };
 
 enum file_states {
 	FILE_PENDING,
 	FILE_LOADED,
-	FILE_NO_TABLE,	  /* frame pointers may be followed */
+	FILE_NO_TABLE,	  /* the unwinder may follow frame pointers */
 	FILE_UNAVAILABLE, /* the file's table is not available */
 	NO_FILE,	  /* anonymous memory; only in struct mapping */
 };
@@ -106,7 +106,7 @@ struct unwind_config {
 	u32 mode_at; /* offset in pt_regs of the word with the processor's mode */
 	u32 user_mask;
 	u32 user_value;
-	u32 narrow_mask; /* identifies 32-bit code */
+	u32 narrow_mask; /* mode bits that equal narrow_value in 32-bit code */
 	u32 narrow_value;
 	u32 stack_top_registers; /* offset of pt_regs in a task's kernel stack */
 	/* offsets in kernel structs */
@@ -135,7 +135,7 @@ struct unwind_config {
 	u32 page_bytes; /* page size of the kernel */
 	struct register_block interrupt;
 	struct register_block signal;
-	u8 preserved[MAX_COLUMNS]; /* by column: index of a register that calls preserve; else 0 */
+	u8 preserved[MAX_COLUMNS]; /* by DWARF number: index of a callee-saved register, else 0 */
 };
 
 /* A row of a CFA program: locations of the caller's registers. */
@@ -143,7 +143,7 @@ struct row {
 	s64 cfa_offset;
 	s32 fp_offset;
 	s32 ra_offset;
-	s32 post; /* added after the dereference; in CFA_PLT, the threshold */
+	s32 post; /* added to the dereferenced word; in CFA_PLT, a threshold for pc & 15 */
 	u8 cfa_kind;
 	u8 cfa_column;
 	u8 fp;
@@ -152,7 +152,7 @@ struct row {
 	u8 ra_column;
 	u8 sp;
 	u8 signal;
-	s8 preserved[MAX_PRESERVED]; /* by index: distance from the CFA to the register, in words */
+	s8 preserved[MAX_PRESERVED]; /* distance of callee-saved registers from the CFA, in words */
 	u8 disassembled; /* the row was derived from the file's code, not from its tables */
 };
 
@@ -164,10 +164,10 @@ enum preserved_places {
 enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
-	CFA_PLT,	  /* x86-64: a PLT entry, with one word more after its push */
-	CFA_ELSEWHERE,	  /* register + offset, on another stack, as are all kinds below */
-	CFA_GOROUTINE,	  /* the goroutine's CFA, as Go's asmcgocall keeps it on x86-64 */
-	CFA_GOROUTINE_A64, /* the same on arm64, where the words are in reverse order */
+	CFA_PLT,	  /* x86-64 PLT entry: register + offset, plus 8 after its push */
+	CFA_ELSEWHERE,	  /* register + offset; like the kinds below, a CFA on another stack */
+	CFA_GOROUTINE,	  /* computed from two words that Go's asmcgocall saves on x86-64 */
+	CFA_GOROUTINE_A64, /* the same on arm64, with the two words in reverse order */
 };
 
 enum register_rules {
@@ -207,13 +207,13 @@ struct mapping {
 	u32 state;
 	u32 slot;
 	u32 serial;
-	u32 sample; /* sample in whose record `index` is valid */
+	u32 sample; /* `index` is only valid in the record of this sample */
 	u32 index;
 };
 
 /*
- * State of one walk; one per CPU. State shared by loops is here, not on the stack: the verifier
- * forgets values that are read back from memory, and so sees one state per loop.
+ * State of a stack walk on a CPU. Loops keep their variables here, not on the stack: the verifier
+ * does not track values in a map, so all iterations of a loop look the same to it.
  */
 struct unwind_work {
 	u64 pc;
@@ -221,7 +221,7 @@ struct unwind_work {
 	u64 fp;
 	u64 mm;
 	u64 vdso; /* start of the vDSO; read on first use */
-	u64 file_bytes; /* size of the file of the last mapping found */
+	u64 file_bytes; /* size of the file whose mapping was last looked up */
 	u64 file_modified;
 	u64 user_registers; /* address of the thread's pt_regs; 0: at the top of its kernel stack */
 	u64 time_ns;
@@ -240,7 +240,7 @@ struct unwind_work {
 	u32 sp_lost;	/* sp is only a lower bound */
 	u32 at;		/* index in kept[] of the mapping that contains pc */
 	u32 next_kept;
-	/* validity of kept[] */
+	/* kept[] is valid if these are unchanged */
 	u64 kept_mm;
 	u64 kept_base;
 	u64 kept_epoch;
@@ -257,7 +257,7 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* the CIE whose initial row is in `initial`; cie_serial: its table */
+	u32 cie_at; /* the CIE that `initial` was made from; cie_serial: serial of its table */
 	u32 cie_serial;
 	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;
@@ -276,7 +276,7 @@ struct unwind_work {
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
-	u64 preserved[MAX_PRESERVED]; /* where callees saved the registers; 0: in block; 1: lost */
+	u64 preserved[MAX_PRESERVED]; /* addresses of saved registers; 0: in `block`; 1: lost */
 	/* output for the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];

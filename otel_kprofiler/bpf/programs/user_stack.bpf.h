@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The user side of a record: struct stack_head, mappings, and a word for each frame, leaf first.
- * Equal stacks have equal bytes. Parsed by model/user_stack.py; change both together.
+ * Equal stacks are equal byte for byte. Parsed by model/user_stack.py; change both together.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
-	NO_MAPPING = 15,   /* the frame is in anonymous memory, or in a mapping that did not fit */
+	NO_MAPPING = 15,   /* the frame is in anonymous memory, or mapping[] was full */
 	ADDRESS_BITS = 56, /* bits of the address in a frame's word, below mapping and source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
@@ -40,9 +40,9 @@ enum frame_source {
 	FROM_REGISTERS,
 	FROM_TABLE,
 	FROM_FRAME_POINTER,
-	FROM_GUESS, /* no entry in the file's table: the return address on top of the stack */
+	FROM_GUESS, /* without a table entry, from the link register or the top of the stack */
 	FROM_SIGNAL,
-	FROM_DISASSEMBLY, /* by a table that user space derived from the code */
+	FROM_DISASSEMBLY, /* from a table that user space derived from the code */
 	IN_MOVED_TEXT = 8, /* additional bit: the file is that of the surrounding mappings */
 };
 

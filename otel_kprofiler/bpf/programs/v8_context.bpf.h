@@ -13,14 +13,14 @@ enum {
 	V8_SMI_SHIFT = 32, /* small integers are in the upper half */
 	V8_MAP_TABLE = 24, /* JSCollection::kTableOffset */
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
-	V8_TABLE_WORDS = 3, /* elements, deleted elements, buckets; then the first entry of each bucket */
+	V8_TABLE_WORDS = 3, /* counts of elements, deleted elements and buckets; buckets follow */
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
-	V8_FIELDS = 24,	 /* offset of an object's internal fields; V8 13 has a word before them */
+	V8_FIELDS = 24,	 /* offset of an object's internal fields, or of the word before (V8 13) */
 	V8_MAX_BUCKETS = 1 << 16,
 	V8_MAX_CHAIN = 16, /* entries examined in a bucket; the average is two */
 };
 
-/* Intermediate data. */
+/* Scratch memory. */
 struct v8_reading {
 	struct {
 		u64 frame_at; /* 0: this thread has never had a context */
@@ -61,7 +61,7 @@ INLINE u64 find_v8_record(const struct context_place *place, u64 variable_at,
 	room->entry.key = 0;
 	for (int count = 0; count < V8_MAX_CHAIN && room->entry.key != storage; count++) {
 		next >>= V8_SMI_SHIFT;
-		if (next >> 31 || /* the end: -1 */
+		if (next >> 31 || /* -1 ends the chain */
 		    READ_USER(room->entry, words + next * sizeof(room->entry)))
 			return 0;
 		next = room->entry.next;

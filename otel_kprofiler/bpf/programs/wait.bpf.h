@@ -27,8 +27,8 @@ INLINE u64 find_clock(const struct wait_line *line)
 }
 
 /*
- * Returns the time of a switch, which the scheduler has just read: reading a clock again would cost
- * more than everything else here. After a preemption by a wake-up, it is the time of the wake-up.
+ * Returns the time of a switch as just read by the scheduler, because reading a clock would cost
+ * more than everything else here. If a wake-up preempts a task, returns the time of the wake-up.
  * `task` is the tracepoint's argument.
  */
 INLINE u64 find_switch_time(struct wait_line *line, u64 task)
@@ -85,8 +85,8 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Finds a free place for the thread of a task; NO_THREAD if there is none. Of several CPUs that
- * claim a place at once, at most one sees only its own claim, and gets the place.
+ * Finds a free place for the thread of a task; NO_THREAD if there is none. If several CPUs claim a
+ * place at once, at most one of them sees no other claim, and only that CPU gets the place.
  */
 GLOBAL int claim_place(u64 task)
 {
@@ -131,7 +131,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 		line->no_room++;
 		return NO_THREAD;
 	}
-	is_followed(options, &own->record, &in_namespace); /* for its ids */
+	is_followed(options, &own->record, &in_namespace); /* sets the ids */
 	__builtin_memset(thread->total_ns, 0, sizeof(thread->total_ns));
 	thread->task = task;
 	thread->off_since_ns = thread->woken_ns = 0;
@@ -148,10 +148,10 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Returns whether less than `eighths` / 8 of the ring is used, so that every kind gets space. */
+/* Returns whether less than `eighths` / 8 of the ring is used, to leave space for other records. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
-	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
+	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* wakeup_bytes: ring / 2 */
 }
 
 /* Stops following a thread: sends its sums to user space, and frees its place. */
@@ -216,9 +216,9 @@ INLINE int by_chance(u64 *state, u64 part, u64 whole)
 }
 
 /*
- * Decides whether to report the start of this wait. Its duration is not known yet, so the chance
- * grows with the usual duration of the thread's waits. Excess starts on a CPU are not reported;
- * reports of ends compensate for this.
+ * Decides whether to report the start of a wait. The wait's duration is not known yet, so the
+ * probability grows with the usual duration of the thread's waits. Skips starts that exceed the
+ * rate for this CPU. is_kept() compensates for skipped starts.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units. The threshold that user space chose is
- * raised while more waits than wanted are sampled on this CPU.
+ * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold that user
+ * space chose while more waits than wanted are sampled on this CPU.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -343,8 +343,8 @@ INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 samp
 }
 
 /*
- * Returns whether a selected wait is still sampled after its threshold was raised. Only earlier
- * samples decide, not this wait, so the sum stays unbiased. `duration` is in units.
+ * Returns whether a selected wait is still sampled after its threshold was raised. The threshold
+ * does not depend on this wait, so the sum stays unbiased. `duration` is in units of 256 ns.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -365,7 +365,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait of known duration. The probability is proportional to the
- * duration, and 1 from the threshold on. Corrects for the chance that the start was reported.
+ * duration, and 1 from the threshold on. Accounts for the probability of reporting the start.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -451,7 +451,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
-/* Updates the decaying maximum of a thread's wait durations, in units. */
+/* Updates the decaying maximum of a thread's wait durations, in units of 256 ns. */
 INLINE u32 find_usual(u64 usual, u64 duration_ns)
 {
 	u64 duration = duration_ns >> UNIT_SHIFT;
@@ -463,8 +463,8 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 }
 
 /*
- * Puts the end of a wait that is to be reported into the record; returns whether to write it with a
- * kernel stack. If its start was reported, the end is written at once.
+ * Prepares the record of a wait's end; returns whether the caller must add a stack and write it.
+ * If the wait's start was reported, writes the record at once, without a stack.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that got a CPU after `duration`, whose last part, `runnable`, was spent waiting
- * for a CPU; returns the same as tell_end().
+ * Handles a thread that got a CPU after `duration`. For the last part of that time, `runnable`, the
+ * thread waited for a CPU. Returns the same as tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -537,7 +537,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 	if (!wait_layout.run_delay)
 		thread->woken_ns = 0;
 	if (thread->epoch != c->epoch)
-		return 0; /* it may have run in between */
+		return 0; /* it may have run while tracking was paused */
 	if (state == RUNNABLE || runnable > duration)
 		runnable = duration;
 	asleep = duration - runnable;
@@ -578,7 +578,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	return waited;
 }
 
-/* Writes the wait's end in the record, with the kernel stack of its task, which is not running. */
+/* Writes the record of a wait's end, with the kernel stack of the task that is about to run. */
 INLINE void write_late(void *task)
 {
 	u32 zero = 0;
@@ -611,9 +611,9 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18). The
- * task that leaves is then not the last one seen to arrive. Its run time shows when it arrived, and
- * the other task's run time shows when that task left. If unknown, the shortest waits are assumed.
+ * Handles a skipped tracepoint (a few in a thousand switches on 6.18): `task`, which leaves, is not
+ * the task last seen to arrive. The run time of `task` shows when it arrived, and that of the other
+ * task when that task left. If a run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -662,8 +662,8 @@ GLOBAL int repair(u64 task, u64 now)
 }
 
 /*
- * The tracepoint passes the state since 5.18, and in this position since 5.19. Without it, a waker
- * on another CPU may already have changed the task's state.
+ * The tracepoint passes the state in this position since 5.19. On older kernels, a waker on another
+ * CPU may already have changed the state that is read from the task.
  */
 INLINE u64 read_task_state(u64 *ctx)
 {
@@ -685,7 +685,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	now = find_switch_time(line, ctx[1]);
 	place = line->place;
-	/* The compiler must not replace the pointer by the number, which programs cannot follow. */
+	/* The compiler must not replace ctx[1], a typed pointer, by line->task, a number. */
 	asm volatile("" : "+r"(prev));
 	if (line->task != prev || line->epoch != c->epoch) {
 		task = bpf_get_current_task();
@@ -717,7 +717,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	tid = MEMBER(u32, ctx[2], pid);
 	if (!tid)
 		return 0;
-	/* A pointer read from memory is a number, which allows arithmetic. */
+	/* Once read back from memory, the pointer is a number, so arithmetic is allowed. */
 	place = find_place(*(volatile u64 *)&line->task);
 	thread = LOOKUP(threads, &place);
 	if (!thread || thread->initial_tid != tid)
@@ -734,7 +734,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory as taken or free. It is always free when a thread leaves its CPU. */
+/* Marks the scratch memory as taken or free. No program uses it when a thread leaves its CPU. */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;
@@ -755,13 +755,13 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Totals only. */
+/* Measures totals only. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 {
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Totals and samples. Their stacks are collected like those of on-CPU samples. */
+/* Measures totals and takes samples, with stacks like those of on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);
@@ -793,8 +793,8 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 }
 
 /*
- * Handles a thread that becomes runnable now. A thread that is still on its CPU counts only if it
- * has left the run queue, so that sched_switch will follow.
+ * Handles a thread that becomes runnable now. Considers a thread that is still on its CPU only if
+ * the thread has left the run queue, because sched_switch then follows.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {
@@ -826,10 +826,10 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Runs for each task at intervals. Records since when a woken thread has been waiting for a CPU.
- * Reports late the start of a wait that is certain to be sampled, but whose start was not reported,
- * so that a stuck thread is seen before its wait ends. The number of late starts is limited, to
- * keep space in the ring. The program can be interrupted, so it has a separate record.
+ * Runs for each task at intervals. Records when a woken thread began to wait for a CPU. If a wait
+ * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
+ * thread is seen before its wait ends. The number of late starts is limited, to keep space in the
+ * ring. The program can be interrupted, so it has a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

@@ -25,7 +25,7 @@ enum task_states {
 	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
 	TASK_DEAD = 0x80,
-	TASK_WAKING = 0x200, /* the task was woken before the tracepoint was hit */
+	TASK_WAKING = 0x200, /* the task was woken before the tracepoint sched_switch */
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
 	TASK_FROZEN = 0x8000,
@@ -49,14 +49,14 @@ enum wait_flags {
 
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* sampled waits of up to twice the usual duration have a start */
-	USUAL_SHIFT = 4,   /* each shorter wait reduces the usual duration by 1/16 */
-	BURST_NS = 1000000000, /* longest burst: the starts and samples of one second */
+	LIKELY_FACTOR = 2, /* sampled waits up to twice as long as usual report their start */
+	USUAL_SHIFT = 4,   /* each wait lowers the decaying maximum of durations by 1/16 */
+	BURST_NS = 1000000000, /* a burst may contain the starts or samples of one second */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
-	SAMPLES_PER_STEP = 4, /* beyond a burst, this many samples double the threshold */
+	SAMPLES_PER_STEP = 4, /* this many samples beyond a burst double the threshold */
 	MOST_STEPS = 31,
-	WAIT_EIGHTHS = 6, /* eighths of the ring for waits; the rest is for on-CPU samples */
-	ENDED_EIGHTHS = 7, /* eighths of the ring for waits and exited threads */
+	WAIT_EIGHTHS = 6, /* records of waits may fill this many eighths of the ring */
+	ENDED_EIGHTHS = 7, /* records of exited threads may fill the ring up to this many eighths */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
 
@@ -67,10 +67,10 @@ enum {
  * tracepoint passes are read without a helper. 0: unknown, or absent.
  */
 struct wait_layout {
-	u64 pid; /* in task_struct, as is every member below that names no struct */
+	u64 pid; /* in task_struct, like all members whose comments name no struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
-	u64 iowait; /* offset of the byte with in_iowait; next, its bit mask */
+	u64 iowait; /* byte with the bit in_iowait; iowait_mask: mask of that bit */
 	u64 iowait_mask;
 	u64 throttled;	    /* since 6.18 */
 	u64 cfs_rq;	    /* se.cfs_rq */
@@ -80,7 +80,7 @@ struct wait_layout {
 	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not counted */
 	u64 queued;	    /* sched_info.last_queued: when the task was queued; 0: not queued */
 	u64 rq;		    /* in cfs_rq */
-	u64 clock;	    /* in rq: the clock used for these times */
+	u64 clock;	    /* in struct rq: the clock of the scheduler's times */
 	u64 bucket_mask;    /* number of buckets minus 1 */
 };
 
@@ -98,12 +98,12 @@ struct wait_config {
 
 /* Limits the samples on a CPU to the wanted number. */
 struct sample_budget {
-	u64 next_sample_ns; /* later than now if too many samples were taken at this threshold */
+	u64 next_sample_ns; /* when the next sample is due; in the future if there were too many */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
 /*
- * Three cache lines for each CPU, which only that CPU writes. User space reads the first by mmap.
+ * Each CPU has three cache lines, which only that CPU writes. User space maps the first line.
  */
 struct wait_line {
 	u64 taken;
@@ -115,7 +115,7 @@ struct wait_line {
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the threads' clock */
 	u64 set_ns;    /* when the offset was set, on the threads' clock; 0: no offset */
 	u64 task; /* the last task that got this CPU; 0: unknown */
-	u64 place; /* place of its thread; NO_THREAD: not followed, or not known yet */
+	u64 place; /* place of that task's thread; NO_THREAD: not followed, or not known yet */
 	u64 switched_ns; /* when that task got the CPU */
 	u64 epoch;
 	u64 next_begin_ns;
@@ -128,22 +128,22 @@ struct wait_line {
 /*
  * A thread that was off the CPU, and its sums. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
- * line has what every switch needs; the second has the rest of what a wait updates.
+ * line has what every switch needs; the second has the other members that a wait updates.
  */
 struct thread {
 	u64 task;	  /* address of its task_struct */
 	u64 off_since_ns; /* when it left the CPU; 0: it is on a CPU */
 	u64 run_delay_ns; /* run delay of its task when it left the CPU */
 	u32 initial_tid;  /* thread id in the initial namespace */
-	u32 state;	  /* its off-CPU state */
+	u32 state;	  /* state in which it left the CPU */
 	u32 epoch;	  /* epoch when it left the CPU */
-	u32 cpu;	  /* the last CPU that it got */
-	u32 flags;	  /* enum wait_flags, of this wait */
-	u32 threshold; /* threshold of this wait; in units, as are the next three members */
+	u32 cpu;	  /* the last CPU that it ran on */
+	u32 flags;	  /* enum wait_flags of this wait */
+	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
 	u32 likely;    /* its start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of its sleep durations; 0: unknown */
-	u32 usual_preempted; /* the same for its waits for a CPU after preemption */
-	u32 claims;		/* claims of this place; 1 once it is taken */
+	u32 usual_preempted; /* decaying maximum of its waits for a CPU after preemption */
+	u32 claims;		/* number of CPUs that claim this place; 1 while taken */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
@@ -151,8 +151,8 @@ struct thread {
 	u64 start_time_ns; /* start of the process, on CLOCK_BOOTTIME; 0: unknown */
 
 	u64 id;	      /* never reused, unlike task and thread ids */
-	u64 woken_ns; /* when it became runnable, if known and not before off_since_ns */
-	u32 tgid;     /* same as in records */
+	u64 woken_ns; /* when it became runnable; meaningless if earlier than off_since_ns */
+	u32 tgid;     /* same ids as in records */
 	u32 tid;
 	u32 in_namespace;
 	u32 waker_tgid; /* the waker of this wait */
@@ -165,7 +165,7 @@ struct thread {
 struct wait_end {
 	u64 since_ns;
 	u64 asleep_ns;	 /* time off the CPU in `state` */
-	u64 runnable_ns; /* time for which it was then runnable */
+	u64 runnable_ns; /* time spent waiting for a CPU afterwards */
 	u64 threshold_ns;
 	u32 state;
 	u32 flags;

@@ -30,7 +30,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs successive readings as JSON values that omit unchanged modules."""
+    """Packs successive :class:`ModuleReading` objects as JSON values, without unchanged modules."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}

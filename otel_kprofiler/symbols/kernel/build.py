@@ -48,7 +48,7 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Adds symbols. Returns False, and adds nothing, if they are out of order.
+        """Adds symbols. Returns False, and adds nothing, if their addresses are out of order.
 
         Each address has 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
@@ -77,7 +77,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """Turn the last symbol into an end if it is a pad, because its function may be missing."""
+        """If the last symbol is a pad, make it an end: the padded function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -112,7 +112,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns the indices of symbols that end a function or pad without being either."""
+        """Returns the indices of the symbols to keep as ends (entries without a name)."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
@@ -140,7 +140,7 @@ def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns the name of an end; empty except for the marker after the kernel's text."""
+    """Returns ``_etext`` for an end that has this name, and an empty name for all other ends."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -166,10 +166,10 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Orders the symbols at each address: others, then functions (preferred last), then pads.
+    """Sorts the symbols at each address: other symbols, functions (the preferred last), pads.
 
-    A pad then directly precedes its function, and the last entry at an address names the address.
-    Returns the types and classes in the new order, and changes ``names`` in place.
+    Pads come last, because each belongs to the function at the next address. Returns the types and
+    classes in the new order, and changes ``names`` in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:

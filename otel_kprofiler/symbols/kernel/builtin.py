@@ -38,7 +38,7 @@ _MAX_HOMONYMS = 16  # symbols with the same name as an anchor
 
 
 class BuiltinRange(NamedTuple):
-    """The code ``[start, end)`` of an object file, and the modules (usually one) with this code."""
+    """The code ``[start, end)`` of an object file, and the modules that contain the file."""
 
     start: int
     end: int
@@ -99,7 +99,7 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
     """Returns the sections in ``modules.builtin.ranges``, and the number of malformed lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
-    lower. If a range's end is therefore below its start, an empty range is returned.
+    lower. If such an end is below the range's start, returns an empty range.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -126,12 +126,12 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
 def place_ranges(
     sections: Mapping[str, BuiltinSection], core: SymbolTable
 ) -> tuple[list[BuiltinRange], list[str]]:
-    """Returns ranges of runtime addresses, and the names of sections that do not fit the kernel.
+    """Returns ranges of runtime addresses, and the names of sections that do not match the kernel.
 
-    ``modules.builtin.ranges`` does not identify the kernel build that it belongs to. If it belongs
-    to this kernel, its ranges start at symbols, so a section is rejected if fewer than three
-    quarters of the section's ranges do. Sections whose anchor is not code are skipped. An empty
-    range is extended to the end of the symbol at the range's start.
+    ``modules.builtin.ranges`` does not identify its kernel build, but ranges of the right build
+    start at symbols. Rejects a section if fewer than three quarters of the section's ranges do.
+    Skips sections whose anchor is not code, and extends an empty range to the end of the symbol at
+    its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -179,7 +179,7 @@ class KallModSyms(NamedTuple):
     Attributes:
         ranges: code of built-in modules. Adjacent code of the same modules is a single range. A
             symbol without a size extends to the symbol on the next line.
-        sizes: alternately the address and the size of each function whose size is listed.
+        sizes: the address and the size of each function whose size is listed, alternating.
         bad: the number of malformed lines.
     """
 
@@ -228,8 +228,8 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
-    ``sizes`` contains alternately the address and the size of each function, sorted by address. If
-    functions overlap, only the last end is used.
+    ``sizes`` alternates the address and the size of each function, sorted by address. Where
+    functions overlap, uses only the last end.
     """
     if not sizes:
         return core
@@ -248,7 +248,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns the names in ``a] [b]``. Ignores an object file's name in braces at the end."""
+    """Parses module names, as in ``a] [b]``. Ignores an object file's name in braces at the end."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -309,8 +309,8 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Returns the built-in modules, and the symbols with function sizes added.
 
-    The modules are ``ranges_of_build`` if given, else come from the first source that lists any.
-    Most kernels provide no such source. ``problems`` receives one sentence per unusable source.
+    Uses ``ranges_of_build`` if given, else the first source that lists modules. Most kernels have
+    no such source. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core

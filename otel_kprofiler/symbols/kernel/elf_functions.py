@@ -56,8 +56,8 @@ class ElfSymbols:
     """The functions of vmlinux or a module, by RVA.
 
     Args:
-        path: the file, or its separate debug file. If the file has no symbols, the debug file that
-            is installed for its build id is used.
+        path: the file, or its separate debug file. If the file has no symbols, the installed debug
+            file with its build id is read instead.
 
     Raises:
         OSError: the file cannot be read.
@@ -87,7 +87,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """Returns a table of the symbols' runtime addresses; ``base`` is the address of RVA 0."""
+        """Returns the symbols by runtime address; ``base`` is the address of RVA 0."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:

@@ -58,7 +58,7 @@ class Kallsyms(NamedTuple):
     Attributes:
         core: the symbols of vmlinux, including init code.
         blocks: the other symbols, by the name in brackets, in file order.
-        freed: the clones of freed init functions, which are never used as names.
+        freed: symbols that ftrace keeps for freed init functions. Frames never show these symbols.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
@@ -177,7 +177,7 @@ class KallsymsParser:
     def _skip(self, line: bytes) -> None:
         """Count a bad line, at which the preceding function ends.
 
-        A symbol without an address is assumed to start directly after the previous symbol's start.
+        Assume that a symbol without an address starts directly after the previous symbol's start.
         """
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
@@ -226,7 +226,7 @@ class KallsymsParser:
     def _parse_slowly(self, text: bytes) -> _Fields:
         """Parse line by line, and skip lines that are malformed or out of order.
 
-        A pad becomes an end, because its function may have been skipped.
+        Replaces each pad with an end, because the padded function may have been skipped.
         """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
@@ -375,9 +375,9 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Yields a module's code symbols by address, with end entries for the other symbols.
+    """Sorts a module's code symbols by address, and adds an end at each other symbol's address.
 
-    Yields the symbols in parts, to limit memory. Symbols at the same address are in the same part.
+    Yields batches, to limit memory. Symbols at the same address are in the same batch.
     """
     if not text.addresses:
         return
@@ -403,7 +403,7 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 
 
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
-    """Split the last module's lines into its code and the clones listed after it.
+    """Separates the last module's symbols from the clones that ftrace lists after them.
 
     Trailing global symbols (``T``) outside the pages of the module's other code count as clones.
     """

@@ -223,7 +223,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Make the ``Module`` of a loaded module, whose code ends before the next ``taken`` address."""
+    """Makes the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)

@@ -30,7 +30,7 @@ class FoundModule(NamedTuple):
         listed: the module's line in ``/proc/modules``.
         files: the module's data in sysfs.
         loaded: the module and its symbols, made from ``listed`` and ``files``.
-        attempts: number of attempts to read the module's symbol names; None once they are read.
+        attempts: number of attempts to read the module's symbol names; None after a success.
     """
 
     listed: ProcModule
@@ -128,7 +128,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block of lines. A later block lists freed init functions."""
+        """Collect a module's first block of lines. The next block lists freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):
@@ -146,10 +146,10 @@ class LineCollector:
 
 
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
-    """Split a module's kallsyms lines into those of the core code and those of the init code.
+    """Splits a module's kallsyms lines into core code and init code.
 
-    While a module's init function runs, kallsyms also shows the module's references to kernel
-    symbols, whose addresses are below those of all modules.
+    Drops references to kernel symbols, which kallsyms also lists while the module's init function
+    runs. Their addresses are below those of all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""

@@ -25,7 +25,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 class MixedSide:
     """The kernel side of a stack with addresses outside vmlinux and modules.
 
-    ``side`` was resolved with only vmlinux and modules. ``table`` resolves the other addresses.
+    In ``side``, only addresses in vmlinux and modules are resolved. ``table`` resolves the others.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")
@@ -40,7 +40,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side as of ``time_ns``. Returns the same object until loaded code changes."""
+        """Returns the side as of ``time_ns``; the last call's object if no frame has changed."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

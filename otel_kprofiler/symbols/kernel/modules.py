@@ -2,8 +2,8 @@
 
 Executable ranges come from the section addresses. Since kernel 6.4, a module's text, data and
 read-only data are separate allocations, so ranges from ``address`` and ``size`` in
-``/proc/modules`` would overlap. Init sections are excluded, because their memory is freed after
-loading and may be reused, though sysfs still lists them.
+``/proc/modules`` would overlap. The ranges exclude init sections, which sysfs still lists although
+their memory is freed after loading and may be reused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def ranges_from_sections(
     A section counts as executable if it has the name of a text section, or contains a function of
     the module. Its range ends at the module's next section, or at ``limit``. The last text section
     ends with the page in which its last function starts, because other allocations may follow.
-    Sections below ``.text`` are ignored, as are all sections if the address of ``.text`` is 0.
+    Ignores sections below ``.text``, or all sections if the address of ``.text`` is 0.
     """
     if not sections.get(".text", 1):
         return ()

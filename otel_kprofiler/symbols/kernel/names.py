@@ -24,7 +24,7 @@ _MARKER = re.compile(
     rb"|__(?:\w+_)?text_(?:start|end)"  # include/asm-generic/vmlinux.lds.h, and arm64
     rb"|__(?:init|exit)text_(?:begin|end)|__init_(?:begin|end)"
     rb"|__indirect_thunk_(?:start|end)"  # x86, 5.10 and 6.1
-    rb"|__relocate_(?:new_)?kernel_(?:start|end)"  # arm64 from 6.1, x86 in 6.18
+    rb"|__relocate_(?:new_)?kernel_(?:start|end)"  # arm64 since Linux 6.1, x86 in Linux 6.18
     rb")"
 )
 _MARKER_ENDINGS = (b"text", b"_start", b"_end", b"_begin")
@@ -58,7 +58,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """Returns a symbol's line: the cleaned name, and the linker's name if that differs."""
+    """Returns the name without clone suffixes, and the linker name if it differs."""
     system_name = name.decode("utf-8", "backslashreplace")
     function = strip_clone_suffix(system_name)
     return Line(function, system_name) if function != system_name else Line(system_name)

@@ -359,8 +359,8 @@ class Snapshot:
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    This is the only function that adjusts addresses. A return address may be in the next line or
-    function, so the byte before it is used. With ``leaf_exact``, the leaf is not a return address.
+    Subtracts 1 from return addresses, which may already be in the next line or function. No other
+    function adjusts addresses. With ``leaf_exact``, the leaf is not a return address.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:

@@ -73,8 +73,7 @@ class KernelSymbolizer:
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
             before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
             symbols for such code apply at all times.
-        modules: tracks modules. Like ``ksymbols``, it must have been started before ``snapshot``
-            was read, and is closed with the symbolizer.
+        modules: tracks loaded modules; started and closed like ``ksymbols``.
         known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
 
@@ -109,7 +108,7 @@ class KernelSymbolizer:
         ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> KernelSymbolizer:
-        """Read the symbols of this host, or of a captured tree given as ``access``.
+        """Reads the symbols of this host, or of a captured tree given as ``access``.
 
         Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For the other
         arguments, see the class.
@@ -130,7 +129,7 @@ class KernelSymbolizer:
         kallmodsyms: str | os.PathLike[str] | None = None,
         elf: Sequence[str | os.PathLike[str]] = (),
     ) -> KernelSymbolizer:
-        """Read symbols from copies of a host's files, which may be compressed (xz, gzip, zstd).
+        """Reads symbols from copies of a host's files, which may be compressed (xz, gzip, zstd).
 
         Args:
             kallsyms: copy of ``/proc/kallsyms``, or a System.map, which has link addresses.

@@ -44,7 +44,7 @@ class Addresses:
 
     def __init__(self) -> None:
         self._low = array("I")
-        self._highs: list[tuple[int, int]] = []  # first index and upper half
+        self._highs: list[tuple[int, int]] = []  # index and upper 32 bits, at each change
 
     def __len__(self) -> int:
         return len(self._low)
@@ -62,7 +62,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns the base address, the number of dropped addresses, and the others' offsets."""
+        """Returns a base address, the number of dropped low addresses, and the others' offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -97,8 +97,7 @@ class Entries(NamedTuple):
 class SymbolTable:
     """Symbols by address and by name; immutable, hence thread-safe.
 
-    A symbol names the code up to ``max_function`` bytes from its start even if no other symbol
-    follows in the section.
+    The last symbol of a section names at most ``max_function`` bytes of code.
     """
 
     __slots__ = (
@@ -143,8 +142,8 @@ class SymbolTable:
         """Returns the name and start of the function at an address; None in a gap.
 
         The padding before a function is part of the function.
-        ``section`` is the range ``[start, end)`` around the address. If another function or an end
-        follows a function in the section, the function may have any size.
+        ``section`` is the section ``[start, end)`` that contains the address. A function extends to
+        the next symbol in the section, or else over at most ``max_function`` bytes.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -178,9 +177,9 @@ class SymbolTable:
         return name, self.base + start
 
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
-        """Returns whether an entry and the next entry are in the same section.
+        """Returns whether another entry follows an entry in the section.
 
-        A linker marker does not count, because it starts a page and may come after a hole.
+        Linker markers do not count, because they start a page, and a hole may precede them.
         """
         start, end = section
         following = index + 1
@@ -237,8 +236,8 @@ class SymbolTable:
     def with_ends(self, ends: Iterable[int], *, missing: bool = False) -> SymbolTable:
         """Returns a copy in which code from each of ``ends`` to the next symbol has no name.
 
-        An end inside padding removes all of the padding. If functions are ``missing`` at the ends,
-        the padding before the next function may belong to them and is removed.
+        An end inside padding removes all of the padding. With ``missing``, each end also removes
+        the padding of the next function, because the padding may belong to a missing function.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()

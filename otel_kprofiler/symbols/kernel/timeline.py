@@ -1,8 +1,8 @@
 """Keeps the history of loaded modules: makes a snapshot from each reading of the module list.
 
-A module runs before the kernel announces it, so it is treated as loaded since the previous reading,
-or since the removal of the module that last used its memory, whichever is later. A module is
-removed at some time between two polls of the announcements. Between these polls, its addresses
+A module runs before the kernel announces it. It therefore counts as loaded since the previous
+reading, or since the removal of the module that last used its memory, if that was later. A module
+is removed at some time between two polls of the announcements. Between these polls, its addresses
 belong to no module.
 """
 
@@ -40,7 +40,7 @@ class Removal(NamedTuple):
 
 
 class ModuleReading(NamedTuple):
-    """A reading of all loaded modules.
+    """All loaded modules, as read at ``looked_ns``.
 
     Attributes:
         looked_ns: boottime at which the list of modules was read.
@@ -75,13 +75,13 @@ class ModuleCounts(NamedTuple):
 
 
 class ModuleSource(Protocol):
-    """Source of readings: the running kernel, or a recording."""
+    """Provides readings of the loaded modules, from the running kernel or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start from the modules in the first snapshot. Call this only once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the new readings, and the boottime up to which readings are complete."""
+        """Returns new readings, and the boottime up to which all readings have been returned."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -97,8 +97,8 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """Boottime from which other modules may use the memory. From ``until_ns`` until then, it is
-        unknown which module uses it.
+        """Boottime from which other modules may use the memory. Between ``until_ns`` and
+        ``free_ns``, it is unknown which module uses the memory.
         """
 
     def end(self, until_ns: int, free_ns: int) -> None:

@@ -26,7 +26,7 @@ from otel_kprofiler.model import (
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
-"""Name prefix of the functions, one per instruction, that form the loop in some builds."""
+"""Name prefix of the functions, one per bytecode, in tail-calling builds of the interpreter."""
 _UNPROVEN: Final = {"frame_pointer", "guess"}
 
 MAX_FRAMES_MARKED: Final = 16_384
@@ -58,8 +58,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, which identify frames without a name.
-        on_replaced: called with each native frame that may be replaced. If the frame has no name,
-            it gets the evaluation loop's name, so that a replay replaces the same frames.
+        on_replaced: called with each native frame that may be replaced. Frames without a name are
+            passed with the evaluation loop's name, so that a replay replaces them too.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Returns the marks of evaluation loops and their parts, by frame index."""
+        """Maps the index of each frame in an evaluation loop to the frame's :class:`_Mark`."""
         if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
@@ -191,5 +191,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # tuple.__new__ takes half the time of Side(…). A stack may have ten runs.
+    # tuple.__new__ takes half the time of Side(…), and a stack may have ten sides.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

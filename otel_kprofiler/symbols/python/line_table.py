@@ -17,7 +17,8 @@ NO_LINE: Final = 0
 """Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Entries of kinds 10 to 12 advance by kind - 10 lines. In kinds 13 and 14, the number follows.
+"""Entries of kinds 10 to 12 advance by kind - 10 lines. Entries of kinds 13 and
+14 contain the number of lines.
 """
 
 
@@ -37,7 +38,7 @@ _WITHOUT_NUMBER: Final = bytes([head for head in _BYTES if not 0xE8 <= head <= 0
 
 # Varints: six bits per byte, lowest first; 0x40 marks continuation. Bit 0 is the sign bit.
 _NUMBER: Final = rb"[\x40-\x7f]{0,5}[\x00-\x3f]"
-_NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")  # kinds 13 and 14
+_NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")  # entries of kinds 13 and 14
 _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
 
 
@@ -47,8 +48,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: the first line, then the line after each entry with a number. The line changes of
-            other entries are not included.
+        lines: running sums of the first line and the line changes of kinds 13 and 14. :meth:`line`
+            adds all other line changes.
     """
 
     heads: bytes

@@ -33,7 +33,7 @@ _PLACE_BYTES: Final = 300
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 _TABLE_FACTOR: Final = 6
-"""Memory used per byte of a line table. Parsing may turn two bytes into a run of eight."""
+"""Memory used per byte of a line table. An entry of two bytes becomes up to 13 bytes."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -135,7 +135,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the current names. It is the same object until a name is added."""
+        """Returns the side with the latest names; the same object until a name is added."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

@@ -15,7 +15,7 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 class ChainResolver:
     """Queries resolvers in turn, each for the addresses that earlier resolvers could not name.
 
-    If no resolver has a name, the most complete result is used: one with function bounds, else one
+    If no resolver has a name, uses the most complete result: one with function bounds, else one
     with a module. The resolvers are closed with the chain.
     """
 
@@ -62,7 +62,7 @@ class CachedResolver:
 
     Args:
         state: maps a pid to the process's state, and None to the state of addresses without a
-            process. Results are used until the state changes; see :meth:`Processes.state`. By
+            process. Results expire when the state changes; see :meth:`Processes.state`. By
             default, results never expire, which is correct for files.
         entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
             first.

@@ -69,7 +69,7 @@ class CodeFile:
     def frame_at(self, offset: int) -> Frame:
         """Returns the frame at a file offset.
 
-        If no segment loads the offset, the offset is used as the frame's address.
+        If no segment loads the offset, uses the offset as the frame's address.
         """
         svma = self.find_address(offset)
         if svma is None:
@@ -94,7 +94,7 @@ class CodeFile:
     def find_address(self, offset: int) -> int | None:
         """Returns the address (SVMA) at which a file offset is loaded; None if no segment loads it.
 
-        If there are several addresses, one in code is preferred.
+        Prefers an address in code.
         """
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address

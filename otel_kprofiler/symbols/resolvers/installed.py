@@ -75,8 +75,7 @@ class InstalledFiles:
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
         """Returns the frame at an address (SVMA) of a file; None if no file on this host matches.
 
-        ``offset`` is the file offset of the address; None if unknown. It takes precedence over
-        ``address``.
+        If given, ``offset`` (a file offset) takes precedence over ``address``.
         """
         code = self.find(wanted)
         if code is None:
@@ -95,7 +94,7 @@ class InstalledFiles:
         return None
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """Yields possible paths of the file. Directories are searched last, and only once."""
+        """Yields possible paths of the file. Lists directories once, only if needed."""
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())

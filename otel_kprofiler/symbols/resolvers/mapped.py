@@ -39,9 +39,9 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
-    If symbols take more than ``max_bytes``, the least recently used files are evicted. If a file's
-    source lines may become readable later, such as when its file system is less busy, the file is
-    reread after 30 s, then at growing intervals.
+    If symbols take more than ``max_bytes``, evicts the least recently used files. If a file's
+    source lines may become readable later, such as when the file system is less busy, rereads the
+    file after 30 s, then at growing intervals.
     """
 
     def __init__(
@@ -98,7 +98,6 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Opens a mapping's file, and reads it if new. Returns None if it cannot be opened."""
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,

@@ -41,8 +41,8 @@ class ProcessesResolver:
     """Resolves addresses in user code of any process. Thread-safe.
 
     Each call reads the process's mappings, which requires permission to trace the process
-    (ptrace(2), PTRACE_MODE_READ). Symbols of files are cached. If the pid has been reused, the
-    addresses are unresolved rather than named after the new process's code.
+    (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. Addresses of a pid that has been
+    reused stay unresolved, rather than getting names of the new process's code.
 
     Args:
         symbols: reads function names; by default from the files, and installed debug files.
@@ -163,7 +163,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of the process; other pids are treated as exited processes."""
+        """Resolves addresses of the process. Treats other pids as exited processes."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
@@ -182,7 +182,7 @@ class ProcessResolver:
 
 
 class _Question:
-    """Resolves the addresses of a single call. Looks up each mapping only once."""
+    """Resolves the addresses of one query, looking up each mapping only once."""
 
     def __init__(
         self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode

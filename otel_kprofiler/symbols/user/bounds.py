@@ -1,8 +1,8 @@
 """Reads function bounds from unwind information, which even stripped files have.
 
-Each function has an entry (FDE) in ``.eh_frame``. It contains the entry's length, the distance to
-its CIE, and the function's start and size. ``.eh_frame_hdr`` lists the entries by start (Linux
-Standard Base, "Exception Frames").
+Each function has an entry (FDE) in ``.eh_frame``: the entry's length, the distance to its CIE, and
+the function's start and size. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base,
+"Exception Frames").
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Returns the address and pairs of ``.eh_frame_hdr``; None if it is missing or unusual."""
+    """Returns the address and table of ``.eh_frame_hdr``; None if missing or unusual."""
     if elf.search is None:
         return None
     origin, size = elf.search
@@ -153,6 +153,6 @@ def _read_search_table(
     if encodings != _ENCODINGS or not count:
         return None
     if not count * _PAIR_BYTES <= min(limit, size - _SEARCH.size):
-        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr has {count} functions")
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr cannot hold {count} functions")
     budget.take(count * _PAIR_MEMORY_BYTES, ".eh_frame_hdr")
     return origin, source.read(at + _SEARCH.size, count * _PAIR_BYTES)

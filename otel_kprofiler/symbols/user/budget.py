@@ -100,7 +100,7 @@ class ReadingBudget:
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Reserve memory for a context. Raises the same exceptions as :meth:`take`."""
+        """Reserve memory until the context ends. Raises the same exceptions as :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield
@@ -129,8 +129,6 @@ class ReadingBudget:
 
 
 class _Mine(threading.local):
-    """The bytes reserved by the calling thread."""
-
     held = 0
 
 

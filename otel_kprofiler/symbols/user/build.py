@@ -63,9 +63,9 @@ _SORTED_BYTES: Final = 20
 """Memory used by a symbol while the table is built, without its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory that Python collections use for an alias, and for an address with a list of aliases."""
+"""Memory used by an alias without its name, and by an address with a list of aliases."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
-"""Rank by ``st_info``: global, weak, local. The lowest bit marks symbols without a size."""
+"""Rank by ``st_info``: global first, local last. The lowest bit is set if there is no size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
@@ -85,7 +85,7 @@ def read_functions(
     """Reads the functions of a file.
 
     ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
-    the file's debug file, which the caller closes. It is called if ``.symtab`` is missing, or does
+    the file's debug file, which the caller closes; called only if ``.symtab`` is missing or does
     not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:
@@ -244,7 +244,7 @@ class _Limits:
         return around is None or around[0] == start
 
     def size(self, start: int, following: int, index: int) -> int:
-        """Returns the size of a symbol, limited by ``following``; 0 outside all code sections."""
+        """Returns the size of a symbol that ends by ``following``; 0 outside all code sections."""
         at = bisect_right(self._sections, (start, _NOWHERE)) - 1
         if at < 0 or start >= self._sections[at][1]:
             return 0

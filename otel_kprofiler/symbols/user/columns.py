@@ -20,7 +20,7 @@ MIN_MAPPED_BYTES: Final = 128 << 10
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Bytes per write. An access to a page may map everything that was written with the page."""
+"""Bytes per write. Larger writes may create larger folios, which a page fault maps as a whole."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,6 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
 
 
 def _append(file: IO[bytes], content: memoryview, alignment: int = 8) -> int:
-    """Appends bytes at the next multiple of the alignment, and returns their offset."""
     start = -(-file.tell() // alignment) * alignment
     file.seek(start)
     for at in range(0, len(content), _WRITTEN_BYTES):

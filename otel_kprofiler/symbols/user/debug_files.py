@@ -225,7 +225,6 @@ def _open_same(
 
 
 def _crc(source: Source) -> int | None:
-    """Returns the CRC-32 of a file; None if the file is too large."""
     if source.size > MAX_SUMMED_BYTES:
         return None
     value = 0

@@ -288,7 +288,6 @@ def _name(build_id: str) -> str:
 
 
 def _check(fd: int, build_id: str) -> None:
-    """Raises ``_DownloadError`` unless the file has this build id."""
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:

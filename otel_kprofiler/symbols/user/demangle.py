@@ -17,7 +17,7 @@ MAX_MANGLED_CHARS: Final = 8_192
 _MAX_CXX_CHARS: Final = 1024
 """Longer C++ names may exceed libiberty's recursion limit (``DEMANGLE_RECURSION_LIMIT``)."""
 _MAX_CXX_GROWTH: Final = 20.0
-"""Limit on log2 of a name's growth from repeated parts. At the limit, demangling takes 0.1 s."""
+"""Limit on the result of :func:`_growth`. At the limit, demangling takes 0.1 s."""
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
 _REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
 
@@ -27,7 +27,7 @@ _Demangler = Callable[[bytes], str]
 def demangle(name: str) -> str:
     """Returns the name as written in the source; unmangled names are unchanged.
 
-    Hashes, and suffixes of clones and parts (``.cold``, ``.isra.0``), are dropped. Names stay
+    Drops hashes, and the suffixes of clones and function parts (``.cold``, ``.isra.0``). Names stay
     mangled if they are damaged, longer than 1,024 characters (C++) or 8,192 (Rust), or longer than
     16,384 when demangled. C++ names need an installed C++ runtime library
     (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
@@ -56,7 +56,7 @@ def _demangle_cxx(name: str) -> str | None:
 
 
 def _growth(name: str) -> float:
-    """Returns log2 of an upper bound on how often a part of the name can appear in the result.
+    """Returns log2 of the largest possible number of copies of one part of the name in the result.
 
     Two references to an earlier part can double its copies (three can triple them), and a pack
     expansion (``Dp``, ``sp``) repeats its pattern for each element. A name of 230 characters can

@@ -53,9 +53,9 @@ class DrgnLines:
     """Source lines and inlined functions of a file. Thread-safe, but lookups take turns.
 
     A lookup usually takes 0.3 ms, but may take seconds, so threads that sample must not perform
-    lookups. A worker that takes too long or exits is replaced. After three such failures, lookups
+    lookups. Replaces a worker that takes too long or exits. After three such failures, lookups
     return nothing. Inlined functions have their source names, without namespaces or parameters.
-    Split DWARF files are read from the paths recorded in the file, on this host.
+    Reads split DWARF from the paths recorded in the file, on this host.
 
     Args:
         source: the file, or its debug file.
@@ -179,7 +179,6 @@ class _Worker:
             cast("IO[bytes]", pipe).close()
 
     def _read(self, seconds: float) -> str:
-        """Reads a line of output. Raises ``LinesError`` if the worker exits or takes too long."""
         pipe = cast("IO[bytes]", self._child.stdout)
         deadline = time.monotonic() + seconds
         content = b""

@@ -104,8 +104,8 @@ class FileSymbols:
     def find(self, name: str) -> tuple[Function, ...]:
         """Finds functions by linker name, or else by readable name, sorted by address.
 
-        A readable name without parameters matches functions with any parameters. At most
-        ``MAX_CANDIDATES`` names that contain its last identifier are compared.
+        A readable name without parameters matches functions with any parameters. Compares at most
+        ``MAX_CANDIDATES`` names that contain the last identifier of ``name``.
         """
         if found := self.functions.find(name):
             return found

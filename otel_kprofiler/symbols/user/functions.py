@@ -113,9 +113,9 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    An address belongs to the innermost of nested functions. If their starts are equal, it belongs
-    to the function with the best name. Addresses outside the functions in ``named`` are looked up
-    in ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
+    An address in nested functions belongs to the innermost. Of functions with the same start, the
+    one with the best name counts. Addresses outside the functions in ``named`` are looked up in
+    ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
     """
 
     __slots__ = (
@@ -266,7 +266,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 
 def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:
-    """Maps each function that ends inside an earlier function to the earlier function, by index."""
+    """Maps the index of each nested function to the index of the function that contains it."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
         return {}

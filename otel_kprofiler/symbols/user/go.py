@@ -42,7 +42,7 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit for the names, and for the functions. It suffices for a million functions."""
+"""Size limit of the names part, and of the functions part; enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the module data."""
 MAX_INLINED: Final = 64
@@ -78,7 +78,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    parts: int  # index of the first part among the words
+    parts: int  # which of the header's words is the offset of the first part
     start: str  # format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
     has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
@@ -140,7 +140,7 @@ class GoTable:
         if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
             raise ElfError(
                 ElfProblem.NO_SECTION,
-                f".gopclntab has magic {magic:#x}, quantum {self._quantum} and pointer size "
+                f"unsupported .gopclntab: magic {magic:#x}, quantum {self._quantum}, pointer size "
                 f"{pointer}",
             )
         self._form = form
@@ -160,7 +160,7 @@ class GoTable:
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions. Each extends to the start of the next function."""
+        """Returns the functions. Each extends to the start of the next."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -380,7 +380,6 @@ class GoLines(GoTable):
                 self._fd = -1
 
     def __del__(self) -> None:
-        """Close the descriptor."""
         if hasattr(self, "_lock"):
             self.close()
 

@@ -81,7 +81,7 @@ class ProcessCode:
 
     @property
     def read_ns(self) -> int:
-        """Returns the boottime up to which names are known; see :attr:`JitFile.read_ns`."""
+        """Returns the boottime at which the last complete read began; -1 before the first."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -89,7 +89,7 @@ class ProcessCode:
         return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:
-        """Close the files. Functions that have been read remain."""
+        """Close the files. Lookups still return the functions that have been read."""
         for file in self._files:
             file.close()
 

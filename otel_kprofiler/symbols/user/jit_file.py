@@ -56,8 +56,8 @@ class JitCounts(NamedTuple):
 class Parsed(NamedTuple, Generic[EventT]):
     """The records in a piece of a file.
 
-    The next piece begins after the first ``used`` bytes. ``damaged`` counts malformed lines or
-    records.
+    ``used`` is the number of bytes that were parsed, after which the next piece begins. ``damaged``
+    counts malformed lines or records.
     """
 
     events: Sequence[EventT]
@@ -128,7 +128,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @property
     def read_ns(self) -> int:
-        """Returns the boottime up to which names are known; -1 before the first complete read."""
+        """Returns the boottime at which the last complete read began; -1 before the first."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -140,7 +140,7 @@ class JitFile(ABC, Generic[EventT]):
             )  # fmt: skip
 
     def close(self) -> None:
-        """Close the file. Functions that have been read remain."""
+        """Close the file. Lookups still return the functions that have been read."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

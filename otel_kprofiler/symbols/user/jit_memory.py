@@ -14,9 +14,9 @@ _MEMORY: Final = ("/memfd:", "/dev/")
 
 
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
-    """Returns the mapped ranges without a file on disk. Adjacent ranges are merged.
+    """Returns the mapped ranges without a file on disk. Merges adjacent ranges.
 
-    Permissions are ignored, because compilers change them while they write code. Mappings must be
+    Ignores permissions, because compilers change them while they write code. Mappings must be
     sorted.
     """
     ranges: list[Range] = []

@@ -23,7 +23,7 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A runtime-generated function ``[start, end)``. The format of ``lines`` varies by file."""
+    """A runtime-generated function ``[start, end)``; ``lines`` is in the file's format."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class JitTable:
         self._lines: list[bytes] = []
         self._former: deque[_Former] = deque()
         self._former_bytes = 0
-        self._last_end_ns = -1  # the latest end of all former functions
+        self._last_end_ns = -1  # latest ``until_ns`` of a replaced function
         self.dropped = 0
         self.nbytes = 0
 
@@ -142,7 +142,6 @@ class JitTable:
         )
 
     def _overlapped(self, code: JitCode) -> tuple[int, int]:
-        """Returns the range of rows that a function overlaps."""
         first = bisect_right(self._starts, code.start)
         if first and code.start < self._end(first - 1):
             first -= 1

@@ -2,13 +2,13 @@
 
 The format is specified in Linux's tools/perf/Documentation/jitdump-specification.txt. Writers
 include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
-wasmtime. A file is read only if its process has mapped it.
+wasmtime. Reads a process's file only if the process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
-which stops while the host is suspended. After a suspension, it is unknown whether a record is from
-before or after it. Replaced code therefore loses its old name earlier, by the length of the
-suspension. Records with timestamps of another clock are dated by their time of reading.
+which stops while the host is suspended. If the host was suspended since the last read, a timestamp
+may be too late by the length of the suspension, so replaced code loses its old name that much
+earlier. Records of a file with another clock take effect when they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, lookups at their addresses return the names of the former code.
@@ -122,7 +122,7 @@ class JitDumpParser:
 
     @property
     def waiting_bytes(self) -> int:
-        """Returns the memory used by lines whose code is not loaded yet."""
+        """Returns the size of the line table for the next code record."""
         return len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
@@ -165,7 +165,6 @@ class JitDumpParser:
     def _parse_record(
         self, kind: int, time_ns: int, text: bytes, at: int, end: int
     ) -> Record | None:
-        """Parses a record of this process. Raises ``ValueError`` if the record is damaged."""
         if kind == _LINES:
             self._lines = text[at:end]
         elif kind == _CLOSE:
@@ -223,7 +222,7 @@ _Entry = tuple[int, int, bytes]
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """Splits a debug-info record. Raises ``ValueError`` or ``struct.error`` if it is damaged."""
+    """Parses a debug-info record. Raises ``ValueError`` or ``struct.error`` if it is damaged."""
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):
@@ -238,10 +237,10 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits a V8 record whose lines are all in the function's file (``JS:*f a.js:1:13``).
+    """Parses a V8 record whose entries all name the function's file (``JS:*f a.js:1:13``).
 
-    Returns an empty list if the lengths of file names do not match. V8 may write file names after
-    freeing them, but their lengths are still valid.
+    Takes the file from the function's name, because V8 may write file names after freeing them. The
+    lengths of the written names are still valid; if they do not match, returns an empty list.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -292,7 +291,7 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # offset of the file's clock from this process's clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # time suspended since the last update, possibly after a record
+        self._slack_ns = 0  # how long the host was suspended since the last update
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""

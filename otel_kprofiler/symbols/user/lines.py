@@ -68,8 +68,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
             left. Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: limit on CPU time, by the size of the uncompressed DWARF. It is five times the time
-            that the output of common compilers takes.
+        cpu: limit on CPU time, by the size of the uncompressed DWARF; five times what the output of
+            common compilers takes.
         wall_s: limit on elapsed time, which allows for busy machines.
     """
 
@@ -88,8 +88,8 @@ class SymbolicLines:
 
     Functions have no lines if their DWARF is split, and inlined functions have no names if their
     names are in the common file of ``dwz -m``. The cache identifies a file by its modification time
-    and a hash of its size and its first and last page. Files are converted one at a time, in a
-    child process without capabilities.
+    and a hash of its size and its first and last page. Converts one file at a time, in a child
+    process without capabilities.
 
     ``cache`` keeps converted lines for later runs. If it is None, the lines are kept only while in
     use. Raises ``DependencyError`` if symbolic is not installed.

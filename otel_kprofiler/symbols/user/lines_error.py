@@ -23,7 +23,7 @@ class LinesProblem(enum.Enum):
 class LinesError(KProfilerError):
     """Raised if the source lines of a file cannot be read.
 
-    ``problem`` is also counted in ``/status``. With ``may_pass``, a retry may succeed.
+    ``problem`` is also counted in ``/status``. If ``may_pass`` is set, a retry may succeed.
     """
 
     def __init__(

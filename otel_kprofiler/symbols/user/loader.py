@@ -53,7 +53,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner for all code that is not in files. Its turns go to processes in rotation."""
+"""Queue owner for all code that is not in files. Each of its turns serves the next process."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class SymbolLoader(ForkAware):
         self._reading = self._unread = 0
         self._code_waits = False
         self._keys: dict[FileKey, Entry] = {}
-        self._files: dict[object, QueuedFile] = {}  # keyed by identity, the oldest first
+        self._files: dict[object, QueuedFile] = {}  # by identity (see add), the oldest first
         self._bytes = self._cpu_ns = 0
         self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
         self._lines_refused: Counter[str] = Counter()
@@ -201,7 +201,7 @@ class SymbolLoader(ForkAware):
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at an address outside files in a process; never waits."""
+        """Returns the functions at a process's address outside all files; never waits."""
         if self._code is None:
             return NO_FILE
         found, has_work = self._code.name(process, address, at_ns)
@@ -304,7 +304,7 @@ class SymbolLoader(ForkAware):
 
     def _do(self, turn: Turn[Waiting | None]) -> None:
         cpu_ns = children_ns = 0
-        searched: tuple[str, Hashable] | None = None  # owner of the searched directories
+        searched: tuple[str, Hashable] | None = None  # user whose debug directories are searched
 
         def begin_search() -> bool:
             nonlocal searched
@@ -364,7 +364,7 @@ class SymbolLoader(ForkAware):
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:
-        """Postpone a file whose debug-file search hangs. Later, it is read without a debug file."""
+        """Postpone a file whose debug-file search hangs. The next attempt uses no debug file."""
         file = waiting.file
         if file.reading is waiting:
             self._unread -= 1
@@ -402,7 +402,7 @@ class SymbolLoader(ForkAware):
     def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the other tables and the memory held for reading fit the limit.
 
-        Large tables are evicted first, so that they do not displace many small ones. A table not
+        Evict large tables first, so that they do not displace many small ones. A table not
         used since the last eviction ranks as if it were larger than it is.
         """
         with self._changed:

@@ -37,7 +37,7 @@ class QueuedFile:
     Attributes:
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's queue entry. Results of earlier entries are ignored.
+        reading: the file's latest queue entry. Results of any other entry are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -67,7 +67,7 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading, by a delay that doubles each time. Names are kept.
+        """Postpone reading, by a delay that doubles each time. Keep the names, if any.
 
         With ``is_first_free``, the first delay is zero.
         """
@@ -91,7 +91,7 @@ def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
 
 
 class Entry(NamedTuple):
-    """A file's entry under one of its keys, and how to reopen the file or an identical one."""
+    """The :class:`QueuedFile` for a key, and how to reopen the file with this key."""
 
     file: QueuedFile
     wanted: WantedFile

@@ -40,9 +40,9 @@ class UserSymbolSettings:
 
     Attributes:
         detail: which details to read; ``lines`` also includes names and inlined functions.
-        max_bytes: memory limit for symbols. Up to three quarters of the limit may be used to read
-            files, for which large tables are evicted if necessary. A process that converts DWARF
-            may use eight times this limit, but at most half of the memory that the cgroup has left.
+        max_bytes: memory limit for symbols. Reading a file may take up to three quarters of the
+            limit, for which large tables are evicted. A process that converts DWARF may use eight
+            times this limit, but at most half of the memory that the cgroup has left.
         cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
         may_block: whether lookups may take seconds; False omits source lines in split DWARF.
     """
@@ -56,7 +56,7 @@ class UserSymbolSettings:
 def open_user_names(
     settings: UserSymbolSettings, code_sink: CodeSink | None = None
 ) -> SymbolLoader | None:
-    """Opens the loader that names user frames, which the caller closes; None if disabled.
+    """Opens the loader that names user frames; None if disabled. The caller closes the loader.
 
     Raises ``DependencyError`` if symbolic, which reads source lines, is not installed.
     """

@@ -7,7 +7,7 @@ tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-
 Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
 under these rules:
 
-- Times after the last read of the file have no name until the next read.
+- An address has no name at times after the last read of the file.
 - An address that is listed for only one function has that function's name.
 - If the function at an address changed between two reads, the address has the old name until the
   first read, the new name from the second read on, and no name in between.

@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached stack words and frames. Each new process adds words."""
+"""Default limit on cached raw-stack words and frames. Processes share frames, but not words."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -76,7 +76,7 @@ class UserNames(Protocol):
         """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at an address outside files in a process, at boottime ``at_ns``."""
+        """Returns the functions at a process's address outside all files, at boottime ``at_ns``."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -103,7 +103,7 @@ class _KnownFile:
     def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
         """Returns the frame at a file offset, and whether it is final.
 
-        Outside segments, and in non-ELF files, the offset is used as the address (SVMA).
+        Outside segments, and in non-ELF files, uses the offset as the address (SVMA).
         """
         key = (offset, found_by) if found_by else offset
         frame = self.final.get(key)
@@ -137,7 +137,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up one of the used frames again, so that the symbols of a file in use stay loaded.
+        Look up a used frame again, so that the symbols of a file in use stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -148,8 +148,6 @@ class _KnownFile:
 
 
 class _Mapping(NamedTuple):
-    """A mapping with its file, or with the reason why the file is unknown."""
-
     file: _KnownFile | None
     bias: int
     reason: Unresolved
@@ -165,11 +163,11 @@ class _Mapping(NamedTuple):
 
 
 class _Words(dict[int, Frame]):
-    """Caches the frames of all stacks with the same mappings, by stack word.
+    """Caches the frames of all raw stacks with the same mappings, by word of the raw stack.
 
     Attributes:
         pending: number of lookups whose frame may get a name or source lines later.
-        may_have_code: whether a frame is outside files.
+        may_have_code: whether a frame has no file, and so may be in runtime-generated code.
         has_signals: whether a signal interrupted a frame.
     """
 
@@ -219,7 +217,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the current names. It is the same object until a name is added."""
+        """Returns the side with the latest names; the same object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -239,7 +237,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side for the sample's process. It is the same object until a name changes."""
+        """Returns the side for the sample's process; the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -295,7 +293,7 @@ class UserResolver(Stateless):
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # stacks unwound by frame pointers alone refer to no files
-        self._kept = 0  # number of cached words, each with at most one frame, and of older frames
+        self._kept = 0  # number of cached words and older frames
 
     @property
     def version(self) -> int:
@@ -313,12 +311,12 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Returns the current side, and the number of its frames that may get names later."""
+        """Returns the side with the latest names, and how many frames may get names later."""
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Returns the current side, and the cached words of the stack's mappings."""
+        """Returns the side with the latest names, and the cache for the stack's mappings."""
         if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:
@@ -391,7 +389,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Makes the module for a segment, in whole pages, or for the whole file if ``text`` is None."""
+    """Makes the module of a segment, rounded to pages, or of the whole file if ``text`` is None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:

@@ -125,7 +125,7 @@ class SymbolSources:
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Reads a file's symbols. Raises ``KProfilerError`` if they cannot be used.
+        """Reads a file's symbols. Raises ``KProfilerError`` if the symbols cannot be used.
 
         The file is not needed afterwards. ``root`` is the root directory of a process that has
         mapped the file; empty for this process's root.
@@ -178,11 +178,10 @@ class SymbolSources:
             if functions.nbytes + table.nbytes <= self.budget.limit_bytes * _MOST_OF_READING:
                 return table, None
             table.close()
-            raise ElfError(
-                ElfProblem.TOO_LARGE, f"the Go line table takes {table.nbytes >> 20} MiB"
-            )
+            detail = f"the Go line table takes {table.nbytes >> 20} MiB, more than the limit"
+            raise ElfError(ElfProblem.TOO_LARGE, detail)
         except (KProfilerError, OSError) as error:  # names are useful without lines
-            _log.info("no source lines of %s: %s", path, describe_error(error))
+            _log.info("no source lines for %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)
 
     def _open_dwarf(

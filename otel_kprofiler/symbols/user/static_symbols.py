@@ -1,4 +1,4 @@
-"""Reads the symbols in a user file, its debug file and ``.gnu_debugdata``, as far as necessary."""
+"""Reads a user file's symbols from one source after another, until all functions have names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PART: Final = 1 << 15  # functions compared per step
 _COVERED_BYTES: Final = 28
 """Memory used by a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
-"""Memory used by an address that is in two sets."""
+"""Memory used by a symbol's address in two Python sets."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -153,7 +153,7 @@ def _have_holes(
 ) -> bool:
     """Returns whether a function in the unwind information, other than a PLT stub, has no symbol.
 
-    The middle of each function is looked up, because some entries begin a byte before the function.
+    Looks up the middle of each function, because some entries begin a byte before the function.
     """
     if not bounds.starts:
         return False

@@ -109,7 +109,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields the row and fields of each relocation whose slot or row is wanted."""
+    """Yields the index and fields of each relocation in ``rows`` or with a slot in ``slots``."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

@@ -35,11 +35,11 @@ COLUMN_BYTES: Final = 21
 """Memory used by a symbol in :class:`Symbols`, without its name."""
 _RUN: Final = 1 << 14  # symbols per sorted run
 _SORT_BYTES: Final = 96
-"""Memory used per symbol in the run that is sorted."""
+"""Memory used per symbol while a run is sorted."""
 _PICKED: Final = 1 << 12
 _PART_ENTRIES: Final = 1 << 12
 _PICK_BYTES: Final = 192
-"""Memory used per entry in the part that is filtered."""
+"""Memory used per entry while a part of the table is filtered."""
 _NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
@@ -103,7 +103,7 @@ def read_table(
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """Parses the symbols that may name code, without their versions (``@GLIBC_2.34``).
 
-    Keeps the whole string table. This takes more memory than selecting names, but fewer copies.
+    Keeps the whole string table, because selecting names would take more copies.
     Raises ``ElfError`` if the symbols exceed the budget.
     """
     content, names, code = table
@@ -164,7 +164,7 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the bytes needed to sort ``count`` symbols, without the result's four bytes each."""
+    """Returns the memory used to sort ``count`` symbols, without the result."""
     return _SORT_BYTES * min(count, _RUN)
 
 

@@ -28,7 +28,7 @@ _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
 """Maximum number of functions at an address of a damaged file. Compilers inline far fewer."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Limit on the characters of all cached names, and of all cached paths (1 to 4 bytes each)."""
+"""Maximum number of characters in the cache of names, and in the cache of paths."""
 _ENTRY_CHARACTERS: Final = 200
 """Memory used by an entry without its text, as a number of characters."""
 _MAX_STRING_BYTES: Final = 8192
@@ -49,7 +49,7 @@ class SymCache:
     """Source lines and inlined functions of one file. Thread-safe.
 
     Args:
-        data: the SymCache. Lookups in truncated parts return nothing.
+        data: the SymCache. A lookup stops at a damaged entry.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
         is_partial: whether ``data`` lacks DWARF that is in other files.
 
@@ -61,7 +61,7 @@ class SymCache:
         self.is_partial = is_partial
         view = memoryview(data)
         if len(view) < _HEADER.size:
-            raise ValueError("it is shorter than its header")
+            raise ValueError("the data is shorter than its header")
         magic, version, *counts = _HEADER.unpack_from(view)
         if magic != b"SYMC" or version != VERSION:
             raise ValueError(f"unsupported format: magic {magic!r}, version {version}")

@@ -446,7 +446,7 @@ def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
 
 
 def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter, batch, caplog):
-    """The receiver echoes credentials; urllib3 would log the query with a malformed header."""
+    """The response has the credentials, and a bad header, which urllib3 logs with the query."""
     caplog.set_level(logging.DEBUG)
 
     def echo(handler):

@@ -104,7 +104,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver reject requests above an uncompressed size; returns a list of the others."""
+    """Makes a receiver reject requests above an uncompressed size; returns the accepted ones."""
     taken = []
 
     def answer(handler):
@@ -180,7 +180,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
 
 
 def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
-    """The size may be below the minimum for encoding, and the response states no limit."""
+    """The accepted size may be below the minimum for encoding, and no response states it."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES
@@ -408,7 +408,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     )
     for number in range(2):
         queue.put(*make(number))
-    wait_until(lambda: queue.counts().exported)  # two parts, once the third has failed
+    wait_until(lambda: queue.counts().exported)  # two parts, after the third failed
     queue.shutdown(500)
     first = queue.counts()
     assert first.exported == sum(stamps(server.taken).values()) > 0
@@ -427,7 +427,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
 
 
 def test_lost_samples_of_a_split_batch_are_passed_to_the_callback(http_receiver, quick):
-    """Files with unsent batches record these losses."""
+    """The callback records lost samples in files of unsent batches."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

@@ -142,7 +142,7 @@ def test_a_damaged_byte_loses_only_its_record(tmp_path):
     data = whole.read_bytes()
     for position in range(len(data)):
         if position == len(MAGIC) - 1:
-            continue  # the byte is in the version
+            continue # this byte is the format version
         directory = tmp_path / str(position)
         directory.mkdir()
         damaged = bytearray(data)
@@ -244,12 +244,8 @@ def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
         again.settle(stored.number, stored.samples)
         again.close()
         assert path.with_suffix(".spool.aside").read_bytes() == content
-    assert (
-        caplog.text.count(
-            "the format kpspool1 of another version, which can send it; it is kept as"
-        )
-        == 1
-    )
+    warning = "written by another version (format kpspool1), which can send it; kept as"
+    assert caplog.text.count(warning) == 1
 
 
 def rotated(directory):
@@ -268,7 +264,7 @@ def change_version(path):
 
 
 def aside(by_segment, *positions):
-    """Changes the version of some segments; returns the remaining batches."""
+    """Changes the format version of some segments, and returns the batches of the others."""
     for position in positions:
         change_version(list(by_segment)[position])
     left = [path for path in by_segment if path.read_bytes().startswith(MAGIC)]
