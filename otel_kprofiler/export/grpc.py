@@ -226,7 +226,7 @@ def parse_limit(text: str) -> int:
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Returns the delay in a status's ``RetryInfo``, in seconds; None without a ``RetryInfo``.
+    """Returns the delay in a status's ``RetryInfo``, in seconds; None if it has no ``RetryInfo``.
 
     A ``RetryInfo`` without a positive delay yields 0, because its presence allows a retry.
     """

@@ -80,8 +80,8 @@ MUTATIONS = (
     Mutation(
         "generators: at the instruction of their caller",
         _FRAMES,
-        "& ~3ULL; /* tagged",
-        "+ 64; /* tagged",
+        "& ~3ULL; /* the low bits are a tag",
+        "+ 64; /* the low bits are a tag",
     ),
     Mutation("threads: the first of the list", _THREAD, "	if (is_own(w, l)) {", "	if (1) {"),
     Mutation("threads: of other ids", _THREAD, "w->native &&\n", "w->native + 1 &&\n"),

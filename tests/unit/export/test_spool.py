@@ -142,7 +142,7 @@ def test_a_damaged_byte_loses_only_its_record(tmp_path):
     data = whole.read_bytes()
     for position in range(len(data)):
         if position == len(MAGIC) - 1:
-            continue # this byte is the format version
+            continue  # this byte is the format version
         directory = tmp_path / str(position)
         directory.mkdir()
         damaged = bytearray(data)
