@@ -66,7 +66,7 @@ def frozen(tmp_path):
             content = {name: compile_spins(tmp_path, name).read_bytes() for name in names}
             fuse = undo.enter_context(mounted(tmp_path / "fuse", content))
             fuse.freeze("read", delay_s=delay_s, beyond=GAP_BYTES // 2)
-            undo.enter_context(running(*[fuse.point / name for name in names], niceness=19))
+            undo.enter_context(running(*[fuse.point / name for name in names], niceness=10))
             return fuse
 
         yield start
@@ -113,7 +113,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")
-    agent.wait_until(lambda: count_waiting(agent) >= 5)
+    agent.wait_until(lambda: count_waiting(agent) >= 5, 180)
     with running(compile_spins(tmp_path, "healthy")):
         agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)
     assert agent.get("/livez")[0] == 200
