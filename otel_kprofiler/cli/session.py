@@ -27,6 +27,7 @@ class Session:
         pipeline: takes and delivers the samples; closed at the end of :meth:`run`.
         targets: the recorded processes; None if they were not selected by options.
         seconds: duration of the recording so far.
+        cpus: number of CPUs on which all processes are sampled; 0 if processes were selected.
     """
 
     pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
@@ -34,12 +35,16 @@ class Session:
     held: HeldCommand | None = None
     targets: Targets | None = None
     seconds: float = 0.0
+    cpus: int = 0
 
     def run(self, limit_s: float | None, progress: Progress) -> None:
         """Sample until the time limit, the exit of the command, or a signal."""
         try:
             self.signals.listen(self.pipeline.wake)
             self.pipeline.start()
+            sampler = self.pipeline.sampler
+            if isinstance(sampler, EbpfSampler) and not self.targets:
+                self.cpus = len(sampler.cpus)
             started = time.monotonic()
             if self.held:
                 self.held.release()

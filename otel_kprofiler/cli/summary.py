@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from otel_kprofiler.analysis import sum_locks
 from otel_kprofiler.cli.completeness import Completeness
@@ -15,12 +16,11 @@ from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.terminal import describe_count
 from otel_kprofiler.cli.unresolved import UnresolvedFrames
 from otel_kprofiler.errors import describe_status
-from otel_kprofiler.model import (
-    Account,
-    Losses,
-    Window,
-)
+from otel_kprofiler.model import ON_CPU, Account, Losses, Window
 from otel_kprofiler.sampling import HeldCommand
+
+_BUSY_SHARE: Final = 0.01
+"""Share of CPU time below which a recording shows hardly any work."""
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
@@ -40,7 +40,12 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> It
     ]
     if completeness.share is not None:
         parts.append(f"{completeness.share:.1%} of user stacks complete")
-    yield from filter(None, (unresolved.remark(), completeness.remark()))
+    remarks = (
+        unresolved.remark(),
+        completeness.remark(),
+        describe_idle_cpus(windows, session.cpus * seconds),
+    )
+    yield from filter(None, remarks)
     if locks := sum_locks(profile for window in windows for profile in window.profiles):
         yield describe_locks(locks)
     ended = _end(session, parts, account)
@@ -85,6 +90,23 @@ def describe_losses(lost: Losses) -> str:
     if not sum(lost.values()):
         return "0"
     return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)
+
+
+def describe_idle_cpus(windows: Sequence[Window], cpu_seconds: float) -> str:
+    """Returns a remark if the CPUs were almost always idle and no other kind was recorded.
+
+    ``cpu_seconds`` is the duration of the recording times the number of CPUs; 0 if unknown.
+    """
+    profiles = [profile for window in windows for profile in window.profiles]
+    busy_s = sum(profile.measure(profile.weight) for profile in profiles) / 1e9
+    has_others = any(profile.kind is not ON_CPU for profile in profiles)
+    if has_others or not 0 < busy_s < _BUSY_SHARE * cpu_seconds:
+        return ""
+    idle = 1 - busy_s / cpu_seconds
+    return (
+        f"the CPUs were idle for {idle:.1%} of the time; record while your services work, or add "
+        "--off-cpu to see where their threads wait"
+    )
 
 
 def _count_processes(windows: Sequence[Window]) -> int:

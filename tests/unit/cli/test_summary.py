@@ -1,0 +1,33 @@
+"""The summary of a recording remarks on idle CPUs."""
+
+from dataclasses import replace
+
+from otel_kprofiler.cli.summary import describe_idle_cpus
+from otel_kprofiler.model import OFF_CPU, Stack, WindowSample
+from tests.windows import make_window
+
+
+def record(samples, **kwargs):
+    """Returns a window of samples that stand for 10 ms each."""
+    stack = Stack.from_frames(())
+    sample = WindowSample(stack, 1, "t", 0, None, list(range(samples)))
+    window = make_window(0, 1, ({}, [sample]), taken=samples)
+    profiles = [replace(profile, period_ns=10_000_000, **kwargs) for profile in window.profiles]
+    return replace(window, profiles=profiles)
+
+
+def test_idle_cpus_are_remarked_on():
+    remark = describe_idle_cpus([record(3), record(1)], cpu_seconds=20.0)
+    assert remark.startswith("the CPUs were idle for 99.8% of the time; ")
+
+
+def test_busy_cpus_are_not_remarked_on():
+    assert not describe_idle_cpus([record(20)], cpu_seconds=20.0)
+
+
+def test_idle_cpus_are_not_remarked_on_if_waits_were_recorded():
+    assert not describe_idle_cpus([record(2, kind=OFF_CPU)], cpu_seconds=20.0)
+
+
+def test_selected_processes_may_be_idle():
+    assert not describe_idle_cpus([record(2)], cpu_seconds=0.0)
