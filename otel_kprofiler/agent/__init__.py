@@ -34,17 +34,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Agent": "agent",
-    "AgentConfig": "agent_settings",
-    "JsonFormatter": "logs",
-    "agent_config": "agent_settings",
-    "configure_logging": "logs",
-    "give_back_memory": "memory",
-    "hold_logging": "logs",
-    "make_account_record": "announcements",
-    "make_formatter": "logs",
-    "prepare": "agent",
-    "write_all": "logs",
+    "agent": "Agent prepare",
+    "agent_settings": "AgentConfig agent_config",
+    "announcements": "make_account_record",
+    "logs": "JsonFormatter configure_logging hold_logging make_formatter write_all",
+    "memory": "give_back_memory",
 }
 
 __getattr__ = late_names(__name__, _MODULES)

@@ -43,23 +43,17 @@ __all__ = [
 ]
 
 _LATE = {
-    "Config": "config",
-    "Duration": "durations",
-    "EXPORTERS": "exporter_types",
-    "Exporter": "section",
-    "LoadedConfig": "load",
-    "OffCpu": "receiver",
-    "PendingConfig": "load_in_child",
-    "Receiver": "receiver",
-    "Service": "service",
-    "ServiceName": "receiver",
-    "dump_config": "dump",
-    "find_exposure": "exposure",
-    "json_schema": "generate",
-    "load_config": "load",
-    "parse_config": "load",
-    "parse_duration": "durations",
-    "sample": "generate",
+    "config": "Config",
+    "dump": "dump_config",
+    "durations": "Duration parse_duration",
+    "exporter_types": "EXPORTERS",
+    "exposure": "find_exposure",
+    "generate": "json_schema sample",
+    "load": "LoadedConfig load_config parse_config",
+    "load_in_child": "PendingConfig",
+    "receiver": "OffCpu Receiver ServiceName",
+    "section": "Exporter",
+    "service": "Service",
 }
 
 __getattr__ = late_names(__name__, _LATE)

@@ -90,8 +90,8 @@ __all__ = [
 ]
 
 _LATE = {
-    "OtlpGrpcExporter": "grpc",
-    "OtlpHttpExporter": "http",
+    "grpc": "OtlpGrpcExporter",
+    "http": "OtlpHttpExporter",
 }
 
 __getattr__ = late_names(__name__, _LATE)

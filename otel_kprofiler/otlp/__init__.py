@@ -117,28 +117,16 @@ __all__ = [
 ]
 
 _LATE: Final = {
-    "DamagedProfilesError": "payloads",
-    "Nameless": "nameless",
-    "NamelessFile": "nameless",
-    "Naming": "nameless",
-    "RULES": "check",
-    "SampleAttributes": "sample_attributes",
-    "Violation": "check",
-    "check_file": "check",
-    "check_payload": "check",
-    "decode_windows": "decode",
-    "divide_batch": "split",
-    "encode_message": "split",
-    "encode_metrics": "metrics",
-    "find_profile_kind": "decode_tables",
-    "name_locations": "nameless",
-    "parse_payloads": "payloads",
-    "read_file": "payloads",
-    "read_stream": "payloads",
-    "read_profiles": "decode",
-    "refuse_many_messages": "message_limit",
-    "refuse_negative_values": "negative",
-    "read_sample_attributes": "sample_attributes",
+    "check": "RULES Violation check_file check_payload",
+    "decode": "decode_windows read_profiles",
+    "decode_tables": "find_profile_kind",
+    "message_limit": "refuse_many_messages",
+    "metrics": "encode_metrics",
+    "nameless": "Nameless NamelessFile Naming name_locations",
+    "negative": "refuse_negative_values",
+    "payloads": "DamagedProfilesError parse_payloads read_file read_stream",
+    "sample_attributes": "SampleAttributes read_sample_attributes",
+    "split": "divide_batch encode_message",
 }
 
 __getattr__ = late_names(__name__, _LATE)

@@ -76,29 +76,17 @@ __all__ = [
 ]
 
 _LATE: Final = {
-    "EventTimeGate": "gate",
-    "OF_OTHERS": "left_out",
-    "Pipeline": "pipeline",
-    "PipelineOptions": "options",
-    "ThreadDumper": "thread_dump",
-    "WindowBuilder": "windows",
-    "WindowCounts": "windows",
-    "WindowSink": "pipeline",
-    "change_attributes": "composition",
-    "compare_dumps": "thread_dump",
-    "describe_left_out": "left_out",
-    "describe_sampling": "left_out",
-    "open_live": "composition",
-    "open_resources": "composition",
-    "open_symbols": "composition",
-    "replay": "composition",
-    "resource_attributes": "receiver_settings",
-    "resource_grain": "receiver_settings",
-    "sampler_config": "receiver_settings",
-    "service_sources": "receiver_settings",
-    "target_groups": "receiver_settings",
-    "user_symbol_settings": "receiver_settings",
-    "window_schedule": "receiver_settings",
+    "composition": "change_attributes open_live open_resources open_symbols replay",
+    "gate": "EventTimeGate",
+    "left_out": "OF_OTHERS describe_left_out describe_sampling",
+    "options": "PipelineOptions",
+    "pipeline": "Pipeline WindowSink",
+    "receiver_settings": (
+        "resource_attributes resource_grain sampler_config service_sources target_groups "
+        "user_symbol_settings window_schedule"
+    ),
+    "thread_dump": "ThreadDumper compare_dumps",
+    "windows": "WindowBuilder WindowCounts",
 }
 
 __getattr__ = late_names(__name__, _LATE)

@@ -186,33 +186,24 @@ __all__ = [
 
 
 _LATE: Final = {
-    "CachedResolver": "resolvers.combined",
-    "ChainResolver": "resolvers.combined",
-    "ElfMatch": "kernel.elf_functions",
-    "ElfResolver": "resolvers.elf_file",
-    "ElfSymbols": "kernel.elf_functions",
-    "KernelResolver": "resolvers.kernel",
-    "PidFilter": "resolvers.combined",
-    "ProcessResolver": "resolvers.process",
-    "ProcessesResolver": "resolvers.process",
-    "BuildIdDirectories": "user.debug_files",
-    "DEBUG_DIRECTORIES": "user.debug_files",
-    "FileIdentity": "resolvers.installed",
-    "InstalledFiles": "resolvers.installed",
-    "InstalledKernel": "resolvers.installed_kernel",
-    "DebugFile": "user.debug_files",
-    "DebugFileFinder": "user.debug_files",
-    "DebugLinkDirectories": "user.debug_files",
-    "Debuginfod": "user.debuginfod",
-    "SymbolSources": "user.sources",
-    "LineTables": "user.line_tables",
-    "SymbolicLines": "user.lines",
-    "WantedDebugFile": "user.debug_files",
-    "demangle": "user.demangle",
-    "find_servers": "user.debuginfod",
-    "is_kernel_file": "kernel.file_kind",
-    "Symbolizer": "symbolizer",
-    "find_process": "resolvers.process",
+    "kernel.elf_functions": "ElfMatch ElfSymbols",
+    "kernel.file_kind": "is_kernel_file",
+    "resolvers.combined": "CachedResolver ChainResolver PidFilter",
+    "resolvers.elf_file": "ElfResolver",
+    "resolvers.installed": "FileIdentity InstalledFiles",
+    "resolvers.installed_kernel": "InstalledKernel",
+    "resolvers.kernel": "KernelResolver",
+    "resolvers.process": "ProcessResolver ProcessesResolver find_process",
+    "symbolizer": "Symbolizer",
+    "user.debug_files": (
+        "BuildIdDirectories DEBUG_DIRECTORIES DebugFile DebugFileFinder DebugLinkDirectories "
+        "WantedDebugFile"
+    ),
+    "user.debuginfod": "Debuginfod find_servers",
+    "user.demangle": "demangle",
+    "user.line_tables": "LineTables",
+    "user.lines": "SymbolicLines",
+    "user.sources": "SymbolSources",
 }
 """Names that sampling does not require, and that are imported on first use."""
 
