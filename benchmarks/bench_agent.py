@@ -1,4 +1,4 @@
-"""The whole agent under a mixed load: CPU, memory, start-up time, and bytes on the wire."""
+"""Measures CPU, memory, start-up time and bytes on the wire of the agent under a mixed load."""
 
 import contextlib
 import gzip
@@ -65,7 +65,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 
 def perf_cpu(seconds: float, rate: int) -> float | None:
-    """Returns the share of one core that ``perf record`` uses; None if perf is not installed."""
+    """Returns the share of one core that ``perf record`` uses, or None if perf is not installed."""
     if shutil.which("perf") is None:
         return None
     before = os.times()

@@ -150,8 +150,8 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     The services get requests in turn, so that disturbances affect both. The ratio is the median
     over adjacent batches of requests. The profiler is stopped while the other service handles
     requests, so that the sampler's interrupts on all CPUs are included in the cost. Service and
-    client each have a dedicated CPU, since the kernel's choice of CPUs changes the results by more
-    than the effect to be measured.
+    client each have a dedicated CPU, because the kernel's choice of CPUs changes the results by
+    more than the measured effect.
     """
     batch = 20
     pair = plain, profiled_
@@ -292,8 +292,7 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 def holds(seconds: float, rate: int) -> Iterator[Row]:
     """Yields the longest CPU time for which the draining thread holds the GIL.
 
-    Existing objects are excluded from garbage collection, since their number depends on the
-    service.
+    Excludes existing objects from garbage collection, because their number depends on the service.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Resource grain: label sets, bytes and encoding time for a host with 500 processes."""
+"""Measures label sets, bytes and encoding time by Resource grain, for a host with 500 processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""The number of processes that exit in each window; one with the same executable replaces each."""
+"""How many processes exit in each window. Another with the same executable replaces each."""
 CPU_PAIRS: Final = 5
-"""The number of pairs of CPUs. The recorded samples of two CPUs are repeated for each pair."""
+"""How many pairs of CPUs repeat the recorded samples of two CPUs."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:

@@ -2,7 +2,7 @@
 
 The first two cases sample only one process, which sleeps or wakes now and then, as on an idle host.
 These cases do not need a quiet machine. The last case uses the defaults and is meaningful only on
-an idle host, since other work adds samples.
+an idle host, because other work adds samples.
 """
 
 import contextlib

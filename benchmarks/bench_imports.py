@@ -46,7 +46,7 @@ for step in {steps!r}:
 
 
 def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Returns the KiB that each step adds to the process's memory, and each total."""
+    """Returns the KiB that each step adds to the process's memory, and the total after the step."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(steps=steps)],
         capture_output=True, text=True, check=True,

@@ -206,7 +206,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def like_peer(window: Window) -> Window:
-    """Returns the window with only the resource attributes that the other profiler sends."""
+    """Returns the window with only the resource attributes that the peer sends."""
     keys = ("process.pid", "process.executable.name", "process.executable.path")
     (profile,) = window.profiles
     groups = [

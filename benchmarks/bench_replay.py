@@ -24,7 +24,7 @@ from otel_kprofiler.recording import Recording
 
 WINDOW_NS = 5_000_000_000
 WINDOWS = 6
-"""The number of windows. The first, with start-up and empty caches, is not measured."""
+"""The first window, with start-up and empty caches, is not measured."""
 
 
 class Costs(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sampling: start to first sample, loss at high rates, cost of draining."""
+"""Sampling: time to the first sample, loss at high rates, and cost of draining."""
 
 import contextlib
 import os

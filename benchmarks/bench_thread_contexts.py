@@ -64,7 +64,6 @@ def _find_place(sampler: EbpfSampler) -> tuple[int, int, int, ContextPlace]:
 
 
 def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
-    """Starts a process named ``program`` that publishes one thread context."""
     words: list[Path | str]
     if model == NODEJS:
         program = directory / "program"

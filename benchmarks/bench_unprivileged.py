@@ -138,7 +138,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields each load's share of time in the kernel, and of complete stacks by both methods."""
+    """Yields the share of kernel time, and of complete stacks by both methods, for each load."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

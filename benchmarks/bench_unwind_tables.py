@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """Returns CPU ms to validate and copy a file's tables, CPU ms to copy only, and their size."""
+    """Returns CPU ms to validate and copy a file's tables, CPU ms only to copy, and their size."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def mapping_of(path: str) -> tuple[int, int]:
 
 
 class Ready(NamedTuple):
-    """Seconds until the BPF program can use a file's tables; resident bytes before and after."""
+    """Seconds until the BPF program can use the tables, and resident bytes before and after."""
 
     seconds: float
     before: int

@@ -53,7 +53,7 @@ def program_times() -> Iterator[None]:
 
 
 def program_usage() -> tuple[int, int]:
-    """Returns run time (ns) and runs of the perf-event program that ran longest in this process."""
+    """Returns the run time (ns) and run count of the perf-event program that ran longest."""
     results = []
     for name in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{name}", encoding="ascii") as f:
@@ -64,7 +64,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Samples for the given time, after a warm-up that loads tables; adds to the totals."""
+    """Loads tables in a warm-up, then samples for the given time and adds to ``totals``."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:

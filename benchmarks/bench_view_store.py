@@ -1,8 +1,8 @@
 """The `view` store: an hour at 99 samples per second on two CPUs, with 20,000 distinct stacks.
 
 The store is compared with a bare table of samples in SQLite, and in DuckDB if installed. The
-figures are the cost of adding five-second batches, and of reading a minute and the hour, grouped by
-equal samples. Each engine runs in a separate process, whose memory is measured.
+figures are the cost of adding five-second batches, and of reading one minute and the whole hour,
+grouped by equal samples. Each engine runs in a separate process, whose memory is measured.
 """
 
 from __future__ import annotations

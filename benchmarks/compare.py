@@ -61,14 +61,14 @@ class Side(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row's name with its numbers masked, as these may vary, and its index among equal names."""
+    """A row's name without numbers, which may vary, and the row's index among equal names."""
 
     kind: str
     number: int
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to its name and measured numbers in each run. The last number is the ratio."""
+"""Maps each row to its name and numbers in each run. The last number of a run is the ratio."""
 
 
 @contextlib.contextmanager
@@ -175,7 +175,7 @@ def compare_payloads(sides: tuple[Side, Side]) -> bool:
 
 
 def main() -> None:
-    """Compares both sides, and exits with status 1 if payloads differ or a benchmark failed."""
+    """Compares the two commits. Exits with status 1 if payloads differ or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("base", help="commit to compare with")
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")

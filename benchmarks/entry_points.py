@@ -42,7 +42,7 @@ class Functions:
                 (part["p_vaddr"], part["p_filesz"], part["p_offset"])
                 for part in elf.iter_segments("PT_LOAD")
             ]
-            # Mapped at once, since a temporary file may be removed.
+            # Maps the file at once, because a temporary file may be removed.
             self._content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             tables = list(elf.iter_segments("PT_GNU_EH_FRAME"))
             self._table_at = tables[0]["p_vaddr"] if tables else 0
@@ -68,12 +68,12 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Returns the start of the function at an address; if there is none, the address itself."""
+        """Returns the start of the function at an address, or else the address itself."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 
     def is_outermost(self, address: int) -> bool:
-        """Returns whether an address is an entry point: ``_start``, or a thread's entry point."""
+        """Returns whether an address is in ``_start`` or in a function without a caller."""
         if self._entry <= address < self._entry + _ENTRY_BYTES:
             return True
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1

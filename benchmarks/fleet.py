@@ -47,7 +47,7 @@ SECOND_NS: Final = 1_000_000_000
 DAY_S: Final = 86_400
 RECORDED_HZ: Final = 99
 VARIANTS: Final = 8
-"""The number of windows made from the recorded window, so that hosts send different requests."""
+"""The number of variants of the recorded window, so that hosts send different requests."""
 MARKS: Final = ("<!-- by make fleet -->\n", "<!-- end -->\n")
 COLLECTOR: Final = """
 receivers:
@@ -251,7 +251,7 @@ class Fleet:
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:
-        """Ends windows as they become due, up to a time."""
+        """Ends windows as they become due, up to the time ``end``."""
         while self._due[0][0] < end:
             due, number = self._due[0]
             now = time.monotonic()
@@ -308,7 +308,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a fleet run. Times are monotonic, in seconds."""
+    """The outcome of a fleet run, with monotonic times in seconds."""
 
     fleet: Fleet
     counts: Counter[str]

@@ -76,7 +76,7 @@ def node_load() -> Iterator[None]:
         for program, copies in _build(folder):
             for number in range(copies):
                 copy = folder / f"{program.name}-service-{number}"
-                # A different size gives each copy a file id of its own.
+                # Copies of different sizes have different file ids.
                 copy.write_bytes(program.read_bytes() + bytes(number + 1))
                 copy.chmod(0o755)
                 commands.append([str(copy)])

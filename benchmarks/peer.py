@@ -80,7 +80,7 @@ class Peer:
     def __init__(self, program: str, endpoint: str, tracers: str) -> None:
         words = [program, "-collection-agent", endpoint, "-disable-tls",
                  "-samples-per-second", str(RATE), "-tracers", tracers]  # fmt: skip
-        for _ in range(_TRIES):  # its kernel struct analysis fails at random
+        for _ in range(_TRIES):  # the peer's analysis of kernel structs fails at random
             self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)

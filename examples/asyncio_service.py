@@ -21,13 +21,13 @@ tracer = trace.get_tracer("asyncio_service")
 
 
 def list_processes() -> int:
-    """Some work for the kernel."""
+    """Lists directories of /proc, which is work for the kernel."""
     with tracer.start_as_current_span("list"):
         return sum(len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task", "ns"))
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve a request in its own span, interleaved with other requests."""
+    """Serves a request in a span, interleaved with other requests."""
     await reader.readuntil(b"\r\n\r\n")
     with tracer.start_as_current_span("request"):
         count = 0
@@ -41,7 +41,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main(port: int) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

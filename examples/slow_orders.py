@@ -1,4 +1,4 @@
-"""A service that takes orders, slowly; docs/tutorial.md finds the lines at fault.
+"""A service that takes orders, slowly. The tutorial, docs/tutorial.md, finds the lines at fault.
 
 python slow_orders.py            one order after another, and every second how long they took
 python slow_orders.py --mended   without what the tutorial finds
@@ -14,20 +14,20 @@ PRICES = {f"item-{number}": {"cents": number, "tags": ["new"]} for number in ran
 
 
 def look_up(item: str, mended: bool) -> int:
-    """Price of an item, in cents."""
+    """Returns the price of an item, in cents."""
     prices = PRICES if mended else copy.deepcopy(PRICES)
     return int(prices[item]["cents"])
 
 
 def append(journal: int, line: str, mended: bool) -> None:
-    """Add a line to the journal."""
+    """Adds a line to the journal."""
     os.write(journal, line.encode())
     if not mended:
         os.fsync(journal)
 
 
 def serve(journal: int, mended: bool) -> None:
-    """Take orders until the process is ended; prints the mean time of an order each second."""
+    """Takes orders until the process is ended, and prints the mean time of an order each second."""
     while True:
         started, orders = time.monotonic(), 0
         while time.monotonic() < started + 1:

@@ -1,6 +1,6 @@
 """A WSGI service that sends traces, metrics and kernel profiles under one Resource.
 
-Run it in this directory; each worker is profiled::
+Run it in this directory. Each worker is profiled::
 
     OTEL_SERVICE_NAME=files OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 \
     OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf OTEL_KPROFILER_SAMPLES_PER_SECOND=99 \
@@ -39,7 +39,7 @@ requests = metrics.get_meter("wsgi_service").create_counter("requests", unit="{r
 
 
 def app(_environ: object, start_response: Callable[..., object]) -> Iterable[bytes]:
-    """Write and read a file, each in a span of its own below the request's."""
+    """Writes and reads a file, in two child spans of the request's span."""
     with tracer.start_as_current_span("request"):
         requests.add(1)
         with tempfile.TemporaryFile() as file:

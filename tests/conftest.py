@@ -1,4 +1,4 @@
-"""Settings for all tests: no module may leave descriptors open; hypothesis has no deadline."""
+"""Settings for all tests: no module may leave descriptors open, and hypothesis has no deadline."""
 
 import contextlib
 import gc
@@ -67,7 +67,7 @@ def pytest_sessionfinish():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Numbers byte strings in test ids; a time or pid would differ between xdist workers."""
+    """Keeps byte strings out of test ids: times and pids would differ between xdist workers."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -100,7 +100,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """Returns descriptors open beyond ``kept``, after giving threads time to close theirs."""
+    """Gives threads time to close descriptors, and returns those open beyond ``kept``."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()
@@ -109,10 +109,10 @@ def wait_for_the_rest(kept, seconds):
 
 
 def count_descriptors():
-    """Counts open descriptors by target; all pipes count as one target, and so do all sockets."""
+    """Counts open descriptors by target. All pipes count as one target, and so do all sockets."""
     results = Counter()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # a thread has closed it
+            with contextlib.suppress(FileNotFoundError):  # closed by another thread
                 results[NUMBER.sub("", os.readlink(entry.path))] += 1
     return results

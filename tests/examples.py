@@ -19,7 +19,7 @@ def examples(page):
 
 
 def run_example(examples, heading, **given):
-    """Runs the only example below a heading; returns its variables."""
+    """Runs the only example below a heading, and returns its variables."""
     (code,) = examples[heading]
     exec(code, given)
     return given

@@ -1,7 +1,8 @@
 """Fetches interpreters that Debian does not package: python-build-standalone's, in a Go module.
 
-``python -m tests.fetch_pythons`` prints the interpreters' directories. They come from Go's module
-proxy, for machines that reach no other download site; the go command verifies checksums.
+``python -m tests.fetch_pythons`` prints the interpreters' directories. The interpreters come from
+Go's module proxy, for machines that reach no other download site. The go command verifies
+checksums.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -30,7 +31,7 @@ def directory(minor: str) -> Path:
 
 
 def fetch(minor: str) -> None:
-    """Fetches a version unless present; failures raise ``OSError`` or ``CalledProcessError``."""
+    """Fetches a version unless it is present. Raises ``OSError`` or ``CalledProcessError``."""
     target = directory(minor).parent
     if target.exists():
         return

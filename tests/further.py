@@ -1,10 +1,10 @@
-"""Additional cases of an expensive test, beyond the default run."""
+"""Marks the cases of an expensive test that the default run leaves out."""
 
 import pytest
 
 
 def further(*cases):
-    """Marks cases ``long``. A tuple is a case with several parameters."""
+    """Marks test cases as ``long``. A tuple is a case with several parameters."""
     values = (case if isinstance(case, tuple) else (case,) for case in cases)
     return [pytest.param(*value, marks=pytest.mark.long) for value in values]
 

@@ -76,8 +76,8 @@ class Fuse:
         """Delays or withholds the responses to requests of the given kinds.
 
         Args:
-            opcodes: the kinds of requests, as keys of ``_OPCODES``; all kinds if none is given.
-            delay_s: the delay of the responses, in seconds; None to send no response.
+            opcodes: the kinds of requests, as keys of ``_OPCODES``, or all kinds if none is given.
+            delay_s: the delay of the responses in seconds, or None to send no response.
             beyond: the offset before which reads are still served immediately.
         """
         delay = "inf" if delay_s is None else delay_s
@@ -90,7 +90,7 @@ class Fuse:
         return int(self._ask("count"))
 
     def close(self):
-        """Stops the server and unmounts the files; waiting requests fail. May be called again."""
+        """Stops the server and unmounts the files. Waiting requests fail. May be called again."""
         if self._server.poll() is not None:
             return
         self._server.kill()

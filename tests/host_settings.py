@@ -18,7 +18,7 @@ _LOCK, _GATE = (
 def hold_settings(*, changes: bool) -> Iterator[None]:
     """Holds a lock on host settings: exclusive for a test that changes them, else shared.
 
-    No test gets the lock while a test waits for it exclusively.
+    While a test waits for the exclusive lock, no other test gets the lock.
     """
     fcntl.flock(_GATE, fcntl.LOCK_EX)
     fcntl.flock(_LOCK, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)

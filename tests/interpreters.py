@@ -71,7 +71,7 @@ class Journal:
     Attributes:
         now: the layout and addresses of each currently registered process, by tgid.
         all: the process, layout, addresses and image of each registration, in order.
-        seen: the sampled processes that have not been taken yet.
+        seen: the sampled processes that have not been returned yet.
     """
 
     def __init__(self, room=1000, registry=None):

@@ -20,7 +20,7 @@ _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
 
 
 def fetch():
-    """Returns the path of the agent's cached JAR; skips the test if it cannot be downloaded."""
+    """Returns the path of the agent's cached JAR. Skips the test if the download fails."""
     path = cache_directory() / "java-writer" / f"dd-java-agent-{VERSION}.jar"
     if not path.exists():
         if shutil.which("mvn") is None:
@@ -36,14 +36,14 @@ def fetch():
 
 
 def command(directory, log, threads):
-    """Unpacks the classes and the library; returns the command that runs the program."""
+    """Unpacks the classes and the library, and returns the command that runs the program."""
     offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     java, library = unpack(directory)
     return list(map(str, [*java, PROGRAM, log, threads, library, offset]))
 
 
 def unpack(directory):
-    """Unpacks the classes and the library; returns Java's command and the library's path."""
+    """Unpacks the classes and the library, and returns Java's command and the library's path."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         pytest.skip("needs a JDK")
     library = directory / "libjavaProfiler.so"

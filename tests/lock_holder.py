@@ -1,7 +1,7 @@
 """Makes a thread hold a kernel lock for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page without memory. While it copies, with the file's lock held,
-its page fault waits until this program supplies the memory through userfaultfd(2).
+The holder writes to a file from a page without memory. The holder takes the file's lock, and its
+page fault waits until this program supplies the memory through userfaultfd(2).
 """
 
 import ctypes
@@ -26,7 +26,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_faults():
-    """Returns a userfaultfd; raises OSError if the kernel has none."""
+    """Returns a userfaultfd. Raises OSError if the kernel does not support it."""
     fd = LIBC.syscall(SYSTEM_CALL, os.O_CLOEXEC | os.O_NONBLOCK)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "userfaultfd")
@@ -39,7 +39,7 @@ def name_thread(name):
 
 
 def is_blocked(thread):
-    """Returns whether a thread sleeps in the kernel, but not until it gets the GIL."""
+    """Returns whether a thread sleeps in the kernel for another reason than the GIL."""
     with open(f"/proc/self/task/{thread.native_id}/wchan") as file:
         function = file.read()
     return function != "0" and "futex" not in function

@@ -1,4 +1,4 @@
-"""Makes manual pages from the help of all commands; ``python -m tests.man`` writes docs/man."""
+"""Makes manual pages from the help of all commands. ``python -m tests.man`` writes docs/man."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "man"
 PROGRAM = "otel-kprofiler"
 ABOUT = "kernel-first continuous profiler for OpenTelemetry"
 MADE_WITH = f'.\\" Made by `make generated` with click {version("click")}.'
-"""The first line of each page. It states click's version, which affects the wording."""
+"""The first line of each page. The version of click affects the wording."""
 EXIT_STATUS = {
     "0": "success",
     "1": "failure",
@@ -54,7 +54,7 @@ def command_page(context: click.Context, short: str) -> Iterator[str]:
 
 
 def head(context: click.Context, name: str, short: str) -> Iterator[str]:
-    """Yields name, synopsis, description and options."""
+    """Yields the sections from NAME to OPTIONS."""
     command = context.command
     yield from [MADE_WITH, ".nh", ".ad l"]
     yield f'.TH {escape(name).upper()} 1 "" "{PROGRAM} {__version__}" "User Commands"'
@@ -71,7 +71,7 @@ def head(context: click.Context, name: str, short: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a help text; paragraphs that must not be wrapped are unchanged."""
+    """Yields the paragraphs of a help text. Paragraphs that must not be wrapped are unchanged."""
     for number, paragraph in enumerate(text.split("\n\n")):
         lines = paragraph.splitlines()
         if lines[0] == _NOT_WRAPPED:

@@ -29,7 +29,7 @@ _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
 
 class PublicPython(NamedTuple):
-    """An interpreter, and its package directories: the dependencies', then the checkout."""
+    """An interpreter, and the directories of its packages: dependencies, then the checkout."""
 
     command: str
     paths: tuple[str, ...]
@@ -57,7 +57,7 @@ def open_directory(mode: int = 0o755) -> Iterator[Path]:
 
 @functools.cache
 def get_public_python() -> PublicPython:
-    """Returns the running Python; for root, a copy if other users cannot run it."""
+    """Returns the running Python or, for root, a copy if other users cannot run it."""
     if os.geteuid() != 0 or can_run(sys.executable, "-c", _IMPORTS):
         return PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
     _copies.append(tempfile.mkdtemp(dir="/tmp"))

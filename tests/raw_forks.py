@@ -11,7 +11,7 @@ import time
 
 
 def raw_fork():
-    """Forks; returns the child's id in the parent, and 0 in a child whose threads can run.
+    """Forks. Returns the child's id in the parent, and 0 in a child whose threads can run.
 
     In the child, the GIL's condition variable in glibc still counts a thread that was waiting at
     the fork, so the child's threads may wait for that thread forever. Such a child is killed and
@@ -48,11 +48,11 @@ def spin():
 
 MODULES = "import ctypes, os, select, signal, sys, threading, time\n"
 CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
-"""The source of the functions, for services in separate processes."""
+"""The source of ``raw_fork`` and ``spin``, for services in separate processes."""
 
 
 def run_in_raw_child(work):
-    """Runs a function in a child of :func:`raw_fork`; returns its result as text and exit code."""
+    """Runs a function in a child of :func:`raw_fork`. Returns its result as text and exit code."""
     reading, writing = os.pipe()
     pid = raw_fork()
     if not pid:

@@ -30,7 +30,7 @@ def pack_record(
     context=b"",
     holder=0,
 ):
-    """Returns a record without its length; all frames are kernel frames unless sizes are given."""
+    """Returns a record without its length. By default, all frames are kernel frames."""
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,

@@ -31,7 +31,7 @@ def work():
 
 
 def live(name):
-    """Works, waits and works again, and records the times; only the first name has a span."""
+    """Works, waits and works again, and records the times. Only ``WITH_SPANS`` has a span."""
     Path("/proc/thread-self/comm").write_text(name)
     start, link = time.clock_gettime_ns(time.CLOCK_BOOTTIME), None
     if name == WITH_SPANS:

@@ -13,7 +13,7 @@ CRATE = SOURCES / "rust"
 
 
 def build(directory):
-    """Builds program, opener and library into a directory; caches crates, for use offline."""
+    """Builds the program, the opener and the library in a directory. Caches the crates."""
     if shutil.which("cargo") is None:
         pytest.skip("needs cargo")
     target = cache_directory() / "rust-writer"

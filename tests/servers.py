@@ -24,7 +24,7 @@ PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService
 def serve_grpc(
     export, *, service=PROFILES, address="127.0.0.1:0", credentials=None, max_bytes=4 << 20
 ) -> tuple[grpc.Server, int]:
-    """Starts a gRPC server whose method ``Export`` calls ``export``; returns server and port.
+    """Starts a gRPC server whose method ``Export`` calls ``export``. Returns server and port.
 
     ``export`` gets request and context, and returns the response or aborts. Without
     ``credentials``, connections are in plain text.
@@ -56,7 +56,7 @@ class HttpRequest(BaseHTTPRequestHandler):
     do_GET = do_CONNECT = do_POST  # noqa: N815 - names of http.server
 
     def reply(self, status=200, body=b"", **headers) -> None:
-        """Sends a response; ``_`` in header names stands for ``-``."""
+        """Sends a response, with ``_`` in header names replaced by ``-``."""
         self.send_response(status)
         for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -68,7 +68,7 @@ class HttpRequest(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """An HTTP server that calls ``answer`` with each request; uses TLS if a context is given."""
+    """An HTTP server that calls ``answer`` with each request. Uses TLS if a context is given."""
 
     request_queue_size = 64
 
@@ -120,7 +120,7 @@ def free_port() -> int:
 
 
 def make_certificate(directory: Path, name: str = "server") -> ssl.SSLContext:
-    """Creates a self-signed ``NAME.pem`` and ``NAME.key`` for localhost; returns a TLS context."""
+    """Creates a self-signed ``NAME.pem`` and ``NAME.key`` for localhost. Returns a TLS context."""
     if not shutil.which("openssl"):
         pytest.skip("needs the openssl command to create certificates")
     words = (

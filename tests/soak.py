@@ -1,9 +1,9 @@
 """Runs the agent under load, with a fault each minute, and checks its memory and account.
 
-``make soak MINUTES=30`` runs this; pytest does not collect it. Two agents run side by side. The
-first sends to a receiver in this script, the second to a real Collector if one has been built (see
-``tests/collector``). Prints memory, CPU, descriptors, threads and the account once a minute, and
-exits with 1 if a sample is unaccounted for or an agent has grown.
+``make soak MINUTES=30`` runs this module, which pytest does not collect. Two agents run side by
+side. The first sends to a receiver in this script, the second to a real Collector if one has been
+built (see ``tests/collector``). Prints memory, CPU, descriptors, threads and the account once a
+minute, and exits with 1 if a sample is unaccounted for or an agent has grown.
 """
 
 # ruff: noqa: T201 - a command prints for its user
@@ -47,7 +47,7 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """The agents by name, and the receiver of the agent ``fake``, which faults affect."""
+    """The agents by name, and the receiver of the agent ``fake``. Faults affect this receiver."""
 
     receiver: faults.Receiver
     start: Callable[[str], faults.Agent]
@@ -125,8 +125,7 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Checks each stream by its last account, which for a killed agent is in its last durable
-    # window.
+    # Checks the last account of each stream. A killed agent has it in the last spooled window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring

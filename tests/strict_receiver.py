@@ -23,7 +23,7 @@ NO_FUNCTION = "frames without a function"
 
 
 def find_fault(attributes):
-    """Returns why a strict receiver rejects attributes; empty if it accepts them."""
+    """Returns why a strict receiver rejects attributes, or an empty string."""
     for index, attribute in enumerate(attributes):
         if not attribute.key:
             return f"attribute key at index {index} in resource attributes is empty"
@@ -54,7 +54,7 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """Counts the items that the receiver would drop, by complaint; adds labels to ``seen``."""
+    """Counts the items that the receiver would drop, by complaint, and adds labels to ``seen``."""
     results = Counter()
     for one in labels_of(message):
         results[EQUAL_LABELS] += one in seen

@@ -1,4 +1,4 @@
-"""Runs native programs that publish thread contexts; compares samples with their logs."""
+"""Runs native programs that publish thread contexts, and compares samples with their logs."""
 
 import bisect
 import os
@@ -39,7 +39,7 @@ _LINE = struct.Struct("<5Q16s8s")
 
 
 class Model(NamedTuple):
-    """A TLS model: how library and program are compiled, and whether the library is loaded late."""
+    """A TLS model: the compiler options of library and program, and how the library is loaded."""
 
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ MUSL_MODELS = (
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
-    """Compiles a program; returns its path, and the paths of the libraries that it opens."""
+    """Compiles a program. Returns its path, and the paths of the libraries that it opens."""
     if PREBUILT in os.environ:
         return find_files(Path(os.environ[PREBUILT], name), name)
     if shutil.which(compiler) is None:
@@ -131,7 +131,7 @@ def write_payload(directory, extra=None):
 
 
 class Service:
-    """A running program that logs its contexts; ``close`` stops it."""
+    """A program that logs its contexts until ``close`` stops it."""
 
     def __init__(self, words, log):
         self._log = log
@@ -151,7 +151,7 @@ class Service:
         assert self._process.stdout.readline() == "ready\n"
 
     def read_log(self):
-        """Stops the program; returns the contexts of each thread, in order."""
+        """Stops the program, and returns the contexts of each thread in order of time."""
         self._process.communicate("", timeout=LATEST_S)
         assert self._process.returncode == 0
         lines = defaultdict(list)
@@ -216,7 +216,7 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """Returns the last two contexts begun before a time; at a change, both are right."""
+    """Returns the last two contexts that began before a time. At a change, either is correct."""
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 

@@ -10,7 +10,7 @@ LIBRARY = FOLDER / f"_record_{platform.machine()}.abi3.so"
 
 
 def read_record():
-    """Returns trace id, span id, flags and attributes by number; None outside of spans."""
+    """Returns trace id, span id, flags and attributes by number, or None outside of spans."""
     library = ctypes.CDLL(str(LIBRARY))
     address = ctypes.c_void_p.in_dll(library, "otel_thread_ctx_v1").value  # this thread's variable
     if not address:

@@ -2,7 +2,7 @@
 
 ``python -m tests.voice`` prints the counts, and each place of a kind without an allowance. The exit
 status is 1 if there is such a place, or if another kind has more places than allowed. ``--list``
-prints all places. Lower an allowance after fixing places; never raise an allowance.
+prints all places. Lower an allowance after removing violations, and never raise one.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -50,11 +50,11 @@ ALLOWED = {
     "otel_kprofiler": {"name": 19},
     "tests": {"name": 461},
 }
-"""Number of allowed places by directory, then kind; unlisted kinds have none."""
+"""The number of allowed places by directory and kind. Unlisted kinds have none."""
 
 
 class Place(NamedTuple):
-    """Words to be changed; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
+    """Words to be changed. Their ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int
@@ -100,7 +100,7 @@ def find_all() -> list[Place]:
 
 
 def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str]:
-    """Returns a line for each place that is not allowed, and each kind above its allowance."""
+    """Returns a line for each place that is not allowed, and for each kind above its allowance."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for place in places:
         counts[place.path.partition("/")[0]][place.kind] += 1

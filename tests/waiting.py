@@ -4,7 +4,7 @@ import time
 
 
 def wait_until(condition, seconds=60):
-    """Waits until a condition holds; the test fails if it does not within ``seconds``."""
+    """Waits until a condition holds. Fails the test if it does not hold within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

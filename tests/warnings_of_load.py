@@ -4,7 +4,7 @@ _LOST = "BPF symbol records lost"
 
 
 def without_lost_records(errors: str) -> str:
-    """Returns standard error without warnings about records that other tests' programs cause.
+    """Returns standard error without the warnings about lost records.
 
     Tests that load thousands of BPF programs fill the ring of every profiler on this host.
     """

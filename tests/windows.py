@@ -4,7 +4,7 @@ from otel_kprofiler.model import ON_CPU, Profile, Resource, ResourceSamples, Win
 
 
 def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Window:
-    """Makes a window of one profile; times are Unix ns, and each group is (attributes, samples)."""
+    """Makes a window of one profile. Times are Unix ns, and each group is (attributes, samples)."""
     resources = [ResourceSamples(Resource(attributes), samples) for attributes, samples in groups]
     return Window(start, end, [Profile(kind, period_ns, resources, **facts)])
 

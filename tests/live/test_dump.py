@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -136,28 +135,6 @@ def wait_until_at_rest(pid):
         time.sleep(0.05)
 
 
-def count_switches(pid):
-    """Returns the numbers of voluntary and involuntary context switches by thread."""
-    return {
-        task.name: re.findall(r"ctxt_switches:\t(\d+)", (task / "status").read_text())
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    }
-
-
-def dump_at_rest(*pids):
-    """Returns a dump during which no thread ran, such as on a signal or after a page fault."""
-    others = [word for pid in pids[1:] for word in ("-p", str(pid))]
-    while True:
-        for pid in pids:
-            wait_until_at_rest(pid)
-        earlier = list(map(count_switches, pids))
-        began = time.monotonic()
-        threads = dump(pids[0], *others)
-        print(f"{len(threads):,} threads in {time.monotonic() - began:.2f} s")  # noqa: T201
-        if list(map(count_switches, pids)) == earlier:
-            return threads
-
-
 def functions(thread, side):
     return [frame["function"] for frame in thread["frames"] if frame["side"] == side]
 
@@ -176,6 +153,7 @@ def program(tmp_path_factory):
 @pytest.fixture(scope="module")
 def resting(program):
     with running(program, "3") as (pid, lines):
+        wait_until_at_rest(pid)
         said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
         assert len(said) == 4 * 3 + 1
         yield pid, said
@@ -183,7 +161,7 @@ def resting(program):
 
 def test_each_thread_has_the_stack_and_wait_cause_that_it_announced(resting):
     pid, said = resting
-    threads = {thread["tid"]: thread for thread in dump_at_rest(pid)}
+    threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}
     for tid, (cause, chain) in said.items():
         thread = threads[tid]
@@ -200,7 +178,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
     pid, said = resting
     (parent,) = (tid for tid, (cause, _) in said.items() if cause == "child")
     assert "State:\tD" in Path(f"/proc/{pid}/task/{parent}/status").read_text()
-    thread = next(thread for thread in dump_at_rest(pid) if thread["tid"] == parent)
+    thread = next(thread for thread in dump(pid) if thread["tid"] == parent)
     assert thread["state"] == "uninterruptible"
     assert "kernel_clone" in functions(thread, "kernel")
 
@@ -246,7 +224,7 @@ def test_the_duration_of_a_wait_matches_the_sleeping_program():
 
 def test_python_frames_have_their_lines():
     with running(*python(2)) as (pid, _):
-        resting = [thread for thread in dump_at_rest(pid) if thread["tid"] != pid]
+        resting = [thread for thread in dump(pid) if thread["tid"] != pid]
     assert len(resting) == 2
     for thread in resting:
         frames = [frame for frame in thread["frames"] if frame["side"] == "python"]
@@ -319,7 +297,10 @@ def test_an_exited_process_is_absent_and_others_are_dumped():
 def test_each_of_two_thousand_threads_has_its_frames(program):
     """200 of the threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
-        threads = dump_at_rest(pid, other)
+        wait_until_at_rest(pid)
+        began = time.monotonic()
+        threads = dump(pid, "-p", str(other))
+        print(f"{len(threads):,} threads in {time.monotonic() - began:.2f} s")  # noqa: T201
     said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
     assert len(threads) == 1802 + 201
     assert len({thread["stack"] for thread in threads}) <= 12

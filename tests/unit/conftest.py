@@ -38,7 +38,7 @@ class SystemUsedError(Exception):
 
 
 class Guard:
-    """Records and blocks a test's use of the system; ``uses`` is None while use is allowed."""
+    """Records and blocks a test's use of the system. ``uses`` is None while use is allowed."""
 
     def __init__(self):
         self.uses, self.threads = None, frozenset()
@@ -77,7 +77,7 @@ def guard():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Guards tests and their fixtures; the first test to use a module's fixture creates it."""
+    """Guards tests and the fixtures that they are the first to use."""
     # The hooks in this file are also called for tests in other directories.
     if UNIT_TESTS in item.path.parents and not item.get_closest_marker("system"):
         _guard.start()

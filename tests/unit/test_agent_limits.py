@@ -63,7 +63,7 @@ def test_cpu_time_is_measured_between_calls():
 
 
 class Checks(threading.Event):
-    """The watchdog's stop event, whose waits end when the test lets a check happen."""
+    """A stop event for the watchdog: each wait ends when the test permits the next check."""
 
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ def rows(heading: str, first: str) -> list[list[str]]:
 
 
 def text_of(node: ast.expr, tree: ast.Module) -> str:
-    """Returns a string in the source, with NAME for values that are inserted at run time."""
+    """Returns the text of a string in the source, with NAME for each interpolated value."""
     match node:
         case ast.Constant(value=str(text)):
             return text

@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks in which reading boottime takes scripted durations."""
+    """Clocks whose boottime takes a scripted time to read."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())
@@ -22,9 +22,9 @@ class Script:
         return self.boot + self.offset
 
 
-def test_the_tightest_of_several_readings_is_used():
+def test_the_offset_comes_from_the_tightest_of_several_reads():
     source = Script()
-    # The second delay of each pair differs.
+    # The clock is read in pairs. The delay within a pair varies.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
     assert abs(Clock(source).to_unix_ns(0) - NOW) <= 1
 

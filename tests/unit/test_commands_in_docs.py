@@ -25,7 +25,7 @@ def shown(page):
 
 
 def parse(name, arguments):
-    """Parses options and counts their values, but does not check these; raises ``UsageError``."""
+    """Parses options and counts their values, but does not check values. Raises ``UsageError``."""
     command = cli.get_command(click.Context(cli), name)
     command.make_parser(click.Context(command)).parse_args(arguments)
 

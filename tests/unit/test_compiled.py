@@ -1,4 +1,4 @@
-"""The modules that a wheel may have in compiled form behave alike in both forms."""
+"""The modules that a wheel may contain in compiled form behave alike, compiled or not."""
 
 import ast
 import inspect
@@ -26,7 +26,7 @@ def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
                     yield node, {ast.unparse(base).partition("[")[0] for base in node.bases}
 
 
-def test_all_modules_have_the_requested_form():
+def test_all_modules_are_compiled_if_and_only_if_requested():
     names = [path.removesuffix(".py").replace("/", ".") for path in MODULES]
     endings = {Path(import_module(name).__file__).suffix for name in names}
     assert endings == {".so" if os.environ.get("KPROFILER_COMPILED") else ".py"}
@@ -54,7 +54,7 @@ def test_compiled_modules_do_not_use_raise_from():
 
 
 def test_the_encoder_lets_other_threads_run():
-    """Compiled functions that call each other never let other threads run by themselves."""
+    """Calls between compiled functions never give other threads a turn."""
     assert inspect.isfunction(go_on)
     assert os.path.relpath(inspect.getfile(go_on), PACKAGE.parent) not in MODULES
 

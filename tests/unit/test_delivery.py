@@ -284,7 +284,7 @@ def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
     dead.open.clear()
     reporter = Reporter([ExportQueue(dead)], encoder=encoder([]))
     reporter(sized_window(10))
-    wait_until(lambda: reporter.accounts()[0].lost)  # it has been encoded
+    wait_until(lambda: reporter.accounts()[0].lost)  # the window has been encoded
     reporter.replace([])
     reporter.shutdown(100)
     (account,) = reporter.accounts()
@@ -330,7 +330,6 @@ HOST = {"host.name": "here"}
 
 
 def window_of(samples, start, totals):
-    """Returns a window that can be encoded, with the given number of samples in two resources."""
     groups = (
         (
             {**HOST, "process.pid": pid},

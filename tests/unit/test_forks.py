@@ -89,7 +89,7 @@ def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
-def test_forks_by_two_threads_are_serialised(log):
+def test_forks_by_two_threads_are_serialized(log):
     """Each thread releases the locks that it acquired."""
 
     class Locking(ForkAware):

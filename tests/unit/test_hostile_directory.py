@@ -28,7 +28,7 @@ print(list(PendingConfig("agent.yaml", agent_config).get().exporters))
 
 @pytest.fixture
 def hostile(tmp_path):
-    """Creates a directory with a module of each name; each creates a file when imported."""
+    """Creates a directory with a module of each name. When imported, a module creates a file."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in MODULES:

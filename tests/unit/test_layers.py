@@ -75,14 +75,14 @@ def test_packages_use_only_public_names_of_others():
     ]
 
 
-def test_the_table_has_no_cycles():
+def test_the_table_of_packages_has_no_cycles():
     earlier = accumulate(([name] for name in PACKAGES), initial=[])
     for (name, package), before in zip(PACKAGES.items(), earlier, strict=False):
         assert set(package.imports.split()) <= set(before), name
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions count; imports for type checkers alone do not."""
+    """Imports within functions count. Imports for type checkers alone do not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":
@@ -112,7 +112,7 @@ def imports_at_run_time(node: ast.AST) -> Iterator[str]:
         yield from imports_at_run_time(child)
 
 
-def test_the_architecture_page_has_the_table():
+def test_the_architecture_page_has_the_table_of_packages():
     assert PAGE.read_text() == page(PAGE.read_text()), "run make generated"
     assert MODULES.read_text() == modules(), "run make generated"
 

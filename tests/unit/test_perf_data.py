@@ -146,7 +146,7 @@ def test_a_recording_without_build_ids_causes_a_remark_with_the_fix():
     assert "perf inject -b" in problems[0]
 
 
-# The functions below make files that have an event and its records.
+# The functions below make perf.data files with one event.
 
 
 def string(text):

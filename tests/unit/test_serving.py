@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """Refuses no connection because the thread of another one has to wait for a CPU."""
+    """Makes servers wait for a free thread for longer, because CPUs may be busy."""
     monkeypatch.setattr("otel_kprofiler.serving._FREE_WAIT_S", 60)
 
 

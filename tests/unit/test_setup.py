@@ -1,6 +1,6 @@
 """setup.sh chooses an interpreter, and reuses or replaces an existing environment.
 
-Interpreters, environments and pip are real; pip installs a small package without dependencies.
+Interpreters, environments and pip are real, and pip installs a small package without dependencies.
 Tests that run as root hide the system's interpreter in a mount namespace.
 """
 
@@ -107,7 +107,7 @@ def chosen(done):
 
 
 @pytest.mark.system
-def test_the_system_python_is_preferred_over_those_on_the_path(clone, elsewhere, older):
+def test_the_system_python_is_preferred_over_pythons_on_the_path(clone, elsewhere, older):
     ages = set()
     for path in ([elsewhere], [], [older]):
         done = set_up(clone, "show", path=path)

@@ -1,4 +1,4 @@
-"""Text is escaped for files and terminals; counts, errors and exit statuses are readable."""
+"""Text is escaped for files and terminals. Counts, errors and exit statuses are readable."""
 
 import os
 

@@ -82,7 +82,7 @@ def program(threads, jitter_ms=0.0):
 
 @pytest.mark.parametrize("threads", [1, 2, 8, 64])
 @pytest.mark.parametrize("jitter_ms", [0.0, 1.0])
-def test_a_serial_part_weighs_as_much_as_a_parallel_one_of_the_same_length(threads, jitter_ms):
+def test_a_serial_part_weighs_as_much_as_a_parallel_part_of_the_same_length(threads, jitter_ms):
     sums = latencies(window((7, program(threads, jitter_ms))))
     assert sums["serial"] == pytest.approx(1000, abs=20)
     assert sums["parallel"] == pytest.approx(1000, abs=30)

@@ -53,7 +53,7 @@ def window(number=0):
 
 
 def read(tmp_path, content, expected=()):
-    """Writes a file and reads its windows; asserts that the expected problems are reported."""
+    """Writes a file and reads its windows. Asserts that the expected problems are reported."""
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []
@@ -98,7 +98,7 @@ def test_kernel_time_is_charged_to_the_calling_python_line(tmp_path, form):
     assert (line.key, line.kernel) == (("view (app.py:42)", "/srv/app.py"), 10**7)
 
 
-def test_frames_of_other_types_keep_their_type(tmp_path):
+def test_java_and_native_frames_keep_their_frame_type(tmp_path):
     samples = load_samples(read(tmp_path, WRITE["otlp"]([window()])))
     (line, *_) = GROUPINGS["line"](samples)
     assert line.key == ("Main.run (Main.java:7)", "Main.java")
@@ -118,7 +118,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_intact_messages_are_read_and_damaged_ones_reported(tmp_path, damage):
+def test_intact_messages_are_read_and_damaged_messages_are_reported(tmp_path, damage):
     change, expected = DAMAGES[damage]
     data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
     counted = load_samples(read(tmp_path, data, [expected])).count

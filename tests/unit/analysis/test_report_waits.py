@@ -51,7 +51,7 @@ def sample(function, wait, *values):
 
 @pytest.fixture
 def profile(tmp_path):
-    """Writes waits of 10 s (poll), 3 + 3 ms (pipe) and 1 + 4 ms (CPU); the threshold is 3 ms."""
+    """Writes waits of 10 s (poll), 3 + 3 ms (pipe) and 1 + 4 ms (CPU). The threshold is 3 ms."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     quiet = Resource({"process.pid": 8, "process.executable.name": "quiet"})
     samples = [
@@ -77,7 +77,7 @@ def report(*arguments):
     return done
 
 
-# ± is √(2 (3² + 3² + 1²)), since waits longer than the threshold have no error.
+# ± is √(2 (3² + 3² + 1²)), because waits longer than the threshold have no error.
 TOTALS = (
     "all waits: 10,014.0 ms exactly (runnable 4.0, interruptible 10,008.0, uninterruptible 2.0); "
     "by samples 10,011.0 ± 6.2 ms"

@@ -1,4 +1,4 @@
-"""Struct members are found in BTF (nested members: see tests of the unwinder's settings)."""
+"""BTF yields the offsets of struct members. Nested members: see ``test_unwind_config.py``."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def test_a_wait_begins_after_the_last_run():
 
 
 def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
-    # The time of the last run is from an earlier scheduling class.
+    # After a change of scheduling class, ran_ns covers more than the last run.
     assert row(ran=10_000).since_ns == 5_100
 
 

@@ -91,7 +91,7 @@ def test_a_thread_context_follows_the_stacks():
 
 
 @pytest.mark.parametrize("ids", [bytes(24), bytes(16) + b"s" * 8, b"t" * 16 + bytes(8)])
-def test_a_thread_context_without_both_ids_has_no_span(ids):
+def test_a_thread_context_without_trace_and_span_id_has_no_span(ids):
     sample = parse(pack((1,), kernel=8, context=ids + struct.pack("<BBH", 1, 0, 3) + b"\0\1x"))
     assert (sample.link, sample.context) == (None, b"\1\0\0\1x")
 
@@ -107,7 +107,7 @@ def pack_go(labels):
     return bytes(24) + struct.pack("<BBH", 2, 0, len(b"".join(entries))) + b"".join(entries)
 
 
-def test_labels_of_a_goroutine_with_both_ids_have_a_span():
+def test_goroutine_labels_with_a_trace_id_and_a_span_id_yield_a_link():
     sample = parse(pack((1,), kernel=8, context=pack_go(GO)))
     assert sample.link == SpanLink(*(bytes.fromhex(GO[name]) for name in ("trace_id", "span_id")))
     assert sample.context[:2] == b"\2\0"
@@ -121,7 +121,7 @@ def test_labels_of_a_goroutine_with_both_ids_have_a_span():
         {"trace_id": "1" * 30 + "_1"}, {"span_id": " " * 16},
     ],
 )  # fmt: skip
-def test_labels_of_a_goroutine_without_both_ids_have_no_span(changes):
+def test_goroutine_labels_without_trace_and_span_id_yield_no_link(changes):
     assert parse(pack((1,), kernel=8, context=pack_go(GO | changes))).link is None
 
 

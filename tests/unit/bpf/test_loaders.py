@@ -1,4 +1,4 @@
-"""The choice of the loader, and bcc's compiler process."""
+"""A loader is chosen, and bcc compiles in a separate process."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ def test_an_unknown_loader_is_rejected():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Replaces bcc's package; returns a function that sets the code of the replacement."""
+    """Replaces bcc's package, and returns a function that sets the code of the replacement."""
     monkeypatch.setattr(bcc, "_PACKAGE", str(tmp_path / "bcc"))
     monkeypatch.setattr(bcc, "_PYTHON", sys.executable)
 

@@ -1,4 +1,4 @@
-"""Counters, constants and records for lock contention."""
+"""The counters, constants and records of lock contention are parsed and packed."""
 
 import os
 import struct

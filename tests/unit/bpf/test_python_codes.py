@@ -1,4 +1,4 @@
-"""Descriptions of code objects are parsed; Python and the BPF program agree on structs."""
+"""Descriptions of code objects are parsed, and Python and the BPF program agree on structs."""
 
 import struct
 

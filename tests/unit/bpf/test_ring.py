@@ -12,7 +12,7 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 
 
 class SyntheticRing:
-    """Ring memory to which tests write like the kernel, with the attributes of ``RingMemory``."""
+    """A stand-in for ``RingMemory``, to which tests write as the kernel does."""
 
     def __init__(self, position: int = 0) -> None:
         self.positions = bytearray(16)
@@ -107,7 +107,7 @@ def test_discarded_records_are_skipped():
 def test_closing_releases_the_mapping():
     ring = SyntheticRing()
     RingReader(ring, SIZE).close()
-    ring.positions.clear()  # a BufferError while a view exists
+    ring.positions.clear()  # raises BufferError if a view still exists
 
 
 @pytest.mark.parametrize(

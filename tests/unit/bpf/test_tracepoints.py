@@ -1,4 +1,4 @@
-"""Constants of a tracepoint's program are packed, and tracepoints found in BTF."""
+"""The constants of a tracepoint's program are packed, and tracepoints are found in BTF."""
 
 import struct
 
@@ -15,7 +15,7 @@ def test_each_event_counts_as_1_if_no_value_is_configured():
 
 
 def test_a_value_is_an_argument_or_in_a_struct():
-    """Offset 0 is valid for a member. System call numbers are incremented, since 0 means all."""
+    """Offset 0 is valid for a member. System call numbers are incremented, because 0 means all."""
     for value, words in (
         (TracepointValue(1, None, True, 4096), (1, 0, 0, 1, 4096)),
         (TracepointValue(0, 0), (0, 1, 0, 0, 1)),

@@ -84,7 +84,7 @@ def test_saved_register_offsets_match_their_block(machine):
 
 
 def kernel(**changes):
-    """Returns BTF with a kernel's structs; ``changes`` replaces the members of a struct by name."""
+    """Returns BTF with a kernel's structs. ``changes`` replaces the members of a struct by name."""
     structs = {
         "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
         "mm_struct": [("", 64, 9)],

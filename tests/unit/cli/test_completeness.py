@@ -59,11 +59,11 @@ def test_a_stack_with_python_functions_counts_once():
     assert whole_share(sample(MIXED), sample([USER_SIDE], PENDING)) == pytest.approx(1 / 2)
 
 
-def test_each_sample_of_a_stack_counts():
+def test_a_stack_counts_once_for_each_of_its_samples():
     assert whole_share(sample(MIXED, count=3), sample(MIXED, PENDING)) == pytest.approx(3 / 4)
 
 
-def test_a_truncated_stack_without_native_frames_counts():
+def test_a_truncated_stack_without_native_frames_counts_as_incomplete():
     assert whole_share(sample([PYTHON_SIDE], PENDING), sample(MIXED)) == pytest.approx(1 / 2)
 
 

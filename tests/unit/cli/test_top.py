@@ -71,7 +71,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """Returns a window of 1 s: nginx in web reads and sends; evil has the other samples."""
+    """Returns a window of 1 s in which nginx reads and sends, and evil computes."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]
@@ -110,7 +110,7 @@ STATUS = Status("host", "6.12", "99 Hz", 0.012)
 
 
 def screen(state, shown, width=80, height=24, **more):
-    """Returns the screen's lines without attributes; checks that each fits."""
+    """Returns the screen's lines without attributes, and checks that each fits."""
     lines = page(state, shown, STATUS, Size(width, height, **more), color=True)
     plain = [click.unstyle(line) for line in lines]
     assert len(plain) == height
@@ -393,7 +393,7 @@ def test_bold_and_reverse_are_kept_without_color():
     assert all("\x1b[1m" in text and "\x1b[7m" in text for text in drawn)
 
 
-def test_the_number_of_rows_is_limited():
+def test_the_number_of_rows_can_be_limited():
     lines = screen(TopState(), filled().shown(), rows=2)
     assert lines[2:5] == [*lines[2:4], ""]
     assert all(lines[2:4])

@@ -1,4 +1,4 @@
-"""The SQL of ClickHouse queries; tests/collector runs it on the engine."""
+"""The SQL of ClickHouse queries, which tests/collector runs on the engine."""
 
 import subprocess
 import sys

@@ -55,7 +55,7 @@ def test_frames_of_interpreted_languages_are_recognized_by_their_files():
     assert stack(rows[0]).frames[0].side is PYTHON_SIDE
 
 
-def test_functions_sharing_an_address_are_inlined_and_repeated_ones_are_calls():
+def test_functions_at_one_address_are_inlined_and_repeated_functions_are_calls():
     walk = (0x20, "walk", "tree.c", 9, "program")
     visit = (0x20, "visit", "tree.h", 2, "program")
     result = stack(visit, walk, visit, walk, walk, (0x30, "main", "main.c", 1, "program"))
@@ -83,7 +83,7 @@ def test_placeholders_with_a_reason_are_not_names():
     ]  # fmt: skip
 
 
-def test_equal_stacks_are_merged_and_statuses_kept():
+def test_equal_stacks_are_merged_and_keep_their_statuses():
     stacks = Stacks()
     row = [[0x10], ["do_syscall_64"], [""], [0], ["vmlinux"]]
     stacks.add(1, row)

@@ -276,7 +276,7 @@ def test_messages_never_show_secrets_in_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """Only the length and position of a password used as key, alias, tag or reference are shown."""
+    """Shows only length and position of a password in place of a key, alias, tag or reference."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

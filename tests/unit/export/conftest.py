@@ -32,7 +32,7 @@ def quick():
 
 @pytest.fixture
 def fast_clock(monkeypatch):
-    """Ends retries after a number of attempts: the policy's clock gains 5 s with each reading."""
+    """Ends retries after a few attempts: the policy's clock advances by 5 s with each call."""
     clock = SimpleNamespace(monotonic=itertools.count(0, 5).__next__)
     monkeypatch.setattr("otel_kprofiler.export.retry.time", clock)
 

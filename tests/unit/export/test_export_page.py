@@ -15,7 +15,7 @@ EXAMPLES = examples("export.md")
 
 @pytest.fixture
 def window(tmp_path, monkeypatch):
-    """Returns the window of the OTLP page; changes to a directory for files."""
+    """Returns the window of the OTLP page, in a directory to which examples may write."""
     monkeypatch.chdir(tmp_path)
     return run_example(examples("otlp.md"), "Write a profile")["window"]
 
@@ -27,7 +27,7 @@ def test_every_documented_example_is_tested():
     ]  # fmt: skip
 
 
-def test_a_batch_is_delivered(http_receiver, window, capsys):
+def test_the_example_delivers_a_batch(http_receiver, window, capsys):
     given = run_example(EXAMPLES, "Send a batch", endpoint=http_receiver.endpoint, window=window)
     assert capsys.readouterr().out == f"SUCCESS {window.sample_count} {{}} \n"
     assert len(http_receiver.requests) == len(given["encoded"].batches) == 1
@@ -38,14 +38,14 @@ def test_the_environment_selects_the_exporter(http_receiver, capsys):
     assert capsys.readouterr().out == "otlp_http JSON\n"
 
 
-def test_a_queue_delivers_its_batches(window, capsys):
+def test_the_example_with_a_queue_delivers_its_batches(window, capsys):
     run_example(EXAMPLES, "Export in the background", window=window, encode_window=encode_window)
     assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
     assert check_file("profiles.jsonl") == []
     assert list(Path("spool").iterdir())
 
 
-def test_a_queue_accepts_a_custom_exporter(window):
+def test_a_queue_accepts_the_exporter_of_the_example(window):
     exporter = run_example(EXAMPLES, "Your own exporter")["Memory"]()
     queue = ExportQueue(exporter)
     (batch,) = encode_window(window).batches

@@ -93,7 +93,7 @@ def test_invalid_settings_are_rejected_with_a_hint(arguments):
 
 @pytest.fixture
 def proxy():
-    """Starts a proxy that closes each connection; yields its address, and the requests received."""
+    """Starts a proxy that closes each connection. Yields its address, and the requests received."""
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -149,7 +149,7 @@ def test_only_retryable_statuses_are_retried(http_receiver, open_exporter, batch
 
 
 @pytest.mark.parametrize(("status", "date"), [(429, False), (503, True)])
-def test_the_retry_after_header_is_honoured(http_receiver, open_exporter, batch, status, date):
+def test_the_retry_after_header_is_honored(http_receiver, open_exporter, batch, status, date):
     started = time.monotonic()
     after = email.utils.formatdate(time.time() + 2, usegmt=True) if date else "1"
     http_receiver.answer((status, {"Retry-After": after}, b""), (200, {}, b""))
@@ -257,7 +257,7 @@ def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_
 def test_a_success_status_counts_as_delivery_whatever_the_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
-    """Only the status matters; an unreadable partial success is logged once per exporter."""
+    """Only the status matters. An unreadable partial success is logged once per exporter."""
     headers, body = answer
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
@@ -397,7 +397,7 @@ def test_the_timeout_of_a_single_read_is_reported_as_a_timeout(
 
 @contextlib.contextmanager
 def trickling(first):
-    """Runs a server that sends single bytes for a minute; yields its port."""
+    """Runs a server that sends single bytes for a minute, and yields its port."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""For receivers that accept only small requests, batches are split and later ones are smaller."""
+"""Batches are split if a receiver accepts only small requests, and later batches are smaller."""
 
 import contextlib
 import gzip
@@ -104,7 +104,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver reject requests above an uncompressed size; returns the accepted ones."""
+    """Makes a receiver reject requests above an uncompressed size. Returns the accepted ones."""
     taken = []
 
     def answer(handler):
@@ -133,7 +133,7 @@ def check_all_arrived(exporter, batches, taken):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_grpc_receivers_limit_is_learned(limited, quick, compression, caplog):
+def test_a_grpc_receivers_size_limit_is_learned(limited, quick, compression, caplog):
     (batch,) = make()
     limit = len(batch.payload) // 3
     server = limited(limit)
@@ -147,7 +147,7 @@ def test_a_grpc_receivers_limit_is_learned(limited, quick, compression, caplog):
 
 
 @pytest.mark.parametrize(("status", "body"), [(413, b""), (400, b"http: request body too large")])
-def test_an_http_receivers_limit_is_learned(http_receiver, quick, status, body):
+def test_an_http_receivers_size_limit_is_learned(http_receiver, quick, status, body):
     """A Collector responds with 400, nginx and others with 413."""
     (batch,) = make()
     taken = limit_http(http_receiver, len(batch.payload) // 3, status, body)
@@ -334,7 +334,7 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
 
 
 def test_throttling_is_not_mistaken_for_a_size_limit(grpc_receiver, quick, status_details):
-    """RESOURCE_EXHAUSTED with RetryInfo is retried; without RetryInfo, it is a rejection."""
+    """RESOURCE_EXHAUSTED with RetryInfo is retried. Without RetryInfo, it is a rejection."""
     (batch,) = make()
 
     def throttle(_, context):
@@ -356,7 +356,6 @@ def test_throttling_is_not_mistaken_for_a_size_limit(grpc_receiver, quick, statu
 def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
     limited, tmp_path, monkeypatch, is_spooled
 ):
-    """With a spool, nothing is lost or sent twice; without a spool, the account is exact."""
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
     (batch,) = make()
     calls = itertools.count(1)

@@ -109,7 +109,7 @@ def test_settled_batches_are_not_recovered(tmp_path):
 
 
 @pytest.mark.system
-def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
+def test_a_truncated_segment_is_recovered_up_to_its_last_intact_record(tmp_path):
     spool, stored = fill(tmp_path / "whole", 2, fsync=False)
     abandon(spool)
     (whole,) = segments(tmp_path / "whole")
@@ -249,7 +249,7 @@ def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
 
 
 def rotated(directory):
-    """Creates a closed spool with three segments; returns the batches of each."""
+    """Creates a closed spool with three segments, and returns the batches of each."""
     spool, _ = fill(directory, 0, max_bytes=8 * 400)
     stored = [spool.append(numbered(number)) for number in range(1, 7)]
     by_segment = {path: [] for path in segments(directory)}

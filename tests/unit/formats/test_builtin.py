@@ -1,4 +1,4 @@
-"""Built-in modules are on the wire and in reports, and can be selected."""
+"""Built-in modules are encoded, shown in reports, and can be selected."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Single frames are shown in reports with their functions or reasons."""
+"""Reports show the function of a frame, or the reason why it has no name."""
 
 from otel_kprofiler.formats import function_rows
 from otel_kprofiler.formats.entries import frame_entries

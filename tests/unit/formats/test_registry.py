@@ -1,4 +1,4 @@
-"""Output formats are table rows; adding a row makes the command line offer a format."""
+"""Output formats are table rows. Adding a row makes the command line offer a format."""
 
 import re
 import subprocess
@@ -71,7 +71,7 @@ def test_suffixes_are_unambiguous():
     assert len({row.name for row in FORMATS}) == len(FORMATS)
 
 
-def test_the_page_lists_the_suffixes():
+def test_the_record_page_lists_all_suffixes():
     _, _, text = PAGE.read_text().partition("| Suffix | For |\n|---|---|\n")
     table, _, _ = text.partition("\n\n")
     listed = re.findall(r"`(\.[a-z.]+)`", " ".join(row.split("|")[1] for row in table.splitlines()))

@@ -21,7 +21,7 @@ CONTAINERS = {
     f"/system.slice/docker-{ID}.scope": {},
     f"/system.slice/docker-{ID}.scope/init.scope": {},
     f"{USER}/user.slice/docker-{ID}.scope": {"unit": "user@1000.service"},
-    # containerd: the CRI plugin with each driver and with both mixed, nerdctl
+    # containerd: nerdctl, and the CRI plugin with each cgroup driver and with a mix of both
     f"/kubepods/burstable/pod{UID}/{ID}": {"pod": UID},
     f"/kubepods/pod{UID}/{ID}": {"pod": UID},
     f"/kubelet/kubepods/besteffort/pod{UID}/{ID}": {"pod": UID},

@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Writes a captured tree: this process's path, the mount's root, and limits by directory."""
+    """Writes a cgroup tree, from this process's path, limits by directory, and the mount's root."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"

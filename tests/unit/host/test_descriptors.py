@@ -1,4 +1,4 @@
-"""Pidfds and memfds can be opened in every interpreter, though some lack functions in os."""
+"""Pidfds and memfds can be opened even if the interpreter's os module lacks the functions."""
 
 import pytest
 

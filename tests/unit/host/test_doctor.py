@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host whose files come from a dictionary; a value that is an error is raised."""
+    """A host whose files come from a dictionary. If a value is an exception, reading raises it."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {

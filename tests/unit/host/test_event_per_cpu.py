@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """Opens fake events on a captured tree's CPUs; tests can make events fail or die."""
+    """Opens fake events on the CPUs of a captured tree. Tests can make events fail or die."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)
@@ -28,7 +28,7 @@ class Host(EventPerCpu[str]):
 
 @pytest.fixture
 def online(tmp_path):
-    """Creates a host; returns the file that lists its online CPUs."""
+    """Writes the file that lists the online CPUs, and returns its path."""
     path = tmp_path / "sys/devices/system/cpu/online"
     path.parent.mkdir(parents=True)
     path.write_text("0-2\n")

@@ -1,4 +1,4 @@
-"""Events are parsed by name and setting; events that cannot be opened have a reason."""
+"""Events are parsed by name and setting. Events that cannot be opened have a reason."""
 
 import errno
 import re

@@ -97,7 +97,6 @@ def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
 
 
 def test_total_work_stays_within_the_share_despite_the_reserve(queue, clock):
-    """Many owners, each with one costly item of work, cannot exceed the share."""
     spent, start_ns = 0, clock.ns
     for owner in range(400):
         queue.put(owner, 0)

@@ -20,7 +20,7 @@ FILES = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch, request):
-    """Creates a package whose ``__init__`` imports all its modules; returns its name."""
+    """Creates a package whose ``__init__`` imports all its modules, and returns its name."""
     name = f"package_of_{request.node.name}"
     write(tmp_path / name, name, FILES)
     monkeypatch.syspath_prepend(tmp_path)
@@ -51,7 +51,7 @@ def test_a_package_can_be_used_as_usual_after_a_lean_import(package):
         results["whole"].nothing  # noqa: B018
 
 
-def test_a_submodule_is_found_as_an_attribute_without_importing_the_rest(package):
+def test_a_submodule_is_an_attribute_without_an_import_of_other_modules(package):
     import_module_alone(f"{package}.other")
     assert sys.modules[package].wanted.VALUE == 7
     assert f"{package}.heavy" not in sys.modules

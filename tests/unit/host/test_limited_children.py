@@ -152,7 +152,7 @@ def test_stopping_kills_children_and_starts_no_more(run):
     ],
     ids=("slow", "killed", "full_disk", "damaged", "large", "aborted"),
 )
-def test_temporary_failures_are_marked_as_such(run, code, limits, may_pass):
+def test_failures_state_whether_they_are_temporary(run, code, limits, may_pass):
     with pytest.raises(ChildFailed) as caught:
         run(code, limits)
     assert caught.value.may_pass is may_pass

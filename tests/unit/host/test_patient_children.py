@@ -59,7 +59,7 @@ def test_a_hung_device_is_retried_later(fuse, start):
 def test_the_parent_waits_for_a_child_that_computes_or_sleeps(start):
     children = PatientChildren(patience_s=1)
     sleeps = start("import time; print('begins', flush=True); time.sleep(2.5); print('slept')")
-    assert sleeps.stdout.readline() == b"begins\n"  # it has imported its modules
+    assert sleeps.stdout.readline() == b"begins\n"  # the child has imported its modules
     assert children.wait(sleeps, HERE, LONG_S)[0] == b"slept\n"
     children.check(HERE)
 
@@ -76,7 +76,7 @@ def test_a_child_that_takes_too_long_is_killed(start):
 
 
 def test_a_child_slow_to_exit_does_not_block_its_device(start):
-    """A process that the child forked keeps the output open, and exits once nobody reads it."""
+    """A grandchild keeps the output pipe open, and exits once nobody reads from the pipe."""
     children = PatientChildren(patience_s=0.5, retry_s=1000)
     ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"
@@ -108,7 +108,7 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
 
 
 def test_the_cpu_time_of_an_abandoned_child_is_counted(start):
-    """A process that the child forked keeps the output open, and exits once nobody reads it."""
+    """A grandchild keeps the output pipe open, and exits once nobody reads from the pipe."""
     waits = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"
     child = start(f"import os, signal; {BURNS}\n{waits}\n{writes}")

@@ -1,4 +1,4 @@
-"""A kernel limit that suspends the sampler is reported with a sufficient value."""
+"""If a kernel limit suspends the sampler, the warning states a sufficient value."""
 
 import logging
 
@@ -9,7 +9,7 @@ from otel_kprofiler.sampling.events import CpuEvents
 
 
 class Limit:
-    """Access to the files of a host that has a limit but no CPUs."""
+    """Access to the files of a host that has a limit on the sampling rate, but no CPUs."""
 
     def __init__(self, limit):
         self.limit = limit

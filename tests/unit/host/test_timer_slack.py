@@ -21,7 +21,7 @@ def slack():
 
 @pytest.fixture
 def in_thread():
-    """Runs a function in a new thread with the slack BEFORE_NS; returns its result."""
+    """Runs a function in a new thread with a given timer slack. Returns the function's result."""
 
     def run(function, slack_ns=BEFORE_NS):
         results = []

@@ -49,7 +49,7 @@ def own_file():
 
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_the_interpreters_on_this_machine_are_found(minor):
+def test_installed_interpreters_are_recognized_with_their_version(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():

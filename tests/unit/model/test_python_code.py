@@ -55,7 +55,7 @@ def test_a_description_above_the_limit_is_dropped_immediately(table):
     assert dropped == [code(1, table)]
 
 
-def test_the_callback_may_look_up_descriptions():
+def test_the_eviction_callback_may_look_up_descriptions():
     codes = KnownCodes(max_bytes=1, on_dropped=lambda value: codes.get(value.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1

@@ -85,7 +85,7 @@ def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
     """Such stacks lack functions in the kernel's section .sched.text, which has lock functions."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
-    if cause == "kernel_lock":  # the cause is less specific without them
+    if cause == "kernel_lock":  # less specific without scheduler frames
         assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
         assert result.label == cause
@@ -139,7 +139,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
         (["schedule", "pipe_wait_readable", "pipe_read", "new_sync_read"], "pipe"),
         (["schedule", "wait_for_completion_killable", "kernel_clone"], "child"),
         (["schedule", "synchronize_rcu", "kernel_clone"], "other"),
-        # Workers that wait while they work.
+        # Kernel workers that wait within a work item.
         (["io_schedule", "blk_wait_io", "process_one_work", "worker_thread", "kthread"], "disk"),
         (["schedule", "synchronize_rcu", "process_one_work", "worker_thread", "kthread"], "other"),
         (["schedule"], "other"),
@@ -184,7 +184,7 @@ EXTENSION = Module("lz4.so", ModuleKind.USER, None, FileId("2"), 0)
 
 
 def native(module, *names):
-    """Returns frames in a file; empty names stand for unnamed functions."""
+    """Returns frames in a file. Empty names stand for unnamed functions."""
     return tuple(Frame(module, 1, (Line(name),) if name else (), 0, USER_SIDE) for name in names)
 
 

@@ -44,7 +44,7 @@ def test_a_protobuf_message_that_starts_like_json_is_decoded():
     assert parsed.message == message
 
 
-def test_the_three_file_forms_are_detected(window, payload, line, tmp_path):
+def test_protobuf_length_prefixed_and_json_files_are_detected(window, payload, line, tmp_path):
     path = tmp_path / "profiles"
     for data in (payload, prefixed(payload), line, line + b"\n", b"\n" + line):
         path.write_bytes(data)

@@ -182,7 +182,7 @@ USER_FILE = Module(
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_a_segment_of_a_user_file_has_start_limit_and_offset(window, form):
+def test_the_mapping_of_a_user_file_has_the_start_limit_and_offset_of_its_segment(window, form):
     inside, outside = (
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
         for address in (0x401234, 0x400FFF)

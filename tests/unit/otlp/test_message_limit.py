@@ -17,7 +17,7 @@ COUNT = 200_000
 
 
 def nested(data, fields):
-    """Wraps data in nested messages; ``fields`` lists their field numbers, outermost first."""
+    """Wraps data in nested messages with the field numbers ``fields``, outermost first."""
     for field in reversed(fields):
         data = pack_field(field, data)
     return data

@@ -190,7 +190,6 @@ def test_unknown_fields_are_preserved(window):
 
 
 def test_json_is_given_the_same_names_as_protobuf():
-    """Some producers write JSON, whose tables are extended in place."""
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
         profile["profile_id"] = "01" * 16

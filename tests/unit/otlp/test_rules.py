@@ -18,7 +18,7 @@ from otel_kprofiler.otlp.check import FORM_RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""By rule, functions that make the JSON form violate it."""
+"""Functions that make the JSON form violate a rule, by rule."""
 
 breaks = MUTATIONS.breaks
 
@@ -82,7 +82,7 @@ def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule,
 
 
 def test_every_rule_is_known_and_has_a_mutation():
-    """Each group of rules has a test file with mutations; together, these cover every rule."""
+    """Each group of rules has a test file with mutations. Together, the files cover every rule."""
     assert MUTATIONS.keys() == FORM_RULES.keys()
     groups = (FORM_RULES, rules_dictionary.RULES, rules_profiles.RULES)
     assert sum(map(len, groups)) == len(RULES)

@@ -8,7 +8,7 @@ from otel_kprofiler.otlp.rules_dictionary import RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""By rule, functions that make a message violate it."""
+"""Functions that make a message violate a rule, by rule."""
 
 breaks = MUTATIONS.breaks
 

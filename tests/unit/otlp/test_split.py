@@ -127,7 +127,7 @@ def test_an_indivisible_sample_above_the_limit_is_counted_as_too_large():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_string_references_in_resource_attributes_are_resolved(form):
-    """The Collector's file exporter writes such references; most receivers show empty values."""
+    """The Collector's file exporter writes such references. Most receivers show empty values."""
     original = message(window([sample(1)]), AttributeForm.REFERENCES)
     attributes = original.resource_profiles[0].resource.attributes
     assert all(attribute.key_strindex for attribute in attributes)
@@ -177,7 +177,7 @@ def test_samples_that_only_carry_the_account_are_not_counted():
 
 
 def two_kinds(samples=40):
-    """Returns a window with two sample kinds, three processes and an account."""
+    """Returns a window with two sample kinds, three processes and stream totals."""
     totals = StreamTotals("stream", 1000, 1010, {LossCause.RING_FULL: 10})
     groups = [
         ResourceSamples(Resource({"process.pid": pid}), [sample(one) for one in range(samples)])
@@ -188,7 +188,7 @@ def two_kinds(samples=40):
 
 
 def divided(batch, limit):
-    """Splits a batch until each part is small enough or has a single sample; returns the parts."""
+    """Splits a batch until each part is small enough or has a single sample."""
     parts = divide_batch(batch, limit) if len(batch.payload) > limit else ()
     return [one for part in parts for one in divided(part, limit)] or [batch]
 

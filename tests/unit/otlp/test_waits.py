@@ -112,6 +112,6 @@ def test_totals_of_equal_resources_add_up():
     assert group.waits == TOTALS.plus(TOTALS)
 
 
-def test_totals_of_two_windows_are_added():
+def test_wait_totals_are_added_and_summed_over_states():
     assert NO_WAITS.plus(TOTALS) == TOTALS
     assert TOTALS.total_ns == 4_000_000_006

@@ -117,7 +117,7 @@ class Parts:
         return stack, resource
 
     def close(self):
-        """Closes the window; returns its samples by process: stack, thread, name, labels, count."""
+        """Closes the window, and returns stack, thread, name, labels and count of each sample."""
         (profile,) = self.windows.close(2).profiles
         return {
             group.resource.attributes["process.executable.name"]: [
@@ -233,7 +233,7 @@ def test_a_process_that_execs_constantly_keeps_one_resource(parts):
 
 
 def storm(parts, count=1000, first=1000, age_ns=1):
-    """Adds processes, each with a unique program, name and stack; returns their Resources."""
+    """Adds processes, each with a unique program, name and stack. Returns their Resources."""
     return [
         parts.add(sample(tgid, number=tgid, exec_id=tgid, comm=b"%d" % tgid, age_ns=age_ns))[1]
         for tgid in range(first, first + count)

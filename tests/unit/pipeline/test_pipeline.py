@@ -93,7 +93,7 @@ class ScriptedSampler:
 
 
 class ScriptedSymbols:
-    """Symbols that name stacks after the current generation; tests can stall their watermark."""
+    """Symbols that name stacks after the current generation. Tests can stall their watermark."""
 
     def __init__(self):
         self.watermark = None
@@ -406,13 +406,12 @@ def test_a_step_abandons_its_backlog_when_a_stop_is_requested(parts):
 
 
 def test_a_full_window_closes_before_the_next_sample_and_loses_none(parts):
-    """Some samples have equal times, and several windows are pending when the pipeline stops."""
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
     start = time.boot
     sampler.ready = [raw(start + offset) for offset in (1, 2, 3, 3, 4, 4, 4, 7, 8, 9, 10)]
     pipeline.step(1)
-    del windows[0]  # closed by the change
+    del windows[0]  # closed when the settings changed
     assert counts(windows) == [4, 4]
     sampler.ready = [raw(time.boot + offset) for offset in range(1, 7)]
     pipeline.stop()

@@ -1,4 +1,4 @@
-"""Goroutine labels are located in the memory of Go programs, given as images of their headers."""
+"""Goroutine labels are located in synthetic memory images of Go programs."""
 
 import os
 import struct

@@ -16,7 +16,7 @@ KTHREAD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a tree of files; calling the tree writes a file."""
+    """Returns a tree of files. Calling the tree writes a file."""
 
     def write(path, text):
         file = tmp_path / path.lstrip("/")
@@ -95,7 +95,7 @@ def test_reading_an_exited_process_raises_os_error(host):
 
 
 def cgroups(host, root, *paths):
-    """Mounts a hierarchy with cgroups at the paths; returns the cgroups' ids."""
+    """Mounts a hierarchy with cgroups at the paths, and returns the cgroups' ids."""
     tree = host.root / "cgroups"
     for path in paths:
         (tree / path.lstrip("/")).mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host
     host("/proc/self/mountinfo", "")
     places = host.places()
     assert places.read(5) == {"container.id": ID}
-    assert places.read(6) == {}  # systemd of the host or of a container
+    assert places.read(6) == {}  # from the host's systemd or a container's
 
 
 def test_mounts_identify_the_agents_container_in_a_namespace(host):

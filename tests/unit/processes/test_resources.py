@@ -36,7 +36,7 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 
 @pytest.fixture
 def proc(tmp_path):
-    """Returns a /proc tree; calling the tree adds a process."""
+    """Returns a fake /proc. Calling the result adds a process."""
 
     def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
@@ -60,7 +60,7 @@ def passwd(root, text):
 
 
 def users(root):
-    """Writes the names of two users, on a host that is not a container."""
+    """Writes the names of two users, for a host that is not a container."""
     passwd(root, "root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n")
     (Path(root) / "proc/self").mkdir(parents=True)
     (Path(root) / "proc/self/cgroup").write_text("0::/user.slice\n")
@@ -128,7 +128,7 @@ def test_a_child_has_its_parents_program_until_exec(proc):
     assert child.attributes["process.executable.path"] == "/bin/shell"
     exited = result.get(program(1, 0x7000, b"sh", tgid=6))
     assert exited.attributes["process.executable.path"] == "/bin/shell"
-    other = result.get(program(1, 0x7000, b"other", tgid=7))  # equal numbers by chance
+    other = result.get(program(1, 0x7000, b"other", tgid=7))  # a program with the same numbers
     assert other.attributes["process.executable.name"] == "other"
 
 
@@ -181,7 +181,7 @@ def test_proc_distinguishes_reused_pids_if_samples_lack_start_times(proc):
     first = result.get(raw(5, None))
     assert result.get(raw(5, None)) is first
     proc(5, 400, exe="/bin/other")
-    assert result.get(raw(5, None)) is first  # not reread within a window
+    assert result.get(raw(5, None)) is first  # /proc is not reread within a window
     result.next_window()
     assert result.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
@@ -240,7 +240,7 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has these attributes; not every renewal reads files."""
+    """Renews a shared Resource until it has the expected attributes. Some renewals read nothing."""
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes
@@ -403,7 +403,7 @@ def test_a_configured_name_takes_precedence_over_all_sources(proc):
     assert result.get(sample).attributes["service.name"] == "server"
 
 
-def test_the_creation_time_is_unchanged_by_a_clock_synchronisation(proc):
+def test_the_creation_time_is_unchanged_by_a_clock_synchronization(proc):
     class Source:
         offset = 10**18
 

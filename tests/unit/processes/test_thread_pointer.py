@@ -81,7 +81,7 @@ def image_of(tmp_path_factory):
             directory = tmp_path_factory.mktemp(name)
             with Program(directory, name, threads=2, late_ms=1) as program:
                 program.wait_ready()
-                with stopped(program.pid):  # running threads would map stacks
+                with stopped(program.pid):  # so that no thread maps a new stack
                     images[name] = Image(program.pid)
         return images[name]
 

@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a host with cgroup v2; calling the host writes a file."""
+    """Returns a host with cgroup v2. Calling the host writes a file."""
     tree = tmp_path / "tree"
     tree.mkdir()
 
@@ -156,7 +156,7 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
 
 
 def test_processes_are_followed_by_pid_if_the_cgroup_filter_cannot_be_used(host):
-    """Other loaders lack the filter; the program does not see cgroups below the 15th level."""
+    """bcc lacks the filter, and the BPF program sees only the topmost 15 levels of cgroups."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
     follower = host.follow(loader="bcc", units=("a",))

@@ -16,7 +16,7 @@ from tests.unit.bpf.test_tracepoints import Btf
 
 @pytest.fixture
 def host(tmp_path):
-    """Creates a host with a module; its block layer passes the queue first, as in Linux 5.10."""
+    """Creates a host with a module. ``block_rq_issue`` passes the queue first, as in Linux 5.10."""
     made, module = Btf(), Btf()
     order = made.add("unsigned int", 1, 4, tail=bytes(4))
     queue = made.add("", 2, made.add("request_queue", 4, 8))
@@ -72,7 +72,7 @@ def test_an_unknown_layout_of_a_value_is_an_error(host):
         plan(host, "kfree_skb")
 
 
-def test_tracepoints_collect_stacks_like_the_clock(host):
+def test_tracepoints_collect_the_same_stacks_as_the_cpu_clock(host):
     (block,) = plan(host, "block_rq_issue")
     for program, by, python in (
         ("kprofiler_sample", 0, 0),

@@ -103,7 +103,7 @@ def test_a_wait_end_is_joined_only_with_its_start():
 
 
 def test_an_end_without_the_flag_for_a_start_is_not_joined():
-    """The flag is missing if the thread ran in between, so that its span may have ended."""
+    """A missing flag shows that the thread ran before the end, so its span may have ended."""
     (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
     assert wait.stacks == (b"late    ",)
 
@@ -219,7 +219,6 @@ def test_any_sequence_of_waits_is_reported_exactly(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
-    """500 threads sleep continuously, with a budget of 50 parts per round."""
     joiner, rounds, rng = WaitJoiner(random.Random(seed)), 60, random.Random(seed)
     joiner.join([begin(1000, tid=tid) for tid in range(500)])
     now, samples, largest = 1000, [], 0
@@ -238,7 +237,7 @@ def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
 
 
 def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
-    """The part was sampled; then the program sampled the wait with probability 500 / 2000."""
+    """The rest of the wait was sampled with probability 500 / 2000, so it counts four times."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)

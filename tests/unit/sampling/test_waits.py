@@ -68,7 +68,6 @@ def test_the_remaining_time_of_an_exited_thread_is_counted():
 
 
 def test_reads_sum_to_the_threads_totals():
-    """The order of reads, exits and waits does not matter."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
     living, now, number = {}, 1000, 0
@@ -132,6 +131,6 @@ def test_the_error_states_why_waits_cannot_be_sampled():
         plan_waits(OFF, no_types, "libbpf")
 
 
-def test_a_command_must_be_a_target_if_waits_are_sampled():
+def test_a_command_whose_waits_are_sampled_must_be_a_target():
     with pytest.raises(ValueError, match="target_pids"):
         SamplerConfig(off_cpu=OffCpuConfig(), child_pid=5)

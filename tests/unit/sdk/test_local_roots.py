@@ -47,7 +47,7 @@ def tracer(roots):
 
 @pytest.fixture
 def now(monkeypatch):
-    """Replaces the clock for expiry; returns its time as a list with one number."""
+    """Replaces the clock for expiry, and returns a list whose only number is the time."""
     time = [1000.0]
     monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
@@ -257,7 +257,7 @@ def test_spans_that_raise_neither_affect_others_nor_accumulate(roots, tracer):
 
 
 class Slow(dict):
-    """A dictionary of encoded names in which a store first lets another thread end a span."""
+    """A dictionary of encoded names. Before it stores a name, another thread ends a span."""
 
     ending = None
 

@@ -133,7 +133,7 @@ def test_a_reader_never_sees_a_torn_update():
                 time.sleep(0.001)  # lets the reader run even on one CPU
                 if update >= 40_000 and select.select([reader.stdout], [], [], 0)[0]:
                     break
-        output, _ = reader.communicate()  # closes its input, so that it exits
+        output, _ = reader.communicate()  # closes the reader's input
     assert reader.returncode == 0, "an assertion about what it read"
     assert output.startswith("it read while contexts changed")
 

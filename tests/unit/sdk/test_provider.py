@@ -1,4 +1,4 @@
-"""Provider, processors, exporters and settings work, tested without sampling."""
+"""Tests the provider, processors, exporters and settings without sampling."""
 
 import io
 import json
@@ -202,7 +202,7 @@ def test_exporter_names_match_those_of_other_signals(environ, names, monkeypatch
         exporter.shutdown(0)
 
 
-def test_the_error_for_a_missing_exporter_lists_those_installed():
+def test_the_error_for_a_missing_exporter_lists_the_installed_exporters():
     with pytest.raises(ConfigError, match="no exporter 'otpl'") as raised:
         find_exporters({"OTEL_PROFILES_EXPORTER": "otpl"})
     assert "otlp_proto_grpc" in raised.value.hint

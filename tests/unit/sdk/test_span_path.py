@@ -72,7 +72,6 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
 
 
 def test_context_maps_of_any_shape_are_read(path):
-    """The maps have a random number of variables and keys, in random order, with deletions."""
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))
@@ -111,7 +110,7 @@ def make_equal(key):
         name.value = 0
         by_address = hash(contextvars.ContextVar(name))
         name.value = by_address ^ hash(key)
-        equal = contextvars.ContextVar(name)  # most likely at the same address
+        equal = contextvars.ContextVar(name)  # often reuses the address
         if hash(equal) == hash(key):
             return equal
     pytest.skip("no new variable has the address of a deleted variable")
@@ -203,7 +202,7 @@ def other_paths(path):
 def test_verification_rejects_every_wrong_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
-        if other.values_style > VALUES_INLINE:  # read like the last style, so not wrong
+        if other.values_style > VALUES_INLINE:  # is read like VALUES_INLINE
             continue
         with pytest.raises((UnprovenError, OSError)):
             span_path._prove(SpanReader(other), VARIABLE)
@@ -225,7 +224,7 @@ def test_a_path_that_cannot_be_verified_is_rejected(monkeypatch):
             find_span_path()
 
     class Other(ContextVarsRuntimeContext):
-        """A runtime context that behaves differently."""
+        """Any runtime context other than OpenTelemetry's."""
 
     monkeypatch.setattr(otel_context, "_RUNTIME_CONTEXT", Other())
     with pytest.raises(UnprovenError, match="Other"):

@@ -39,7 +39,7 @@ def clones_lines(clones_folder):
 
 @pytest.fixture(scope="session")
 def clones(clones_folder, tmp_path_factory):
-    """Returns the boot that has clones of freed init functions, with sysfs."""
+    """Returns the captured kernel that has clones of freed init functions, with its sysfs files."""
     root = tmp_path_factory.mktemp("sys_module")
     sections = defaultdict(dict)
     for line in (clones_folder / "sections.txt").read_text().splitlines():
@@ -76,5 +76,5 @@ def modules_files(modules_folder):
 
 @pytest.fixture(scope="session")
 def modules(modules_files):
-    """Returns the boot with 126 modules."""
+    """Returns the captured kernel that has 126 modules."""
     return KernelSymbolizer.live(modules_files)

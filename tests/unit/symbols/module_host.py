@@ -46,7 +46,7 @@ class Events(NoEvents):
 
 
 class Host:
-    """A captured tree in which modules can be loaded and unloaded."""
+    """A captured host on which tests load and unload modules."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -75,7 +75,7 @@ class Host:
         for name, (base, functions, state, init) in reversed(self.modules.items()):
             lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
             shown = functions
-            if state == "Loading":  # its whole symbol table, with sections and imports
+            if state == "Loading":  # kallsyms still has sections and imports
                 shown = {**functions, **init}
                 symbols += f"{0:016x} ? \t[{name}]\n{base:016x} t \t[{name}]\n"
                 symbols += f"{KERNEL + 0x100:016x} U vfs_read\t[{name}]\n"

@@ -92,7 +92,7 @@ def test_a_preamble_belongs_to_the_next_function(tmp_path):
     assert name(kernel, 0x80) == "__cfi_check"
 
 
-def test_a_long_function_extends_to_the_next_one_in_its_section(tmp_path):
+def test_a_long_function_extends_to_the_next_function_in_its_section(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "long"), (0x5_0000, "t", "next"),

@@ -33,7 +33,7 @@ def unpack(name):
 
 @pytest.fixture(scope="module")
 def owner():
-    """Returns the modules of the object file at a link address, by linker maps and Kbuild."""
+    """Finds the modules of the object file at an address, as linker map and Kbuild list them."""
     rows = [line.split() for line in unpack("objects.xz").splitlines()]
     rows = [(int(start, 16), int(end, 16), modules) for start, end, *modules in rows]
     starts = [row[0] for row in rows]
@@ -171,7 +171,7 @@ def test_functions_end_after_their_size_in_kallmodsyms(tmp_path):
             before = plain.snapshot.frame(address)
             if before.offset < 0:
                 continue  # padding
-            covered = address < max(known) or max(known) <= start  # or of unknown size
+            covered = address < max(known) or max(known) <= start  # or its size is unknown
             lines = before.lines if covered else ()
             assert sized.snapshot.frame(address).lines == lines, hex(address)
             ended += not covered

@@ -81,7 +81,6 @@ def options(copies):
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
 def test_copies_may_be_compressed(tmp_path, small_copies, suffix):
-    """The suffixes of the file names do not matter."""
     compress = COMPRESS.get(suffix, bytes)
     given = {}
     for what, path in small_copies.items():
@@ -229,7 +228,7 @@ def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
 
 
 def loaded(program_id, tag):
-    """Returns the record that follows the records of a program's functions."""
+    """Returns a PERF_RECORD_BPF_EVENT, which follows the records of the program's functions."""
     return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
 
 
@@ -240,7 +239,6 @@ def ksymbol(time_ns, start, length, name, *, removed=False):
 
 
 def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
-    """Two programs have the same address in succession; each is explained at its time."""
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"

@@ -24,7 +24,7 @@ BUILD_ID = bytes(range(20)).hex()
 def make_elf(kind, sections, symbols):
     """Returns a file with sections (name, flags, address, size, alignment) and symbols.
 
-    Symbols are (name, section, value, size, binding); a section number counts from 1.
+    Symbols are (name, section, value, size, binding). Sections are numbered from 1.
     """
     names, strings = bytearray(b"\0"), bytearray(b"\0")
     headers, body = [bytes(64)], bytearray(64)
@@ -220,7 +220,7 @@ TEXT = 0xFFFF_FFFF_C000_0000
 
 @pytest.fixture
 def host(tmp_path):
-    """Creates copies of files from a host with the module; returns them as named arguments."""
+    """Creates copies of files from a host with the module, and returns them as named arguments."""
     lines = [(0x10, "first"), (0x40, "second.isra.0"), (0x95, "second.cold"), (0xD0, "leave")]
     (tmp_path / "kallsyms").write_text(
         "".join(f"{TEXT + at:x} t {name}\t[snd_test]\n" for at, name in lines)

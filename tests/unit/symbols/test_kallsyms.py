@@ -36,7 +36,7 @@ def test_a_function_extends_to_the_next_symbol_of_any_type():
     assert named(table, -1) is None
 
 
-def test_padding_belongs_to_its_function_and_ends_the_previous_one():
+def test_padding_belongs_to_its_function_and_ends_the_previous_function():
     table = core(
         (0x00, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "t", "g"), (0x40, "t", "h")
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_padding_whose_function_is_missing_has_no_name():
         ([("T", "__irqentry_text_start"), ("t", "irq_entries_start")], "irq_entries_start"),
     ],
 )
-def test_the_preferred_alias_is_displayed_and_all_are_found(symbols, shown):
+def test_the_preferred_alias_is_displayed_and_every_alias_can_be_found(symbols, shown):
     for order in (symbols, symbols[::-1]):
         table = core(*((0, kind, name) for kind, name in order), (16, "t", "next"))
         assert named(table, 0) == (shown, 0)
@@ -107,7 +107,7 @@ def test_module_lines_need_not_be_sorted():
     assert named(table, 0x3001) == ("late", 0x3000)
 
 
-def test_clones_right_after_their_module_are_recognised_as_freed():
+def test_clones_right_after_their_module_are_recognized_as_freed():
     live = text((0x2000, "t", "live"), (0x2100, "d", "x"), (0x2F00, "T", "exported"), module="a")
     clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
     others = text((0x3000, "T", "b_init"), module="b")

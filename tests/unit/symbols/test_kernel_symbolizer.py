@@ -260,7 +260,7 @@ def test_compressed_copies_are_accepted_and_missing_files_rejected(tmp_path):
         KernelSymbolizer.from_files(kallsyms=tmp_path / "missing")
 
 
-def test_the_reader_closes_its_descriptor_even_when_abandoned(tmp_path):
+def test_read_pieces_closes_its_descriptor_even_when_abandoned(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 5_000_000)
     before = set(os.listdir("/proc/self/fd"))
     pieces = read_pieces(os.open(tmp_path / "f", os.O_RDONLY))
@@ -270,7 +270,7 @@ def test_the_reader_closes_its_descriptor_even_when_abandoned(tmp_path):
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def test_the_reader_reports_errors(tmp_path):
+def test_read_pieces_raises_read_errors(tmp_path):
     with pytest.raises(IsADirectoryError):
         list(read_pieces(os.open(tmp_path, os.O_RDONLY)))
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -146,7 +146,7 @@ def test_a_removal_applied_late_does_not_remove_the_next_symbol():
     assert name_at(result, A) == "one"
 
 
-def test_a_new_symbol_ends_those_it_overlaps():
+def test_a_new_symbol_ends_the_symbols_that_it_overlaps():
     result = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
     assert name_at(result, A) is None
     assert name_at(result, A, 19) == "one"

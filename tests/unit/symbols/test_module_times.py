@@ -70,7 +70,7 @@ def test_an_address_has_no_owner_between_the_last_read_and_the_announcement(
 
 
 def wake_until(host, symbolizer, clock, reached, limit_s=20):
-    """Wakes the watch at the current time until a condition holds."""
+    """Wakes the watch again and again until a condition holds."""
     end = time.monotonic() + limit_s
     while not reached():
         assert time.monotonic() < end
@@ -128,7 +128,7 @@ def read_captured():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symbolizer, clock, seed):
-    """Freed addresses are reused immediately; datagrams are received up to 40 ms late."""
+    """Freed addresses are reused immediately. Datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
     owners = [(0, 0, "old")]  # (time, place, owner from then on)
     right = unresolved = 0

@@ -47,7 +47,6 @@ def test_a_module_is_resolved_once_it_has_been_announced(host, symbolizer):
 
 
 def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, symbolizer):
-    """One module is replaced at the same address, another is unloaded, and a third is loaded."""
     host.load("fresh")
     host.load("going", TEXT + 0x200000, init=INIT + 0x1000)
     settle(symbolizer)

@@ -85,7 +85,6 @@ def test_an_unknown_instruction_has_no_line(codes, resolver, instruction):
 
 
 def test_equal_lines_share_one_frame_across_processes(codes, resolver):
-    """The instruction within a line and the process do not change the frame."""
     codes.add(describe(1))
     codes.add(describe(2, process=8, address=0x2000, file=str(Path(__file__))))
     side = resolver.resolve(

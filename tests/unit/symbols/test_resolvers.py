@@ -16,7 +16,7 @@ FILE = Module("a.so", ModuleKind.USER, None, "ab" * 16, 0)
 
 
 class Table:
-    """A custom resolver that has the same names by address in all processes."""
+    """A custom resolver with the same names for addresses in all processes."""
 
     def __init__(self, names, module=None, reason=Unresolved.NO_SYMBOL):
         self.names, self.module, self.reason = names, module, reason

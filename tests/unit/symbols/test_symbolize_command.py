@@ -58,7 +58,7 @@ def unmarked(folder):
 
 @pytest.fixture(scope="module")
 def split(folder):
-    """Builds a stripped program; returns it, the directory of its debug file, and its symbols."""
+    """Returns a stripped program, the directory of its debug file, and the program's symbols."""
     path = build(folder, "split", "-Wl,--build-id=sha1")
     build_id = ElfResolver(path).build_id
     debug = folder / "debug" / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
@@ -334,7 +334,6 @@ def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
 
 
 def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, program, unmarked):
-    """Among files with the same name, the file with the right build id, or else hash, is used."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

@@ -1,4 +1,4 @@
-"""Finds a second thread's variable as the sampler does; compares it with the linker's address.
+"""Locates a variable of a second thread as the sampler does, and checks the address.
 
 Usage: place.py LIBRARY. The library must have the function `thread_pointer`.
 """

@@ -2,7 +2,7 @@
 
 Usage: scenarios.py NAME
 """
-# ruff: noqa: ASYNC115, PLW0108, PLW0603, PT017, TRY301 - does as services do
+# ruff: noqa: ASYNC115, PLW0108, PLW0603, PT017, TRY301 - written like code of services
 
 import asyncio
 import concurrent.futures
@@ -34,7 +34,7 @@ checked = linked = 0
 
 
 def check():
-    """Checks that the record has the current span; with `may_miss`, there may be no record."""
+    """Checks that the record has the current span. With `may_miss`, it may be absent."""
     global checked, linked
     span = trace.get_current_span().get_span_context()
     record = read_record()
@@ -164,7 +164,7 @@ def uvloop():
     global may_miss
     import uvloop as other
 
-    async def first():  # the loaded library is noticed here
+    async def first():  # the writer notices the loaded library here
         with tracer.start_as_current_span("first"):
             check()
 
@@ -180,7 +180,7 @@ def uvloop():
 
 
 def cut_relro(library):
-    """Makes the RELRO segment of a library end within a page; returns its new end."""
+    """Makes the RELRO segment of a library end within a page, and returns its new end."""
     data = bytearray(Path(library).read_bytes())
     (headers,), (size, count) = (
         struct.unpack_from("Q", data, 32),
@@ -204,7 +204,7 @@ def read_rights(address):
 
 
 def compile_runner(change=lambda library: None):
-    """Compiles a C function that calls a Python function in a context; its imports are read-only.
+    """Compiles a C library that calls Python functions in a context and has read-only imports.
 
     ``change`` is called with the library's path before the library is loaded.
     """
@@ -242,7 +242,7 @@ def c_code():
                 run(contextvars.copy_context(), lambda: inside(depth - 1))
             check()
 
-    may_miss = sys.version_info < (3, 14)  # until it is noticed that the library has been loaded
+    may_miss = sys.version_info < (3, 14)  # until the writer notices the loaded library
     inside(1)
     may_miss = False
     inside(1)
@@ -270,7 +270,7 @@ def c_code_in_part_of_a_page():
         with tracer.start_as_current_span("inside"):
             check()
 
-    may_miss = sys.version_info < (3, 14)  # until it is noticed that the library has been loaded
+    may_miss = sys.version_info < (3, 14)  # until the writer notices the loaded library
     run(contextvars.copy_context(), inside)
     may_miss = False
     run(contextvars.copy_context(), inside)
@@ -341,7 +341,7 @@ def greenlets_are_traced_already():
 
 
 class OtherSpan(trace.NonRecordingSpan):
-    """A span from another library, whose context is returned by Python code that runs `act`."""
+    """A span of another library, which runs `act` when it is asked for its context."""
 
     act = staticmethod(lambda: None)
 
@@ -364,7 +364,7 @@ def once(act):
 
 
 def interrupts():
-    """Exceptions that interrupt the read of a span are raised; exceptions of its code are not."""
+    """An exception from a signal handler is raised. An exception in the span's own code is not."""
     variable = context._RUNTIME_CONTEXT._current_context
     span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
     inside = trace.set_span_in_context(span)
@@ -543,7 +543,7 @@ def subinterpreters():
 
 
 def start_in_a_subinterpreter():
-    """A start in a subinterpreter is rejected; a start in the main interpreter then succeeds."""
+    """A start in a subinterpreter is rejected. A start in the main interpreter then succeeds."""
     interpreters = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )
@@ -585,7 +585,7 @@ def attributes():
 
 
 def endpoints():
-    """A record has labels, and the local root's name as of the start of its latest span."""
+    """A record has the local root's name from when the current span started, and labels."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     thread_context.start()

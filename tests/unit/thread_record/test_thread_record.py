@@ -61,7 +61,7 @@ EMULATED = [
     "interrupts", "fork", "attributes", "endpoints", "ends", "subinterpreters",
     "start_in_a_subinterpreter",
 ]  # fmt: skip
-"""Scenarios without other packages' C code. `c_fork` is missing, since qemu lacks MADV_DONTFORK."""
+"""Scenarios without other packages' C code. Not `c_fork`: qemu lacks MADV_DONTFORK."""
 
 
 def run_on_arm64(*arguments):

@@ -1,4 +1,4 @@
-"""Symbols from the BPF iterator ksym are listed once, and its own program is omitted."""
+"""The BPF iterator ksym lists each symbol once, without the iterator's program."""
 
 import pytest
 

@@ -87,7 +87,7 @@ def test_captured_kallsyms_lines_are_parsed():
 
 
 def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
-    """A thread may lose its CPU to another load between the records of its program."""
+    """A thread that loads a program may be preempted between the program's records."""
     first, second = "1" * 16, "2" * 16
     data = (
         ksymbol(1, f"bpf_prog_{first}_a") + ksymbol(2, f"bpf_prog_{second}_b")
@@ -100,7 +100,7 @@ def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
 
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
-    """With such events, the kernel leaves a gap after the time, with stale bytes of the ring."""
+    """The kernel then leaves a gap after the time, which contains stale bytes of the ring."""
     rest = b"\xaa" * 8 * others
 
     def longer(record):

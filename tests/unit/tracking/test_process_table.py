@@ -115,7 +115,7 @@ def test_a_child_inherits_mappings_and_then_changes_independently():
     assert (table.mappings(6), len(table.mappings(5))) == ((), 2)
 
 
-def test_a_thread_that_executes_a_program_ends_the_others():
+def test_a_thread_that_executes_a_program_ends_the_other_threads():
     table = ProcessTable()
     apply_all(table, begun(1, 5), begun(2, 5, 5, tid=6), ended(3, 5), ExecRecord(4, 5, "x"))
     assert apply_all(table, ended(5, 5)) == [Exited(5, ProcessKey(5, 1))]

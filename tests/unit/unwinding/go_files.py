@@ -31,7 +31,7 @@ def pack_sizes(sizes, quantum):
 
 
 def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT, quantum=1):
-    """Makes a file; returns it, its table's location, and its segments.
+    """Returns a file, the location of its table, and its segments.
 
     ``text`` is the address of the code in the table.
     """

@@ -98,7 +98,7 @@ class Records:
         self.unwinder.add_mapping(JIT, JIT + 4096, 0, native.ANONYMOUS)
 
     def unwind(self, words, pc, *, fp=0, link=0):
-        """Unwinds from ``pc``; ``words`` are the 8-byte words at the stack pointer, by offset."""
+        """Unwinds from ``pc`` with these 8-byte words, by offset from the stack pointer."""
         memory = bytearray(1024)
         for at, value in words.items():
             struct.pack_into("=Q", memory, at, value)
@@ -114,7 +114,7 @@ def test_callers_of_code_without_tables_are_unwound_by_their_frame_records(built
     records = Records(built, tmp_path)
     at = records.stack
     words = {
-        0: at + 96, 8: records.middle,  # the code without tables; its locals end at 64
+        0: at + 96, 8: records.middle,  # the function without tables, whose locals end at 64
         96: at + 224, 104: records.bottom,  # in the middle of a frame from 64 to 224
         224: 0, 232: records.main,
     }  # fmt: skip

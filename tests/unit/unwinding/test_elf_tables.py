@@ -20,7 +20,7 @@ def refusal(data):
 
 
 @pytest.mark.parametrize("name", ["plain.so", "personality.so"])
-def test_the_tables_equal_those_found_by_pyelftools(name):
+def test_unwind_tables_match_those_of_pyelftools(name):
     data = content(name)
     tables = find(data)
     elf = ELFFile(BytesIO(data))

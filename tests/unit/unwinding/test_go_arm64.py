@@ -61,7 +61,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Returns the rows of an assembly function, padded to 16 instructions before its last three."""
+    """Returns an assembly function's rows. NOPs before its last three words pad it to 16."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 
@@ -191,7 +191,7 @@ def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
     ]
 
 
-def test_code_after_systemstack_drops_its_frame_for_a_jump_has_no_rule():
+def test_code_has_no_rule_once_systemstack_has_dropped_its_frame():
     words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE, 0xF84307FE, SET_FP, NOP]
     *_, returned, again, dropped = switching(
         b"runtime.systemstack", [*words, *[NOP] * 2], ((4, 0), (40, 48), (44, 0), (64, 48))
@@ -204,7 +204,7 @@ def test_code_after_systemstack_drops_its_frame_for_a_jump_has_no_rule():
 @pytest.mark.parametrize(
     "words",
     [
-        [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE],  # it does not switch back
+        [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE],  # the function does not switch back
         [*PROLOGUE, *LOAD_SP, 0xAA1F03FD, CALL, *LOAD_SP_BACK, *EPILOGUE],  # mov x29, xzr
         [NOP, STORE_FP, SET_FP, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE],  # x30 is not saved
     ],
@@ -240,7 +240,7 @@ LEFT = (0xAA0203ED, 0xD10041AD, 0x910001BF, CALL, 0xF94007E2, 0x9100005F)
 
 
 def call_of_c(keep_depth=KEEP_DEPTH, taken=TAKE_GOROUTINE):
-    """Makes runtime.asmcgocall of Go 1.26, shortened."""
+    """Makes a shortened ``runtime.asmcgocall`` of Go 1.26."""
     words = [*SMALL_PROLOGUE, *taken, *LOAD_SP, *KEEP_GOROUTINE, keep_depth, CALL, *BACK]
     words += [*SMALL_EPILOGUE, TAKE_GOROUTINE[0], *LEFT, *SMALL_EPILOGUE, *[NOP] * 2]
     sizes = ((4, 0), (88, 16), (92, 0), (128, 16), (140, 0))
@@ -278,7 +278,7 @@ GOEXIT = Made(b"runtime.goexit", pack_words(0xAA0003E0, CALL, NOP, NOP), ((16, 0
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
-    """The stack of ``m.g0`` has the goroutine and the frame's distance from the stack's end."""
+    """``runtime.asmcgocall`` stores the goroutine, and how deep its stack is."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, GOEXIT, call_of_c()], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
     (goexit, _), (asmcgocall, _) = maker.pairs[-2:]
@@ -337,7 +337,7 @@ def test_the_frame_of_sigpanic_includes_the_words_that_the_signal_handler_pushed
 
 SET_FRAME = [STORE_FP, SET_FP, CALL]
 PREEMPTION = [0xF81103FE, 0xD103C3FF, *SET_FRAME]  # stur x30, [sp, #-240]; sub sp, sp, #240
-LARGE_PREEMPTION = [0xD107C3FB, 0xF900037E, 0xD107C3FF, *SET_FRAME]  # of 496 bytes, by x27
+LARGE_PREEMPTION = [0xD107C3FB, 0xF900037E, 0xD107C3FF, *SET_FRAME]  # x27 = sp - 496
 LEAVE = [LOAD_FP, 0x910403FF, 0xD61F0360]  # add sp, sp, #256; br x27
 
 

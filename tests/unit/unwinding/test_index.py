@@ -1,4 +1,4 @@
-"""A child process with limits builds search tables."""
+"""Search tables are built in a child process with resource limits."""
 
 import functools
 import re
@@ -30,7 +30,7 @@ def cie(augmentation=b"zR", data=b"\x1b", rest=b"\x0c\x07\x08\x90\x01\0\0"):
 
 
 def fde(frames, start, *, form="<iI", address=0x1000, relative=True):
-    """Makes a function's entry, to be appended to ``frames``; its CIE is their first entry."""
+    """Makes a function's entry for the end of ``frames``, which begins with the CIE."""
     at = len(frames)
     if relative:
         start -= address + at + 8
@@ -112,7 +112,7 @@ def in_process(tmp_path, frames, children=None, **limits):
         return index_frames(file.fileno(), section, children=children or Children(), **limits)
 
 
-def test_a_child_process_builds_the_same_table(tmp_path):
+def test_a_child_process_builds_the_same_table_as_this_process(tmp_path):
     frames = cie()
     for number in range(2000):
         frames += fde(frames, 0x300000 - 16 * number)
@@ -227,8 +227,7 @@ def test_the_memory_of_the_child_is_limited(tmp_path):
 
 
 @pytest.mark.long
-def test_an_entry_takes_little_memory():
-    """The entries have minimal size and are not sorted by function."""
+def test_indexing_an_entry_takes_little_memory():
     count = 150_000
     head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     ats = range(len(head), len(head) + 16 * count, 16)

@@ -30,7 +30,7 @@ _FIELDS = b"".join(
 
 
 def call(stream, part=b""):
-    """Returns the start of a call that exports profiles, and the start of its message if given."""
+    """Returns the headers of a call that exports profiles, and a first part of its message."""
     return frame(HEADERS, END_HEADERS, stream, _FIELDS) + (part and frame(DATA, 0, stream, part))
 
 
@@ -41,7 +41,7 @@ def reset_calls(first, count):
 
 
 def repeated_headers(count):
-    """Returns calls with a 3.9-kB header that single bytes repeat (RFC 7541, section 6.1)."""
+    """Returns calls that repeat a 3.9-kB header by one-byte indices (RFC 7541, section 6.1)."""
     size = 3900
     entry = b"\x40\x01a\x7f" + bytes([(size - 127) & 127 | 128, (size - 127) >> 7]) + b"b" * size
     first = frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000)

@@ -58,7 +58,7 @@ def shown(data):
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
-    """Returns the same values from windows, in the bins of ``data``; kinds have a single period."""
+    """Returns from windows what ``shown`` returns from ``data``. Each kind must have one period."""
     result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:

@@ -27,7 +27,7 @@ ADDRESSES = [
 
 @contextlib.contextmanager
 def connected(listening, address, user):
-    """Yields a connection from a process that, if this is root, runs as another user."""
+    """Yields a connection from a process, which runs as another user if the test runs as root."""
     family = socket.AF_INET6 if ":" in listening else socket.AF_INET
     try:
         server = socket.create_server(

@@ -82,7 +82,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def opened():
-    """Starts both receivers on free ports; yields the intake of requests, then the receivers."""
+    """Starts both receivers on free ports. Yields the intake of requests, then the receivers."""
     intake = Intake(None)
     with contextlib.ExitStack() as stack:
         receivers = [
@@ -435,9 +435,9 @@ def count_connections(port):
 
 
 def await_count(port, most):
-    """Waits until a port has at most ``most`` connections; returns their number.
+    """Waits until a port has at most ``most`` connections, and returns their number.
 
-    The wait is shorter than a minute, after which silent connections end even without a limit.
+    Waits less than a minute, because silent connections are closed after that in any case.
     """
     end = time.monotonic() + 40
     while (count := count_connections(port)) > most and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Despite many slow clients at all ports, `view` answers others and its memory stays bounded."""
+"""With many slow clients at all ports, `view` uses bounded memory and answers other clients."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 PROCESSES = 4
 MOST_BYTES = 40 << 20
-"""Largest growth of resident memory, from 256 gRPC connections and 16 threads per HTTP server."""
+"""How much resident memory may grow with 256 gRPC connections and 16 threads per HTTP server."""
 
 
 def count_open(pid):
@@ -28,7 +28,7 @@ def count_open(pid):
 
 @contextlib.contextmanager
 def connected(count, ports):
-    """Runs slow clients in several processes; yields once each client has connected."""
+    """Runs slow clients in several processes, and yields once each client has connected."""
     words = [sys.executable, "-m", slow_clients.__name__, str(count // PROCESSES), *ports]
     with contextlib.ExitStack() as stack:
         crowd = [
@@ -45,7 +45,7 @@ def connected(count, ports):
 
 
 def retry(call, seconds=60):
-    """Retries a call for some time, as senders do; returns its result."""
+    """Retries a call for some time, as senders do, and returns its result."""
     end = time.monotonic() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The sample store returns the same samples as a plain list of them."""
+"""The sample store returns the same samples as a plain list would."""
 
 import os
 import random

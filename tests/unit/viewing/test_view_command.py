@@ -44,7 +44,7 @@ VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 
 @contextlib.contextmanager
 def view(*words):
-    """Runs the command; yields its process and the address of its page."""
+    """Runs the command, and yields its process and the address of its page."""
     command = subprocess.Popen([*VIEW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with command:
         try:
@@ -175,7 +175,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
 
 @pytest.mark.long
 def test_memory_used_by_hostile_requests_is_released(recent):
-    """Single bytes that repeat a 4-kB header (RFC 7541) leave the memory fragmented."""
+    """One-byte indices that repeat a 4-kB header (RFC 7541) leave the memory fragmented."""
     with listen() as (command, address):
         said = command.stderr.readline().decode()
         port = int(said.rpartition(":")[2])

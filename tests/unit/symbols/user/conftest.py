@@ -1,4 +1,4 @@
-"""Opens the files whose symbols tests read."""
+"""Fixtures that open the files whose symbols tests read."""
 
 import os
 

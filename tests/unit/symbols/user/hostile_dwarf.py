@@ -48,7 +48,7 @@ def function(index, name=0):
 
 
 def lines(program=b"", files=b"a.c\0\0\0\0"):
-    """Returns a DWARF 4 line table; opcodes from 13 on are special and emit a row."""
+    """Returns a DWARF 4 line table. Opcodes from 13 on are special and emit a row."""
     head = (
         bytes([1, 1, 1, 0xFB, 14, 13, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1]) + b"\0" + files + b"\0"
     )
@@ -158,6 +158,6 @@ KINDS = {
     "compressed-lines": compressed,
 }
 LARGE = {"line-rows", "functions", "names", "abbreviations", "compressed-lines"}
-"""The kinds that take more than 96 MB to convert."""
+"""The kinds of hostile DWARF that take more than 96 MB to convert."""
 SLOW = {"ranges"}
-"""The kinds that reach the CPU time limit."""
+"""The kinds of hostile DWARF that reach the CPU time limit."""

@@ -21,9 +21,9 @@ SLACK_MIB = 12  # for the allocator and code imported on demand
 FILES = 20
 DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
-"""The number of files to read per kind; ``make test-hostile-files`` sets 20."""
+"""How many files of each kind to read. ``make test-hostile-files`` sets 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
-"""The kinds that are not rejected early, each of which takes a third of a second."""
+"""The hostile files that are not rejected early, each of which takes a third of a second."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Makes glibc return freed memory at once (mallopt(3)), so that it is not measured."""
 

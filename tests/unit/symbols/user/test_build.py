@@ -69,7 +69,7 @@ def test_global_names_are_preferred_then_the_shortest(program):
         assert table.find(name) == (Function(start, start + size, name),)
 
 
-def test_symbols_in_both_tables_are_kept_once(folder):
+def test_symbols_in_symtab_and_dynsym_are_kept_once(folder):
     path = build(folder, "exported", "-rdynamic")
     entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
     names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]

@@ -156,7 +156,7 @@ SLOW = {"slow body", "slow headers", "no answer"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_server_is_skipped_and_the_next_one_queried(
+def test_a_hostile_server_is_skipped_and_the_next_server_is_queried(
     name, made, serve, cache, monkeypatch
 ):
     build_id, debug = made

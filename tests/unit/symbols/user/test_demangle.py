@@ -97,7 +97,7 @@ def test_names_are_demangled(mangled, expected):
 
 
 def nested(count):
-    """Returns a name whose types are pairs of the previous type, which doubles its length."""
+    """Returns a name in which each type is a pair of the previous type, and so twice as long."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1A1XIS_S_E" + "".join(f"S0_IS{d}_S{d}_E" for d in digits[1 : count + 1])
 

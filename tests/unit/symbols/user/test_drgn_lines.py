@@ -119,7 +119,7 @@ def test_files_with_complete_dwarf_are_read_without_drgn(folder, opened):
     assert not table.is_partial
 
 
-def test_drgn_is_not_used_where_it_would_block(folder, opened):
+def test_drgn_is_not_used_if_it_is_disabled(folder, opened):
     tables = LineTables(SymbolicLines(None), use_drgn=False)
     assert isinstance(tables.open(opened(folder / "split"), ""), SymCache)
 
@@ -188,7 +188,7 @@ def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     assert table._worker._child is not first
 
     def stop_worker():
-        table._worker._limits = limits._replace(answer_s=1.0)  # of this worker alone
+        table._worker._limits = limits._replace(answer_s=1.0)  # only of this worker
         table._worker._child.send_signal(signal.SIGSTOP)
 
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_a_response_that_arrived_while_the_process_was_paused_is_accepted(monkey
             worker._read(10.0)
 
 
-def test_a_worker_exits_when_its_last_reference_is_closed(folder, opened):
+def test_a_worker_is_killed_when_its_table_is_deleted(folder, opened):
     table = DrgnLines(opened(folder / "split"), str(folder / "split"))
     child = table._worker._child
     del table

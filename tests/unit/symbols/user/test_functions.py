@@ -117,7 +117,7 @@ def read_resident_bytes(directory):
 
 @pytest.mark.system
 def test_most_of_a_large_table_is_not_resident(tmp_path, monkeypatch):
-    """A lookup reads a few pages of the table's file; the kernel maps up to 64 KiB around each."""
+    """For each page that a lookup reads, the kernel maps up to 64 KiB of the table's file."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(200_000)]
     table = FunctionTable.of(rows + [row._replace(name="") for row in rows])

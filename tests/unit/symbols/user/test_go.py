@@ -38,7 +38,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("version", MAGIC)
-def test_tables_of_all_versions_are_read(version):
+def test_function_tables_of_all_go_versions_are_read(version):
     table = open_table(make_table(version, FUNCTIONS), version)
     symbols = table.symbols()
     names = [symbols.names[at:].partition(b"\0")[0].decode() for at in symbols.names_at]

@@ -173,7 +173,7 @@ ENDS = st.just(("close",))
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_names_are_right_at_any_time(rounds):
-    """Events occur at times 10, 20, …; the dump is read after each round."""
+    """Events occur at times 10, 20 and so on. The dump is read after each round."""
     codes = []  # [start, end, name] of present functions
     history = [[]]  # the code in each interval of ten
     with written(header()) as (dump, path):
@@ -436,7 +436,7 @@ RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
 
 
 @given(RANGES, RANGES)
-def test_tracked_mappings_equal_brute_force(ranges, others):
+def test_subtracting_ranges_matches_brute_force(ranges, others):
     def points(some):
         return {at for start, end in some for at in range(start, end)}
 
@@ -494,7 +494,6 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
 
 
 def test_memory_and_time_for_a_large_dump_are_bounded():
-    """The dump has very many functions, with long names and many source files."""
     parts = [header()]
     for at in range(20_000):
         entry = (at * 16, at, b"%d" % at * 20)

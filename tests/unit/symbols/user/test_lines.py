@@ -102,7 +102,7 @@ def code_addresses(path, count):
 
 
 def symbolize(path, addresses):
-    """Runs llvm-symbolizer; returns function, file and line, innermost first."""
+    """Runs llvm-symbolizer, and returns function, file and line, innermost first."""
     out = run(
         "llvm-symbolizer-14", "--no-demangle", "--inlines", "-e", path,
         input="\n".join(map(hex, addresses)),

@@ -179,7 +179,7 @@ def test_least_recently_used_tables_are_evicted_first(make):
     assert (loader.counts().evicted, loader.counts().bytes) == (1, 300)
     assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
     loader.finish(30)
-    assert function(loader, 1) is Unresolved.SYMBOLS_DROPPED  # it cannot be reopened
+    assert function(loader, 1) is Unresolved.SYMBOLS_DROPPED  # the file cannot be reopened
     assert (loader.counts().gone, loader.counts().refused, loader.counts().pending) == (1, 0, 0)
 
 
@@ -496,7 +496,7 @@ def test_a_process_with_many_files_does_not_crowd_out_others(make, monkeypatch):
     assert loader.counts().dropped in {6, 7}
 
 
-def test_many_processes_of_one_user_do_not_crowd_out_those_of_another(make, monkeypatch):
+def test_many_processes_of_one_user_do_not_crowd_out_processes_of_another_user(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -528,7 +528,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
 
 
 @pytest.mark.system
-def test_closing_closes_every_descriptor(make, tmp_path):
+def test_closing_the_loader_closes_every_descriptor(make, tmp_path):
     go_on = threading.Event()
 
     def read(_details, _content):
@@ -597,7 +597,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 
 @pytest.mark.system
 def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
-    """There are more files than threads that may be abandoned."""
+    """The loader can abandon fewer threads than there are files."""
     count = 34
     files = {f"f{number}": b"content" for number in range(count)}
     with mounted(tmp_path / "fuse", files) as fuse:

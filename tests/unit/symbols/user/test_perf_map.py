@@ -86,7 +86,7 @@ CODES = st.builds(
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
 def test_names_are_never_wrong_at_any_time(tmp_path_factory, rounds, address):
-    """Functions are written at times 1, 2, …; the map is read after each round."""
+    """Functions are written at times 1, 2 and so on. The map is read after each round."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
     perf_map = PerfMap(ME, Access(), Clock(), str(root))
@@ -219,7 +219,6 @@ def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_p
 
 
 def test_memory_and_time_for_a_large_map_are_bounded(path, opened):
-    """The map has many functions, long names, and a line that is longer than several reads."""
     with open(path, "wb") as file:
         file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))
         file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")

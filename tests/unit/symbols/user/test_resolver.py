@@ -76,7 +76,7 @@ def resolve(known):
     resolver, answers = UserResolver(known), {}
 
     def resolve_side(side):
-        """Resolves like :class:`StackResolver`, which caches results."""
+        """Caches results, as :class:`StackResolver` does."""
         answer = answers.setdefault(side, None) or resolver.resolve(side, None)
         answers[side] = answer
         return answer if isinstance(answer, Side) else answer.of(SAMPLE)
@@ -96,7 +96,7 @@ def test_frame_addresses_are_elf_virtual_addresses(resolve):
     )
     assert [(frame.module.name, frame.address) for frame in side.frames] == [
         ("libc.so.6", 0x30000),
-        ("libc.so.6", 0x3000F),  # in the call, not after it
+        ("libc.so.6", 0x3000F),  # inside the call instruction, not after it
         ("libc.so.6", 0x30020),  # a trampoline, not a return address
         ("program", 0x402900),  # interrupted by the signal
         ("program", 0x60000F),
