@@ -13,6 +13,7 @@ from typing import Final, Protocol
 _OPENAT2: Final = 437  # on all architectures except alpha: include/uapi/asm-generic/unistd.h
 _OPEN_HOW: Final = struct.Struct("=QQQ")  # flags, mode, resolve: include/uapi/linux/openat2.h
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
+_PIECE_BYTES: Final = 64 * 1024
 
 
 class HostFiles(Protocol):
@@ -87,10 +88,15 @@ def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
     """Read at most ``most_bytes`` bytes of a file. Raises ``OSError``."""
     fd = files.open_fd(path)
     try:
-        parts, left = [], most_bytes
-        while left and (part := os.read(fd, left)):
-            parts.append(part)
-            left -= len(part)
+        return read_pieces(fd, most_bytes)
     finally:
         os.close(fd)
-    return b"".join(parts)
+
+
+def read_pieces(fd: int, most_bytes: int) -> bytes:
+    """Read at most ``most_bytes`` bytes from a descriptor, in pieces. Raises ``OSError``."""
+    pieces, left = [], most_bytes
+    while left and (piece := os.read(fd, min(left, _PIECE_BYTES))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

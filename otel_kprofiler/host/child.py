@@ -21,9 +21,12 @@ def child_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-c", code, *arguments]
 
 
-def limit_resources(limits: Mapping[int, int]) -> None:
-    """Lower this process's resource limits (keys: ``RLIMIT_…``), and disable core dumps."""
+def limit_resources(limits: Mapping[int, int], pid: int = 0) -> None:
+    """Lower a process's resource limits (keys: ``RLIMIT_…``), and disable core dumps.
+
+    A ``pid`` of 0 selects this process. Raises ``OSError`` if the process has exited.
+    """
     for kind, most in {**limits, resource.RLIMIT_CORE: 0}.items():
-        hard = resource.getrlimit(kind)[1]
+        hard = resource.prlimit(pid, kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (soft, hard))
+        resource.prlimit(pid, kind, (soft, hard))

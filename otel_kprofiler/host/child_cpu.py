@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from otel_kprofiler.host.child import limit_resources
+
 _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
 """Type bits of a process's CPU clock id (``CPUCLOCK_SCHED``, include/linux/posix-timers.h)."""
@@ -52,12 +54,8 @@ class CpuRate(NamedTuple):
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
     """Limit a child's CPU time. At the limit, SIGXCPU kills the child without a core dump."""
-    limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
-    for kind, most in limits.items():
-        with suppress(OSError):  # the child has exited
-            _, hard = resource.prlimit(pid, kind)
-            soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.prlimit(pid, kind, (soft, hard))
+    with suppress(OSError):  # the child has exited
+        limit_resources({resource.RLIMIT_CPU: grant.seconds}, pid)
 
 
 def has_exceeded_cpu(status: int) -> bool:

@@ -8,6 +8,8 @@ import os
 import signal
 from typing import Final
 
+from otel_kprofiler.host.libc import call_libc
+
 _PIDFD_SEND_SIGNAL: Final = 424  # include/uapi/asm-generic/unistd.h, except on alpha
 _PIDFD_OPEN: Final = 434
 _MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
@@ -21,8 +23,8 @@ def open_pidfd(pid: int) -> int:
     in_python = getattr(os, "pidfd_open", None)
     if in_python is not None:
         return int(in_python(pid))
-    libc = ctypes.CDLL(None, use_errno=True)
-    return _check(libc.syscall(ctypes.c_long(_PIDFD_OPEN), ctypes.c_int(pid), ctypes.c_uint(0)))
+    word = ctypes.c_long
+    return call_libc("pidfd_open", "syscall", word(_PIDFD_OPEN), word(pid), word(0))
 
 
 def signal_pidfd(fd: int, number: signal.Signals) -> None:
@@ -31,9 +33,9 @@ def signal_pidfd(fd: int, number: signal.Signals) -> None:
     if in_python is not None:
         in_python(fd, number)
         return
-    libc = ctypes.CDLL(None, use_errno=True)
     word = ctypes.c_long
-    _check(libc.syscall(word(_PIDFD_SEND_SIGNAL), word(fd), word(number), None, word(0)))
+    arguments = word(_PIDFD_SEND_SIGNAL), word(fd), word(number), None, word(0)
+    call_libc("pidfd_send_signal", "syscall", *arguments)
 
 
 def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
@@ -44,14 +46,7 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
     in_python = getattr(os, "memfd_create", None)
     if in_python is not None:
         return int(in_python(name, flags))
-    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)  # glibc 2.27, musl
-    if create is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return _check(create(os.fsencode(name), ctypes.c_uint(flags)))
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    try:
+        return call_libc("memfd_create", "memfd_create", os.fsencode(name), ctypes.c_uint(flags))
+    except AttributeError as error:  # glibc 2.27 and musl have the function
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error

@@ -30,14 +30,12 @@ from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.host.access import HostFiles
-from otel_kprofiler.host.maps import parse_mappings, read_maps
+from otel_kprofiler.host.maps import DELETED, MINOR_BITS, parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
-_DELETED: Final = " (deleted)"
 _MAX_RANGES: Final = 4  # number of mappings tried for a file whose first mapping is gone
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
-_MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 
 
 class FileProblem(enum.Enum):
@@ -242,7 +240,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
     wanted = f"{request.start:x}-{request.end:x}"
     try:
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
-        yield wanted, path.removesuffix(_DELETED)
+        yield wanted, path.removesuffix(DELETED)
     except OSError:
         yield wanted, ""  # opening this entry will raise the same error
         with suppress(OSError):
@@ -269,7 +267,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
     if request.modified not in (0, modification_time(status.st_mtime_ns)):
         return False
     major, minor = os.major(status.st_dev), os.minor(status.st_dev)
-    if major << _MINOR_BITS | minor == request.key.device:
+    if major << MINOR_BITS | minor == request.key.device:
         return True
     return major == 0 and (mapped or request.size > 0)
 

@@ -18,14 +18,13 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host.access import Access, HostFiles
+from otel_kprofiler.host.access import Access, HostFiles, read_limited, read_pieces
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
 """Limit on the text of maps: about 150,000 mappings, more than the default vm.max_map_count."""
-_READ_BYTES: Final = 64 * 1024
-_MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
-_DELETED: Final = " (deleted)"
+MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
+DELETED: Final = " (deleted)"
 _LINES: Final = [
     re.compile(
         rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][%s][ps]) ([0-9a-f]{1,16})"
@@ -91,18 +90,14 @@ def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMa
         start, end, permissions, offset, major, minor, inode, path = match.groups()
         yield MemoryMapping(
             int(start, 16), int(end, 16), permissions.decode("ascii"), int(offset, 16),
-            int(major, 16) << _MINOR_BITS | int(minor, 16), int(inode),
+            int(major, 16) << MINOR_BITS | int(minor, 16), int(inode),
             *_split_path(path.replace(rb"\012", b"\n")),
         )  # fmt: skip
 
 
 def read_maps(files: HostFiles, pid: int | str) -> bytes:
     """Read ``/proc/PID/maps``, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
-    fd = files.open_fd(f"/proc/{pid}/maps")
-    try:
-        return _read_text(fd)
-    finally:
-        os.close(fd)
+    return read_limited(files, f"/proc/{pid}/maps", MAX_MAPS_BYTES)
 
 
 def find_vdso(files: HostFiles) -> bytes | None:
@@ -178,7 +173,7 @@ class ProcessMaps:
     def _find_in_text(self, address: int) -> FoundMapping | None:
         try:
             os.lseek(self._fd, 0, os.SEEK_SET)
-            text = _read_text(self._fd)
+            text = read_pieces(self._fd, MAX_MAPS_BYTES)
         except ProcessLookupError:
             return None
         for mapping in parse_mappings(text):
@@ -198,7 +193,7 @@ class ProcessMaps:
         ) = _QUERY.unpack(query)  # fmt: skip
         permissions = "".join(letter if flags & bit else "-" for bit, letter in _LETTERS)
         permissions += "s" if flags & _SHARED else "p"
-        device = major << _MINOR_BITS | minor
+        device = major << MINOR_BITS | minor
         path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # no terminating zero
         mapping = MemoryMapping(start, end, permissions, offset, device, inode, *_split_path(path))
         build_id = ctypes.string_at(self._buffers[1], id_size).hex()
@@ -218,14 +213,5 @@ def _is_hole(previous: MemoryMapping, hole: MemoryMapping, next_mapping: MemoryM
 def _split_path(shown: bytes) -> tuple[str, bool]:
     """Returns the path, and whether the kernel marks the file as deleted."""
     path = os.fsdecode(shown)
-    kept = path.removesuffix(_DELETED)
+    kept = path.removesuffix(DELETED)
     return kept, kept != path
-
-
-def _read_text(fd: int) -> bytes:
-    chunks = []
-    left = MAX_MAPS_BYTES
-    while left > 0 and (chunk := os.read(fd, min(left, _READ_BYTES))):
-        chunks.append(chunk)
-        left -= len(chunk)
-    return b"".join(chunks)

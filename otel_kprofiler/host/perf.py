@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import os
 import platform
 import struct
 from typing import Final, NamedTuple
+
+from otel_kprofiler.host.libc import call_libc
 
 TYPE_HARDWARE: Final = 0
 TYPE_SOFTWARE: Final = 1
@@ -69,15 +70,10 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
     if number is None:
         raise OSError(errno.ENOSYS, f"perf_event_open is not supported on {platform.machine()}")
     buffer = ctypes.create_string_buffer(attributes.pack())
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.syscall(
-        ctypes.c_long(number), buffer, ctypes.c_int(pid), ctypes.c_int(cpu),
-        ctypes.c_int(-1), ctypes.c_ulong(_FLAG_FD_CLOEXEC),
+    return call_libc(
+        "perf_event_open", "syscall", ctypes.c_long(number), buffer, ctypes.c_int(pid),
+        ctypes.c_int(cpu), ctypes.c_int(-1), ctypes.c_ulong(_FLAG_FD_CLOEXEC),
     )  # fmt: skip
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"perf_event_open: {os.strerror(code)}")
-    return fd
 
 
 def attach_program(event_fd: int, program_fd: int) -> None:

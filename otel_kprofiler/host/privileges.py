@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import CAPABILITIES, CONTEXTS, parse_capabilities
-from otel_kprofiler.host.prctl import prctl
+from otel_kprofiler.host.libc import call_libc, prctl
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
@@ -169,10 +169,7 @@ def keep_only(names: Iterable[str]) -> None:
     # The lower halves of the effective, permitted and inheritable sets, then their upper halves.
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capset(header, data):
-        code = ctypes.get_errno()
-        raise OSError(code, f"capset: {os.strerror(code)}")
+    call_libc("capset", "capset", header, data)
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from otel_kprofiler.host.prctl import prctl
+from otel_kprofiler.host.libc import prctl
 
 SLACK_NS: Final = 100_000_000
 """Maximum delay of coarse timers in nanoseconds. Linux's default is 50,000 ns."""

@@ -1,0 +1,22 @@
+"""Calls functions of the C library that set ``errno``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+
+def call_libc(action: str, function: str, *arguments: object) -> int:
+    """Call a function and return its result. Raises ``OSError``; ``action`` begins its message."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = getattr(libc, function)(*arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{action}: {os.strerror(code)}")
+    return result
+
+
+def prctl(option: int, argument: int = 0) -> int:
+    """Make the system call and return its result. Raises ``OSError``, for example in a sandbox."""
+    zero = ctypes.c_ulong(0)
+    return call_libc(f"prctl {option}", "prctl", option, ctypes.c_ulong(argument), zero, zero, zero)
