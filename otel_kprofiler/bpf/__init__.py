@@ -17,7 +17,6 @@ from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import get_loader
 from otel_kprofiler.bpf.dump import (
     DUMP_ROW_BYTES,
-    HAS_STACKS,
     IN_IOWAIT,
     ON_A_CPU,
     DumpRow,
@@ -52,7 +51,6 @@ from otel_kprofiler.bpf.layout import (
     ProgramCounts,
     ReaderFlag,
     number_kinds,
-    parse_counts,
     parse_records,
 )
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
@@ -79,6 +77,7 @@ from otel_kprofiler.bpf.map_calls import (
     delete_from_map,
     update_map,
 )
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.python import (
     PYTHON_CFRAME,
     PYTHON_IS_ENTRY,
@@ -87,7 +86,6 @@ from otel_kprofiler.bpf.python import (
 )
 from otel_kprofiler.bpf.python_codes import ProcessSeen, Program
 from otel_kprofiler.bpf.python_maps import (
-    PYTHON_OUTCOMES,
     PythonMaps,
     PythonOffsets,
     find_python_offsets,
@@ -110,7 +108,7 @@ from otel_kprofiler.bpf.ring import (
     ring_bytes,
 )
 from otel_kprofiler.bpf.spans import SpanLayout
-from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
+from otel_kprofiler.bpf.task_offsets import TaskOffsets, find_task_offsets
 from otel_kprofiler.bpf.thread_contexts import (
     IS_GO,
     MAX_CONTEXT_PROCESSES,
@@ -183,7 +181,6 @@ __all__ = [
     "DUMP_ROW_BYTES",
     "DUMP_SOURCE",
     "EVENT_LAYOUT",
-    "HAS_STACKS",
     "IN_IOWAIT",
     "IS_GO",
     "KEEP_IDLE",
@@ -210,7 +207,6 @@ __all__ = [
     "PROGRAM_AND_OWNER",
     "PYTHON_CFRAME",
     "PYTHON_IS_ENTRY",
-    "PYTHON_OUTCOMES",
     "RECORD_HEADER_BYTES",
     "RECORD_OVERHEAD",
     "RECORD_VERSION",
@@ -251,6 +247,7 @@ __all__ = [
     "LockLines",
     "LockOffsets",
     "LockSettings",
+    "MappedWords",
     "MemoryLayoutMap",
     "ObjectSpec",
     "ProcessSeen",
@@ -259,7 +256,6 @@ __all__ = [
     "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",
-    "ProgramOffsets",
     "PythonLayout",
     "PythonMaps",
     "PythonOffsets",
@@ -306,7 +302,6 @@ __all__ = [
     "pack_lock_layout",
     "pack_memory_layout",
     "pack_unwind_config",
-    "parse_counts",
     "parse_dump_rows",
     "parse_program_btf",
     "parse_records",

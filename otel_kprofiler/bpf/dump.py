@@ -127,9 +127,9 @@ class MemoryLayoutMap(MappedWords):
     @property
     def is_found(self) -> bool:
         """Returns whether the direct map was found."""
-        return bool(self._words[_DIRECT_MAP_WORD])
+        return bool(self.words[_DIRECT_MAP_WORD])
 
     @property
     def tried(self) -> int:
         """Returns how many addresses were tried as the start of the direct map."""
-        return self._words[_TRIED_WORD]
+        return self.words[_TRIED_WORD]

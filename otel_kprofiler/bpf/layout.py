@@ -187,11 +187,11 @@ class CpuLines(MappedWords):
         """Returns the number of completed runs of the program for an event on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
         # Samples taken, and samples omitted. Skips ring_full, which is part of the first count.
-        return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
+        return self.words[first] + sum(self.words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
         """Returns the time of each CPU's unfinished record; 0 if none, 1 if it has no time yet."""
-        return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
+        return self.words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
 
 NO_WAKEUP_NS: Final = (1 << 64) - 1
@@ -214,11 +214,11 @@ class ReaderFlag(MappedWords):
 
         0 selects all records, :data:`NO_WAKEUP_NS` none.
         """
-        self._words[0] = start_time_ns
+        self.words[0] = start_time_ns
 
     def newest_start_ns(self) -> int:
         """Returns the latest start time, on the boottime clock, of any process in a record."""
-        return self._words[1]
+        return self.words[1]
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:

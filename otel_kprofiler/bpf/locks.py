@@ -77,8 +77,8 @@ class LockSettings(MappedWords):
         """Set the threshold, a multiple of ``WAIT_UNIT_NS``, and the sampling interval."""
         if threshold_ns % WAIT_UNIT_NS:
             raise ValueError(f"the threshold {threshold_ns} is not a multiple of {WAIT_UNIT_NS}")
-        self._words[1] = sample_ns
-        self._words[0] = threshold_ns
+        self.words[1] = sample_ns
+        self.words[0] = threshold_ns
 
 
 class LockLines(MappedWords):

@@ -13,13 +13,13 @@ class MappedWords:
         pages = -(-size // mmap.PAGESIZE)
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._mapped = mmap.mmap(map_fd, pages * mmap.PAGESIZE, mmap.MAP_SHARED, access)
-        self._words = memoryview(self._mapped)[:size].cast("Q")
+        self.words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
         """Returns a copy of all words."""
-        return bytes(self._words)
+        return bytes(self.words)
 
     def close(self) -> None:
         """Unmap the array."""
-        self._words.release()
+        self.words.release()
         self._mapped.close()

@@ -67,8 +67,8 @@ class TracedCpus(MappedWords):
 
     def change(self, cpus: Container[int]) -> None:
         """Restrict the sampling of tracepoint events to the given CPUs."""
-        for cpu in range(len(self._words)):
-            self._words[cpu] = cpu in cpus
+        for cpu in range(len(self.words)):
+            self.words[cpu] = cpu in cpus
 
 
 def attach_tracepoint(name: str, program_fd: int) -> int:

@@ -125,15 +125,15 @@ class WaitSettings(MappedWords):
     def change(self, config: WaitConfig) -> None:
         """Change the settings, and then the epoch, which starts the tracking of threads."""
         epoch, *rest = config[:_LATE_BEGINS]
-        if self._words[0] != epoch:
-            self._words[0] = 0
+        if self.words[0] != epoch:
+            self.words[0] = 0
         for at, word in enumerate(rest, 1):
-            self._words[at] = word
-        self._words[0] = epoch
+            self.words[at] = word
+        self.words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
         """Set how many starts of ongoing waits the next iteration over the tasks may report."""
-        self._words[_LATE_BEGINS] = count
+        self.words[_LATE_BEGINS] = count
 
 
 class WaitThread(NamedTuple):
@@ -246,8 +246,8 @@ class WaitLines(MappedWords):
 
     def copy_counters(self) -> bytes:
         """Returns a copy of the counters of all CPUs."""
-        lines = range(0, len(self._words), _LINE_WORDS)
-        return b"".join([bytes(self._words[at : at + _COUNTERS]) for at in lines])
+        lines = range(0, len(self.words), _LINE_WORDS)
+        return b"".join([bytes(self.words[at : at + _COUNTERS]) for at in lines])
 
     def counts(self) -> WaitCounts:
         """Returns the counters, summed over all CPUs."""
@@ -255,9 +255,9 @@ class WaitLines(MappedWords):
 
     def offset_ns(self) -> int:
         """Returns the latest difference between ``CLOCK_MONOTONIC`` and the threads' clock."""
-        lines = range(_COUNTERS, len(self._words), _LINE_WORDS)
-        at = max(lines, key=lambda offset: self._words[offset + 1])
-        return ctypes.c_int64(self._words[at]).value
+        lines = range(_COUNTERS, len(self.words), _LINE_WORDS)
+        at = max(lines, key=lambda offset: self.words[offset + 1])
+        return ctypes.c_int64(self.words[at]).value
 
 
 def parse_wait_counts(counters: bytes) -> WaitCounts:

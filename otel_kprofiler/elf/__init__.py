@@ -31,7 +31,7 @@ from otel_kprofiler.elf.loaded import (
     read_loaded,
 )
 from otel_kprofiler.elf.names import MAPPING_SYMBOL, cut_versions, is_mapping_symbol, marks_data
-from otel_kprofiler.elf.notes import Note, find_build_id, parse_notes
+from otel_kprofiler.elf.notes import find_build_id
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 from otel_kprofiler.elf.source import FileSource, ImageSource, Source
 from otel_kprofiler.elf.symbols import ElfSymbol, find_symbols
@@ -48,7 +48,6 @@ __all__ = [
     "FileSource",
     "ImageSource",
     "LoadedElf",
-    "Note",
     "Read",
     "Section",
     "Source",
@@ -67,7 +66,6 @@ __all__ = [
     "make_pairs",
     "marks_data",
     "parse_cie",
-    "parse_notes",
     "read_content",
     "read_debug_elf",
     "read_dynamic_linker",

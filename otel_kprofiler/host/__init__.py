@@ -60,9 +60,7 @@ from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
     KernelRelease,
     SymbolsVisibility,
-    find_lockdown,
     find_sysctl,
-    parse_release,
     read_release,
     read_symbols_visibility,
 )
@@ -112,7 +110,6 @@ from otel_kprofiler.host.perf import (
 from otel_kprofiler.host.privilege_errors import get_privilege_error
 from otel_kprofiler.host.privileges import (
     PURPOSES,
-    SAMPLING,
     Privileges,
     check_imports_without_capabilities,
     give_up_capabilities,
@@ -154,7 +151,6 @@ __all__ = [
     "OLDEST_KERNEL",
     "PATIENCE_S",
     "PURPOSES",
-    "SAMPLING",
     "TICK_NS",
     "TIME_ENABLED",
     "VALUES",
@@ -217,7 +213,6 @@ __all__ = [
     "find_containers",
     "find_descendants",
     "find_event_error",
-    "find_lockdown",
     "find_open_files_error",
     "find_repeated_event",
     "find_sysctl",
@@ -250,7 +245,6 @@ __all__ = [
     "parse_mappings",
     "parse_mount_points",
     "parse_own_container",
-    "parse_release",
     "parse_stat",
     "parse_unified_path",
     "read_capabilities",

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import (
     PAGE_BYTES,
+    MappedWords,
     RingMemory,
     RingReader,
     create_inner_map,
@@ -22,7 +23,6 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.model import FileKey
 
 _STATE: Final = struct.Struct("=IIII")  # state, slot, serial, reserved
-_WORD_BYTES: Final = 8
 
 
 class FileState(enum.IntEnum):
@@ -56,8 +56,8 @@ class TableMaps:
         self.sizes = sizes
         names = ("files", "tables", "file_requests")
         self._files, self._tables, self.ring_fd = (os.dup(map_fd(name)) for name in names)
-        self._used = _Words(map_fd("table_used"), sizes.slots)
-        self._epoch = _Words(map_fd("table_epoch"), 1)
+        self._used = MappedWords(map_fd("table_used"), sizes.slots, writable=True)
+        self._epoch = MappedWords(map_fd("table_epoch"), 1, writable=True)
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
@@ -110,17 +110,6 @@ class TableMaps:
         self._epoch.close()
         for fd in (self._files, self._tables, self.ring_fd):
             os.close(fd)
-
-
-class _Words:
-    def __init__(self, map_fd: int, count: int) -> None:
-        size = -(-count * _WORD_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._mapped = mmap.mmap(map_fd, size)
-        self.words = memoryview(self._mapped)[: count * _WORD_BYTES].cast("Q")
-
-    def close(self) -> None:
-        self.words.release()
-        self._mapped.close()
 
 
 def is_out_of_memory(error: OSError) -> bool:

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from otel_kprofiler.elf import ElfError, ElfProblem
-from otel_kprofiler.host import FileProblem, MappedFileError
+from otel_kprofiler.host import MappedFileError
 
 
 class Refusal(enum.Enum):
-    """The reason why tables are not used. The value is shown to users."""
+    """The reason why tables are not used. The value is shown to users.
+
+    Each ``FileProblem`` has the name of a refusal.
+    """
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
@@ -70,14 +73,6 @@ _REFUSALS: Final[Mapping[ElfProblem, Refusal]] = {
 }
 
 
-_FILE_REFUSALS: Final[Mapping[FileProblem, Refusal]] = {
-    FileProblem.GONE: Refusal.GONE,
-    FileProblem.NOT_SAME: Refusal.NOT_SAME,
-    FileProblem.UNREADABLE: Refusal.UNREADABLE,
-    FileProblem.FORBIDDEN: Refusal.FORBIDDEN,
-}
-
-
 @contextmanager
 def refusing() -> Iterator[None]:
     """Context that converts errors from opening or parsing a file to :class:`TableRefused`."""
@@ -86,4 +81,4 @@ def refusing() -> Iterator[None]:
     except ElfError as error:
         raise TableRefused(_REFUSALS[error.problem], error.detail) from error
     except MappedFileError as error:
-        raise TableRefused(_FILE_REFUSALS[error.problem], error.detail) from error
+        raise TableRefused(Refusal[error.problem.name], error.detail) from error

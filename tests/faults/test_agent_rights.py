@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import SAMPLING, Access, doctor, read_threads
+from otel_kprofiler.host import Access, doctor, read_threads
+from otel_kprofiler.host.privileges import SAMPLING
 
 pytestmark = [
     pytest.mark.live,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from otel_kprofiler.elf import find_build_id, parse_notes
+from otel_kprofiler.elf.notes import find_build_id, parse_notes
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.symbols import ElfSymbols, captured, compressed
 from otel_kprofiler.symbols.captured import CapturedFiles

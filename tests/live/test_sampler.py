@@ -14,7 +14,7 @@ import time
 import pytest
 from samplers import load, offline, sampling
 
-from otel_kprofiler.bpf import parse_counts
+from otel_kprofiler.bpf.layout import parse_counts
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from otel_kprofiler.bpf import HAS_STACKS, ON_A_CPU, parse_dump_rows
+from otel_kprofiler.bpf.dump import HAS_STACKS, ON_A_CPU, parse_dump_rows
 from otel_kprofiler.model import WaitState
 
 # time, monotonic, clock, arrived, ran, ran until, lacking, queued, switches, state;

@@ -12,7 +12,6 @@ from otel_kprofiler.bpf import (
     RECORD_HEADER_BYTES,
     KernelTypes,
     ProgramConfig,
-    ProgramOffsets,
     SpanClass,
     SpanLayout,
     SpanPath,
@@ -28,6 +27,7 @@ from otel_kprofiler.bpf.layout import (
     ProgramCounts,
 )
 from otel_kprofiler.bpf.python_span import pack_span_path
+from otel_kprofiler.bpf.task_offsets import ProgramOffsets
 from otel_kprofiler.bpf.thread_contexts import PLACE_BYTES
 from otel_kprofiler.model import (
     KERNEL_SIDE,

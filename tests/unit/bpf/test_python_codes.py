@@ -5,14 +5,13 @@ import struct
 import pytest
 
 from otel_kprofiler.bpf import (
-    PYTHON_OUTCOMES,
     KernelTypes,
     ProcessSeen,
     PythonLayout,
     PythonOffsets,
 )
 from otel_kprofiler.bpf.python_codes import _DESCRIPTION, _HEAD, CodeParser
-from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS
+from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS, PYTHON_OUTCOMES
 from otel_kprofiler.model import PythonCode
 from tests.bpf_object import object_btf
 from tests.records import in_ring

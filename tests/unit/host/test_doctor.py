@@ -12,11 +12,10 @@ from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.host import (
     SymbolsVisibility,
     doctor,
-    find_lockdown,
     get_privilege_error,
-    parse_release,
     read_symbols_visibility,
 )
+from otel_kprofiler.host.kernel import find_lockdown, parse_release
 from otel_kprofiler.model import Finding, Level
 
 BPF, PERFMON, SYSLOG, ADMIN = 1 << 39, 1 << 38, 1 << 34, 1 << 21

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from otel_kprofiler.elf import find_build_id, parse_notes
+from otel_kprofiler.elf.notes import find_build_id, parse_notes
 from otel_kprofiler.model import ModuleKind, RangeSource, Unresolved
 from otel_kprofiler.symbols import KernelSymbolizer, make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import NO_MODULES, parse_kallsyms
