@@ -29,6 +29,7 @@ from otel_kprofiler.otlp.payloads import (
     parse_payloads,
     read_file,
 )
+from otel_kprofiler.otlp.references import outside_error
 from otel_kprofiler.otlp.values import Values
 from otel_kprofiler.otlp.wait_attributes import parse_totals
 
@@ -75,9 +76,7 @@ def _indices_checked() -> Iterator[None]:
     try:
         yield
     except IndexError as error:
-        raise PayloadError(
-            "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
-        ) from error
+        raise outside_error() from error
 
 
 class _Decoder:

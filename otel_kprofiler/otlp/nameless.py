@@ -10,13 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import BuildId, FileId, Line
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.nameless_edit import add_lines
 from otel_kprofiler.otlp.payloads import Payload, detect_framing, parse_payloads
-from otel_kprofiler.otlp.rules import Contents
-from otel_kprofiler.otlp.rules_dictionary import index_range
+from otel_kprofiler.otlp.references import check_indices
 from otel_kprofiler.otlp.values import Values, as_text
 
 _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
@@ -69,10 +67,7 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
     written: list[bytes] = []
     nameless = named = 0
     for payload in parse_payloads(data):
-        if any(index_range(Contents(payload.message))):
-            raise PayloadError(
-                "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
-            )
+        check_indices(payload.message)
         wanted = list(_find_nameless(payload.message.dictionary))
         lines = {index: functions for index, functions in find(wanted).items() if functions}
         add_lines(payload.message, payload.tree, lines)

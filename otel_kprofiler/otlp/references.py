@@ -1,9 +1,11 @@
-"""Finds references from messages to their dictionary's tables, by field name."""
+"""Finds and checks references from messages to their dictionary's tables, by field name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+from otel_kprofiler.errors import PayloadError
 
 STRINGS: Final = "string_table"
 _TABLES: Final = {
@@ -18,8 +20,30 @@ def find_table(field: str) -> str | None:
     return STRINGS if field.endswith("_strindex") else _TABLES.get(field)
 
 
+def find_places(message: Any, where: str = "") -> Iterator[tuple[str, str, int]]:
+    """Yields the path, the table and the value of each index in a message and its submessages.
+
+    ``where`` is the message's path. Indices that are unset are left out, except in lists.
+    """
+    for field, value in message.ListFields():
+        table = find_table(field.name)
+        if not table and not field.message_type:
+            continue
+        path = f"{where}.{field.name}" if where else field.name
+        items = (
+            [(f"{path}[{at}]", item) for at, item in enumerate(value)]
+            if field.is_repeated
+            else [(path, value)]
+        )
+        for place, item in items:
+            if table:
+                yield place, table, item
+            else:
+                yield from find_places(item, place)
+
+
 def find_references(message: Any) -> Iterator[tuple[str, int]]:
-    """Yields the tables and indices that a message and its submessages refer to."""
+    """Yields the table and the value of each index in a message and its submessages."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if table := find_table(field.name):
@@ -28,6 +52,51 @@ def find_references(message: Any) -> Iterator[tuple[str, int]]:
         elif field.message_type:
             for inner in values:
                 yield from find_references(inner)
+
+
+def find_used(message: Any, dictionary: Any) -> dict[str, set[int]]:
+    """Returns, by table, the indices of all entries that a request uses, and of zero entries.
+
+    Includes entries that are used only by other entries. ``dictionary`` is that of the indices.
+    """
+    used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
+    pending = {
+        reference
+        for resource_profiles in message.resource_profiles
+        for reference in find_references(resource_profiles)
+    }
+    while pending:
+        table, index = pending.pop()
+        entries = getattr(dictionary, table)
+        if index in used[table] or not 0 <= index < len(entries):
+            continue
+        used[table].add(index)
+        if table != STRINGS:
+            pending |= set(find_references(entries[index]))
+    return used
+
+
+def find_outside(message: Any) -> Iterator[tuple[str, str]]:
+    """Yields the path of each index outside its table, and a description of the problem."""
+    tables = message.dictionary.DESCRIPTOR.fields
+    sizes = {field.name: len(getattr(message.dictionary, field.name)) for field in tables}
+    for where, table, index in find_places(message):
+        # Index 0 means "unset", even in an empty table.
+        if not 0 <= index < max(1, sizes[table]):
+            yield where, f"index {index} is outside {table} [0, {sizes[table]})"
+
+
+def check_indices(message: Any) -> None:
+    """Raise ``PayloadError`` if an index of a request is outside its table."""
+    if any(find_outside(message)):
+        raise outside_error()
+
+
+def outside_error() -> PayloadError:
+    """Returns the error for a request with an index outside its table."""
+    return PayloadError(
+        "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
+    )
 
 
 def renumber_references(message: Any, renumber: Callable[[str, int], int]) -> None:

@@ -63,6 +63,7 @@ class Contents:
     """
 
     def __init__(self, message: Any) -> None:
+        self.message = message
         self.dictionary = message.dictionary
         self._whole: list[str] = list(self.dictionary.string_table)
         # Thousands of entries may refer to the same long string.

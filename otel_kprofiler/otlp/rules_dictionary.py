@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.references import find_outside, find_places, find_used
 from otel_kprofiler.otlp.rules import TABLES, Contents, Problem, Rule, registry
 
 RULES: Final[dict[str, Rule]] = {}
 rule = registry(RULES)
-
-_STRING_FIELDS: Final = {
-    "mapping_table": ("filename_strindex",),
-    "function_table": ("name_strindex", "system_name_strindex", "filename_strindex"),
-    "attribute_table": ("key_strindex", "unit_strindex"),
-}
 
 _KERNEL_HALF: Final = 1 << 63
 _UCUM_ATOM: Final = r"(?:[KMGTkmgtun]i?)?(?:By|bit|s|g|m|Hz|J|W|V|A|K|Cel)|min|h|d|%|1|\{[!-z|~]+\}"
@@ -49,91 +44,16 @@ def _is_set(entry: Any) -> bool:
     )
 
 
-def _references(contents: Contents) -> Iterator[tuple[str, str, int]]:
-    """Yields the location, the table and the value of every index in a request."""
-    for where, profile in contents.profiles:
-        for kind in ("sample_type", "period_type"):
-            value = getattr(profile, kind)
-            yield f"{where}.{kind}.type_strindex", "string_table", value.type_strindex
-            yield f"{where}.{kind}.unit_strindex", "string_table", value.unit_strindex
-    for where, sample in contents.samples:
-        yield f"{where}.stack_index", "stack_table", sample.stack_index
-        yield f"{where}.link_index", "link_table", sample.link_index
-    for where, owner in (*contents.profiles, *contents.samples):
-        yield from _each(where, "attribute_indices", "attribute_table", owner.attribute_indices)
-    for where, attributes in contents.key_values():
-        for position, (_, item) in enumerate(attributes):
-            place = f"{where}.attributes[{position}]"
-            yield f"{place}.key_strindex", "string_table", item.key_strindex
-            for index in _value_references(item.value):
-                yield f"{place}.value", "string_table", index
-    for name in TABLES:
-        if name != "string_table":
-            for index, entry in enumerate(getattr(contents.dictionary, name)):
-                yield from _entry_references(f"dictionary.{name}[{index}]", name, entry)
-
-
-def _each(
-    where: str, field: str, table: str, indices: Iterable[int]
-) -> Iterator[tuple[str, str, int]]:
-    for position, index in enumerate(indices):
-        yield f"{where}.{field}[{position}]", table, index
-
-
-def _value_references(value: Any) -> Iterator[int]:
-    if value.HasField("string_value_strindex"):
-        yield value.string_value_strindex
-    for item in value.array_value.values:
-        yield from _value_references(item)
-    for item in value.kvlist_value.values:
-        yield item.key_strindex
-        yield from _value_references(item.value)
-
-
-def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
-    for field in _STRING_FIELDS.get(name, ()):
-        yield f"{where}.{field}", "string_table", getattr(entry, field)
-    if name in ("mapping_table", "location_table"):
-        yield from _each(where, "attribute_indices", "attribute_table", entry.attribute_indices)
-    if name == "location_table":
-        yield f"{where}.mapping_index", "mapping_table", entry.mapping_index
-        for position, line in enumerate(entry.lines):
-            place = f"{where}.lines[{position}].function_index"
-            yield place, "function_table", line.function_index
-    elif name == "stack_table":
-        yield from _each(where, "location_indices", "location_table", entry.location_indices)
-    elif name == "attribute_table":
-        for index in _value_references(entry.value):
-            yield f"{where}.value", "string_table", index
-
-
 @rule
 def index_range(contents: Contents) -> Iterator[Problem]:
     """Every index must lie within its table."""
-    sizes = {name: len(getattr(contents.dictionary, name)) for name in TABLES}
-    for where, table, index in _references(contents):
-        # Index 0 means "unset". Another rule reports empty tables.
-        if not 0 <= index < max(1, sizes[table]):
-            yield where, f"index {index} is outside {table} [0, {sizes[table]})"
+    yield from find_outside(contents.message)
 
 
 @rule
 def no_orphans(contents: Contents) -> Iterator[Problem]:
     """A resource, scope or sample must use every entry, at least indirectly."""
-    used: dict[str, set[int]] = {name: {0} for name in TABLES}
-    pending = [
-        (table, index)
-        for where, table, index in _references(contents)
-        if not where.startswith("dictionary.")
-    ]
-    while pending:
-        table, index = pending.pop()
-        if index in used[table]:
-            continue
-        used[table].add(index)
-        entry = contents.entry(table, index)
-        if entry is not None and table != "string_table":
-            pending += [(to, at) for _, to, at in _entry_references("", table, entry)]
+    used = find_used(contents.message, contents.dictionary)
     for name in TABLES:
         for index in range(1, len(getattr(contents.dictionary, name))):
             if index not in used[name]:
@@ -155,13 +75,13 @@ def no_duplicates(contents: Contents) -> Iterator[Problem]:
         seen: dict[Hashable, int] = {}
         first_of[name] = []
         for index, entry in enumerate(getattr(contents.dictionary, name)):
-            first = seen.setdefault(_value(name, entry, first_of), index)
+            first = seen.setdefault(_value(entry, first_of), index)
             first_of[name].append(first)
             if first != index:
                 yield f"dictionary.{name}[{index}]", f"has the value of index {first}"
 
 
-def _value(name: str, entry: Any, first_of: dict[str, list[int]]) -> Hashable:
+def _value(entry: Any, first_of: dict[str, list[int]]) -> Hashable:
     """Returns an entry's value, with indices replaced by the first index of an equal entry."""
     if isinstance(entry, str):
         return entry
@@ -170,21 +90,18 @@ def _value(name: str, entry: Any, first_of: dict[str, list[int]]) -> Hashable:
         for field, value in entry.ListFields()
         if field.name != "lines" and not field.name.endswith(("_strindex", "_index", "_indices"))
     ]
-    plain += [(str(at), (line.line, line.column)) for at, line in enumerate(_lines(entry))]
+    lines = getattr(entry, "lines", ())
+    plain += [(str(at), (line.line, line.column)) for at, line in enumerate(lines)]
     ordered = []
     unordered = set()
-    for where, table, index in _entry_references("", name, entry):
+    for where, table, index in find_places(entry):
         firsts = first_of.get(table, [])
         target = firsts[index] if 0 <= index < len(firsts) else index
-        if where.startswith(".attribute_indices"):
+        if where.startswith("attribute_indices"):
             unordered.add(target)
         else:
             ordered.append((where, target))
     return (tuple(plain), tuple(ordered), frozenset(unordered))
-
-
-def _lines(entry: Any) -> Any:
-    return getattr(entry, "lines", ())
 
 
 @rule

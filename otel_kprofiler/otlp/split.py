@@ -25,9 +25,13 @@ from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 from otel_kprofiler.otlp.encode import Encoded
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.payloads import parse_payloads
-from otel_kprofiler.otlp.references import STRINGS, find_references, renumber_references
-from otel_kprofiler.otlp.rules import Contents
-from otel_kprofiler.otlp.rules_dictionary import index_range
+from otel_kprofiler.otlp.references import (
+    STRINGS,
+    check_indices,
+    find_references,
+    find_used,
+    renumber_references,
+)
 from otel_kprofiler.otlp.shared_account import (
     KindKey,
     kind_key,
@@ -64,13 +68,13 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     ``PayloadError`` if an index is out of range.
     """
     if _has_references(message):
-        _check_indices(message)
+        check_indices(message)
         _write_attributes_inline(message)
         message = _take(message, _slices(message))
     payload = _serialize(message, form)
     if max_bytes is None or len(payload) <= max_bytes:
         return Encoded((_make_batch(message, payload, form),), {})
-    _check_indices(message)
+    check_indices(message)
     too_large = SampleCounts()
     return Encoded(tuple(_split(message, form, max_bytes, too_large)), too_large)
 
@@ -84,7 +88,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """
     try:
         message = _parse(batch)
-        _check_indices(message)
+        check_indices(message)
     except (DecodeError, PayloadError):
         return ()
     profiles = [profile for _, profile in _profiles(message)]
@@ -113,13 +117,6 @@ def _parse(batch: Batch) -> Any:
         return ExportProfilesServiceRequest.FromString(batch.payload)
     (payload,) = parse_payloads(batch.payload)
     return payload.message
-
-
-def _check_indices(message: Any) -> None:
-    if any(index_range(Contents(message))):
-        raise PayloadError(
-            "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
-        )
 
 
 def _serialize(message: Any, form: Form) -> bytes:
@@ -311,7 +308,7 @@ def _take(message: Any, slices: Sequence[_Slice]) -> Any:
 
 
 def _copy_dictionary(dictionary: Any, part: Any) -> None:
-    used = _find_used(dictionary, part)
+    used = find_used(part, dictionary)
     numbers = {
         table: {old: new for new, old in enumerate(sorted(indices))}
         for table, indices in used.items()
@@ -331,17 +328,3 @@ def _copy_dictionary(dictionary: Any, part: Any) -> None:
             if entries:
                 entry.CopyFrom(entries[index])
                 renumber_references(entry, renumber)
-
-
-def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
-    """Returns, by table, the indices of all entries that a message uses, and of zero entries."""
-    used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
-    pending = set(find_references(part))
-    while pending:
-        table, index = pending.pop()
-        if index in used[table]:
-            continue
-        used[table].add(index)
-        if table != STRINGS:
-            pending |= set(find_references(getattr(dictionary, table)[index]))
-    return used
