@@ -74,13 +74,11 @@ def parse_facts(header: dict[str, Any]) -> RecordingFacts:
         checked_number(header.get("since_ns", 0), 0, END_NS),
         dict(map(_parse_waits, header.get("waits", ()))),
         checked_number(header.get("wait_threshold_ns", 0), 0, END_NS),
-        tuple(map(_parse_event, header.get("events", ()))),
+        tuple(
+            ProfileKind(str(name), str(sample_type), str(unit))
+            for name, sample_type, unit in header.get("events", ())
+        ),
     )
-
-
-def _parse_event(row: list[Any]) -> ProfileKind:
-    name, sample_type, unit = row
-    return ProfileKind(str(name), str(sample_type), str(unit))
 
 
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
@@ -105,10 +103,8 @@ def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
         filtered,
         checked_number(counts.get("missed", 0)),
         {str(why): checked_number(count) for why, count in counts["truncated"].items()},
-        {str(name): _parse_lock_total(row) for name, row in counts.get("locks", {}).items()},
+        {
+            str(name): LockTotal(checked_number(waits), checked_number(total_ns))
+            for name, (waits, total_ns) in counts.get("locks", {}).items()
+        },
     )
-
-
-def _parse_lock_total(row: list[Any]) -> LockTotal:
-    waits, total_ns = row
-    return LockTotal(checked_number(waits), checked_number(total_ns))

@@ -50,9 +50,6 @@ from otel_kprofiler.recording.user_names import CODE_NAME as CODE_NAMES
 from otel_kprofiler.recording.user_names import NAME as USER_NAMES
 from otel_kprofiler.recording.user_names import (
     CodeNameCollector,
-    CodePlace,
-    NamedRun,
-    Place,
     RecordedNames,
     UserNameCollector,
     parse_code_names,
@@ -60,7 +57,6 @@ from otel_kprofiler.recording.user_names import (
     parse_user_names,
 )
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive
-from otel_kprofiler.symbols import NamedAddress
 
 SYMBOL_FILES: Final = (
     "/proc/kallmodsyms",
@@ -228,10 +224,16 @@ class Recording:
             self.facts = parse_facts(self._archive.read_json(_HEADER))
             errors = _parse_errors(self._archive.read_json("errors.json"))
             self.files: HostFiles = RecordedFiles(self._archive, errors)
-            self.resources = self._resources()
-            self.user_files = self._user_files()
-            self.user_names = RecordedNames(self.user_files, self._user_names(), self._code_names())
-            self.python_codes = self._python_codes()
+            self.resources = _parse_resources(self._rows("resources.json"))
+            self.user_files = parse_user_files(self._rows(USER_FILES))
+            self.user_names = RecordedNames(
+                self.user_files,
+                parse_user_names(self._rows(USER_NAMES)),
+                parse_code_names(self._rows(CODE_NAMES)),
+            )
+            self.python_codes = KnownCodes()
+            for _, payload in self.blocks(PYTHON_CODES):
+                self.python_codes.add(parse_python_code(json.loads(payload)))
         except DAMAGED as error:
             self.close()
             raise KProfilerError(f"{path} is not a recording, or is damaged: {error}") from error
@@ -259,37 +261,9 @@ class Recording:
         """Close the file."""
         self._archive.close()
 
-    def _python_codes(self) -> KnownCodes:
-        codes = KnownCodes()
-        for _, payload in self.blocks(PYTHON_CODES):
-            codes.add(parse_python_code(json.loads(payload)))
-        return codes
-
-    def _user_names(self) -> dict[Place, NamedAddress]:
-        if USER_NAMES not in self._archive.names(USER_NAMES):
-            return {}
-        return parse_user_names(self._archive.read_json(USER_NAMES))
-
-    def _code_names(self) -> dict[CodePlace, list[NamedRun]]:
-        if CODE_NAMES not in self._archive.names(CODE_NAMES):
-            return {}
-        return parse_code_names(self._archive.read_json(CODE_NAMES))
-
-    def _user_files(self) -> KnownFiles:
-        if USER_FILES not in self._archive.names(USER_FILES):
-            return KnownFiles()
-        return parse_user_files(self._archive.read_json(USER_FILES))
-
-    def _resources(self) -> dict[ProcessKey, Attributes]:
-        if "resources.json" not in self._archive.names("resources.json"):
-            return {}
-        rows = self._archive.read_json("resources.json")
-        return {
-            parse_process_key(key): {
-                name: _parse_attribute(value) for name, value in attributes.items()
-            }
-            for *key, attributes in rows
-        }
+    def _rows(self, name: str) -> Any:
+        """Returns the rows of an archive member; none if the recording lacks the member."""
+        return self._archive.read_json(name) if name in self._archive.names(name) else ()
 
 
 class EventReader(Generic[_T]):
@@ -323,6 +297,15 @@ class EventReader(Generic[_T]):
 
 def _parse_errors(errors: Any) -> dict[str, int]:
     return {path: checked_number(code, 1) for path, code in errors.items()}
+
+
+def _parse_resources(rows: Iterable[Any]) -> dict[ProcessKey, Attributes]:
+    return {
+        parse_process_key(key): {
+            name: _parse_attribute(value) for name, value in attributes.items()
+        }
+        for *key, attributes in rows
+    }
 
 
 def _parse_attribute(value: Any) -> AttributeValue:
