@@ -145,7 +145,12 @@ class _Registry:
         self._pid = os.getpid()  # pid of the process that the members belong to
         self._catching_up = 0  # pid of the process whose hooks are running
 
-    def add(self, step: ForkStep, member: ForkAware) -> None:
+    def register(self, step: ForkStep, member: ForkAware) -> None:
+        """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
+
+        The first call, not the import, registers with ``os.register_at_fork``. In a child, the
+        hooks thus run after the hooks of an OpenTelemetry SDK that was set up earlier.
+        """
         self.catch_up()
         with self._lock:
             kept = [member for member in self._members if member[1]() is not None]
@@ -158,7 +163,8 @@ class _Registry:
             )
             call_in_workers(self.catch_up)
 
-    def discard(self, member: ForkAware) -> None:
+    def unregister(self, member: ForkAware) -> None:
+        """Stop calling an object's hooks."""
         self.catch_up()
         with self._lock:
             self._members = tuple(
@@ -166,6 +172,10 @@ class _Registry:
             )
 
     def catch_up(self) -> None:
+        """Run the child hooks if this process was forked without running them. Thread-safe.
+
+        Costs one system call, getpid(2). Does nothing if the fork has run the hooks.
+        """
         if os.getpid() != self._pid:
             self._run_in_child(None)
 
@@ -216,25 +226,6 @@ def _run(hook: Callable[[], None]) -> None:
 
 
 _registry: Final = _Registry()
-
-
-def register(step: ForkStep, member: ForkAware) -> None:
-    """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
-
-    The first call, not the import, registers with ``os.register_at_fork``. In a child, the hooks
-    thus run after the hooks of an OpenTelemetry SDK that was set up earlier.
-    """
-    _registry.add(step, member)
-
-
-def unregister(member: ForkAware) -> None:
-    """Stop calling an object's hooks."""
-    _registry.discard(member)
-
-
-def catch_up() -> None:
-    """Run the child hooks if this process was forked without running them. Thread-safe.
-
-    Costs one system call, getpid(2). Does nothing if the fork has run the hooks.
-    """
-    _registry.catch_up()
+register: Final = _registry.register
+unregister: Final = _registry.unregister
+catch_up: Final = _registry.catch_up
