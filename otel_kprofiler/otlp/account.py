@@ -37,6 +37,7 @@ from otel_kprofiler.otlp.conventions import (
     WINDOW_SAMPLES,
     WINDOW_TAKEN,
 )
+from otel_kprofiler.otlp.values import as_integer
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
@@ -88,19 +89,20 @@ def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
     if STREAM_ID in attributes:
         totals = StreamTotals(
             stream_id=str(attributes[STREAM_ID]),
-            samples=_count(attributes.get(STREAM_SAMPLES)),
-            taken=_count(attributes.get(STREAM_TAKEN)),
+            samples=as_integer(attributes.get(STREAM_SAMPLES)),
+            taken=as_integer(attributes.get(STREAM_TAKEN)),
             lost=_parse_losses(STREAM_LOST, attributes),
-            earlier_samples=_count(attributes.get(EARLIER_SAMPLES)),
+            earlier_samples=as_integer(attributes.get(EARLIER_SAMPLES)),
             earlier_lost=_parse_losses(EARLIER_LOST, attributes),
-            unknown_since_unix_ns=_count(attributes.get(STREAM_UNKNOWN_SINCE)),
-            missed=_count(attributes.get(STREAM_MISSED)),
+            unknown_since_unix_ns=as_integer(attributes.get(STREAM_UNKNOWN_SINCE)),
+            missed=as_integer(attributes.get(STREAM_MISSED)),
         )
     lost = _parse_losses(WINDOW_LOST, attributes)
-    taken, threshold_ns = (_count(attributes.get(key)) for key in (WINDOW_TAKEN, WAIT_THRESHOLD))
+    taken = as_integer(attributes.get(WINDOW_TAKEN))
+    threshold_ns = as_integer(attributes.get(WAIT_THRESHOLD))
     locks = {
         key.removeprefix(LOCK_WAITS): LockTotal(
-            _count(waits), _count(attributes.get(LOCK_TOTAL + key.removeprefix(LOCK_WAITS)))
+            as_integer(waits), as_integer(attributes.get(LOCK_TOTAL + key.removeprefix(LOCK_WAITS)))
         )
         for key, waits in attributes.items()
         if key.startswith(LOCK_WAITS)
@@ -114,11 +116,7 @@ def _losses(prefix: str, lost: Losses) -> dict[str, AttributeValue]:
 
 def _parse_losses(prefix: str, attributes: Mapping[str, AttributeValue]) -> Losses:
     return {
-        cause: _count(attributes[prefix + cause.value])
+        cause: as_integer(attributes[prefix + cause.value])
         for cause in LossCause
         if prefix + cause.value in attributes
     }
-
-
-def _count(value: AttributeValue | None) -> int:
-    return value if isinstance(value, int) else 0

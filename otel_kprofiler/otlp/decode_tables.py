@@ -32,10 +32,10 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.sample_attributes import (
     SampleAttributes,
-    as_integer,
     read_sample_attributes,
 )
-from otel_kprofiler.otlp.values import Values, as_text
+from otel_kprofiler.otlp.shared_account import kind_key
+from otel_kprofiler.otlp.values import Values, as_integer, as_text
 
 _MAX_BUILTIN: Final = 100
 """Maximum number of built-in modules per frame."""
@@ -133,14 +133,8 @@ class Tables:
 
     def profile_key(self, profile: Any) -> ProfileKey:
         """Returns a profile's kind, period, start and end."""
-        strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
-            find_profile_kind(
-                strings[kind.type_strindex],
-                strings[kind.unit_strindex],
-                strings[period.type_strindex],
-                strings[period.unit_strindex],
-            ),
+            find_profile_kind(*kind_key(profile, self.strings)),
             profile.period,
             profile.time_unix_nano,
             profile.time_unix_nano + profile.duration_nano,

@@ -21,7 +21,7 @@ from otel_kprofiler.model import (
     WindowWait,
 )
 from otel_kprofiler.otlp import conventions as names
-from otel_kprofiler.otlp.values import as_text
+from otel_kprofiler.otlp.values import as_integer, as_text
 from otel_kprofiler.otlp.wait_attributes import parse_wait
 
 _MAX_LABELS: Final = 100
@@ -93,11 +93,3 @@ def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
         and (key in _OWN_LABELS or not key.startswith("otel_kprofiler."))
     ]
     return tuple(sorted(labels)[:_MAX_LABELS])
-
-
-def as_integer(value: AttributeValue | None) -> int:
-    """Convert a number or numeric string to an integer; 0 for anything else."""
-    try:
-        return int(value) if isinstance(value, int | str) else 0
-    except ValueError:
-        return 0

@@ -89,3 +89,11 @@ def as_text(value: AttributeValue) -> str:
     if isinstance(value, str):
         return value
     return "" if isinstance(value, tuple) else str(value)
+
+
+def as_integer(value: AttributeValue | None) -> int:
+    """Convert a number or numeric string to an integer; 0 for anything else."""
+    try:
+        return int(value) if isinstance(value, int | str) else 0
+    except ValueError:
+        return 0

@@ -24,7 +24,7 @@ from otel_kprofiler.otlp.conventions import (
     WAKER_PID,
     WAKER_TID,
 )
-from otel_kprofiler.otlp.values import as_text
+from otel_kprofiler.otlp.values import as_integer, as_text
 
 _STATES: Final = {state.label: state for state in WaitState}
 _CAUSES: Final = {cause.label: cause for cause in WaitCause}
@@ -52,8 +52,8 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
         cause = _CAUSES.get(as_text(attributes[WAIT_CAUSE]), WaitCause.OTHER)
     if WAKER_TID in attributes:
         waker = WindowWaker(
-            _count(attributes.get(WAKER_PID)),
-            _count(attributes[WAKER_TID]),
+            as_integer(attributes.get(WAKER_PID)),
+            as_integer(attributes[WAKER_TID]),
             as_text(attributes.get(WAKER_NAME, "")),
         )
     return WindowWait(state, cause, attributes.get(WAIT_IS_ENDED) is not False, waker)
@@ -79,11 +79,7 @@ def parse_totals(attributes: Mapping[str, AttributeValue]) -> WaitTotals | None:
     if WAIT_SWITCHES not in attributes:
         return None
     return WaitTotals(
-        tuple([_count(attributes.get(WAIT_TOTAL + state.label)) for state in WaitState]),
-        _count(attributes[WAIT_SWITCHES]),
-        _count(attributes.get(WAIT_BELOW)),
+        tuple([as_integer(attributes.get(WAIT_TOTAL + state.label)) for state in WaitState]),
+        as_integer(attributes[WAIT_SWITCHES]),
+        as_integer(attributes.get(WAIT_BELOW)),
     )
-
-
-def _count(value: AttributeValue | None) -> int:
-    return value if isinstance(value, int) else 0
