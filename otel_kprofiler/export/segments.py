@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Batch, Form, LossCause, Losses, ProfileSamples, SampleCounts
@@ -100,14 +100,7 @@ class Totals:
 
     def pack(self) -> bytes:
         """Encode the totals as the body of a mark."""
-        values = {
-            "settled": self.settled,
-            "end_unix_ns": self.end_unix_ns,
-            "done": self.done,
-            "appended": self.appended,
-            "lost": self.lost,
-            "aside": self.aside,
-        }
+        values = {total.name: getattr(self, total.name) for total in fields(self)}
         return json.dumps(values).encode()
 
     def include(self, other: Totals) -> None:

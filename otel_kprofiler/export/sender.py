@@ -221,7 +221,12 @@ class OtlpSender(ProfileExporter, abc.ABC):
         answer = answer._replace(message=self._advise(answer))
         message = answer.message
         self._track_outage(answer)
-        self._warn_unreadable(answer.unreadable)
+        if answer.unreadable:
+            text = (
+                f"accepts data, but its response is unreadable ({answer.unreadable}), so rejected"
+                " samples may go unnoticed"
+            )
+            self._note_once("unreadable", text)
         if answer.verdict is Verdict.TOO_LARGE:
             return answer
         if answer.verdict is not Verdict.ACCEPTED:
@@ -257,19 +262,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
         text = self._secrets.redact(_ERRNO.sub("", text))[:500]
         return "".join(char if char.isprintable() else " " for char in text)
 
-    def _warn_unreadable(self, problem: str) -> None:
-        if problem:
-            text = (
-                f"accepts data, but its response is unreadable ({problem}), so rejected samples "
-                "may go unnoticed"
-            )
-            self._note_once("unreadable", text)
-
     def _note_once(self, key: str, text: str) -> None:
         if key not in self._noted:
             self._noted.add(key)
-            subject = {"subject": f"{self.name} {key}"}
-            _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
+            self._warn(key, text)
 
     def _track_outage(self, answer: Answer) -> None:
         """A non-retryable response proves that the receiver is reachable."""
@@ -293,8 +289,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Log a warning once per key until data is accepted again, except during shutdown."""
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
-            subject = {"subject": f"{self.name} {key}"}
-            _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
+            self._warn(key, text)
+
+    def _warn(self, key: str, text: str) -> None:
+        subject = {"subject": f"{self.name} {key}"}
+        _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export. Return False on timeout."""

@@ -116,7 +116,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
     elif framing is Framing.PREFIXED:
         yield from _parse_prefixed(data, on_damage)
     else:
-        yield from _parse(lambda: Payload(_parse_message(data)), on_damage)
+        yield from _parse(partial(_parse_message, data), on_damage)
 
 
 def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -> Iterator[Payload]:
@@ -161,7 +161,7 @@ def _check_size(data: bytes) -> None:
         raise PayloadError(f"a message is larger than {MAX_MESSAGE_BYTES >> 20} MiB")
 
 
-def _parse_message(data: bytes) -> Any:
+def _parse_message(data: bytes) -> Payload:
     _check_size(data)
     try:
         message = ExportProfilesServiceRequest.FromString(data)
@@ -172,7 +172,7 @@ def _parse_message(data: bytes) -> Any:
             for profile in scope_profiles.profiles:
                 for sample in profile.samples:
                     _refuse_old_layout(sample)
-    return message
+    return Payload(message)
 
 
 def _refuse_old_layout(sample: Any) -> None:
@@ -194,12 +194,8 @@ def _parse_prefixed(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
         if end > len(data) or start > len(data):
             on_damage(TruncatedError(f"the {where} is truncated"))
             return
-        yield from _parse(partial(_parse_prefixed_one, data, start, end), on_damage, where)
+        yield from _parse(partial(_parse_message, data[start:end]), on_damage, where)
         position = end
-
-
-def _parse_prefixed_one(data: bytes, start: int, end: int) -> Payload:
-    return Payload(_parse_message(data[start:end]))
 
 
 def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
@@ -227,10 +223,6 @@ def _parse_line(line: bytes, is_partial: bool) -> Payload:
         tree = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise (TruncatedError if is_partial else PayloadError)(f"invalid JSON ({error})") from error
-    return _json_payload(tree)
-
-
-def _json_payload(tree: object) -> Payload:
     message = ExportProfilesServiceRequest()
     notes: list[Note] = []
 
