@@ -120,7 +120,7 @@ def command(
             "pass two sources, or one source with two time ranges: --time-before, --time-after"
         )
     way, chosen = Way(per), Filter(**filters)
-    need = (PAGE if path else need_of(chosen, by).with_times()) | need_of(chosen)
+    need = (PAGE if path else need_of(chosen, by) | Need(times=True)) | need_of(chosen)
     first, time_first = _load(before, chosen, time_before, need, idle=idle)
     if after or is_table(before):
         second, time_second = _load(after or before, chosen, time_after, need, idle=idle)

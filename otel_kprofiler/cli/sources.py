@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from os.path import basename
 from typing import Any, Final, NamedTuple
 
@@ -102,7 +103,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
     address = parse_address(source, os.environ)
     chosen = choice.chosen.with_attributes(address.attributes)
     need |= Need.of_attributes(address.attributes)
-    with ProfileStore(address) as store:
+    with closing(ProfileStore(address)) as store:
         times = _times(store, choice)
         if choice.start is None and choice.end is None:
             say(

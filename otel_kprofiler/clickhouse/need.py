@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, TRACE, Filter
@@ -55,10 +55,6 @@ class Need:
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
         """Returns the need for the attributes that ``NAME=VALUE`` filters compare."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
-
-    def with_times(self) -> Need:
-        """Returns a copy that also needs the time of each sample."""
-        return replace(self, times=True)
 
 
 def _both(first: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from otel_kprofiler.clickhouse.conditions import identifier, literal, literals
+from otel_kprofiler.clickhouse.conditions import literal, literals
 from otel_kprofiler.clickhouse.need import Need
 from otel_kprofiler.model import SIDES
 from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
@@ -47,11 +47,6 @@ def first_time(table: str) -> str:
         f"SELECT min(if(empty(TimestampsUnixNano), {start}, arrayMin(TimestampsUnixNano))) "  # noqa: S608
         f"FROM {table} WHERE Timestamp <= ({first}) + INTERVAL 1 HOUR"
     )
-
-
-def table_name(database: str, table: str) -> str:
-    """Returns the quoted name of a table in a database."""
-    return f"{identifier(database)}.{identifier(table)}"
 
 
 def rows_between(table: str, times: Range) -> str:

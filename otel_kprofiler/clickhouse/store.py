@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from otel_kprofiler.analysis import Filter, Origin, Samples, load_samples, matcher
 from otel_kprofiler.clickhouse import queries
 from otel_kprofiler.clickhouse.address import Address
-from otel_kprofiler.clickhouse.conditions import filter_conditions
+from otel_kprofiler.clickhouse.conditions import filter_conditions, identifier
 from otel_kprofiler.clickhouse.connection import Connection
 from otel_kprofiler.clickhouse.need import Need
 from otel_kprofiler.clickhouse.queries import Range
@@ -47,7 +45,7 @@ class _Found(NamedTuple):
     end_ns: int
 
 
-class ProfileStore(AbstractContextManager["ProfileStore"]):
+class ProfileStore:
     """A ClickHouse table of profiles; not thread-safe.
 
     Raises ``DependencyError`` if the client library is not installed, and ``KProfilerError`` if the
@@ -55,16 +53,8 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     """
 
     def __init__(self, address: Address) -> None:
-        self._table = queries.table_name(address.database, address.table)
+        self._table = f"{identifier(address.database)}.{identifier(address.table)}"
         self._connection = Connection(address)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection to the server."""

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -504,7 +504,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
 def test_timestamps_of_many_samples_are_rounded_to_steps(engine, stored, monkeypatch):
     said, read = [], []
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
-    with ProfileStore(parse_address(engine.address(), {})) as profiles:
+    with closing(ProfileStore(parse_address(engine.address(), {}))) as profiles:
         for most in (store.EXACT_TIMES, 100):
             monkeypatch.setattr(store, "EXACT_TIMES", most)
             read.append(profiles.read(chosen, ALL, said.append))
@@ -528,7 +528,7 @@ def test_more_samples_than_fit_into_memory_are_rejected(engine, stored, monkeypa
     monkeypatch.setattr(module, limit, 2)
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with (
-        ProfileStore(parse_address(engine.address(), {})) as profiles,
+        closing(ProfileStore(parse_address(engine.address(), {}))) as profiles,
         pytest.raises(KProfilerError, match="more than 2 ") as raised,
     ):
         profiles.read(chosen, ALL, pytest.fail)
