@@ -1,13 +1,24 @@
-"""Functions that change a valid message so that it violates a rule."""
+"""Collects functions that change a valid message so that it violates a rule."""
 
+import re
 from collections import defaultdict
+from functools import partial
+
+PROFILE = "resource_profiles[0].scope_profiles[0].profiles[0]"
+SAMPLE = f"{PROFILE}.samples[0]"
 
 
 class Mutations(defaultdict):
-    """Maps each rule to functions that make a valid message violate it."""
+    """Maps each rule to functions that make a valid message violate it.
 
-    def __init__(self):
+    ``assignments`` has further mutations: a rule, the path of a field, and the value that the field
+    is set to, or that is appended to it.
+    """
+
+    def __init__(self, assignments=()):
         super().__init__(list)
+        for rule, path, value in assignments:
+            self[rule].append(partial(assign, path=path, value=value))
 
     def breaks(self, rule):
         def register(mutate):
@@ -15,3 +26,17 @@ class Mutations(defaultdict):
             return mutate
 
         return register
+
+    def cases(self):
+        return [(rule, mutate) for rule, functions in self.items() for mutate in functions]
+
+
+def assign(mutable, path, value):
+    holder = mutable.message
+    *steps, field = re.findall(r"\w+", path)
+    for step in steps:
+        holder = holder[int(step)] if step.isdigit() else getattr(holder, step)
+    if hasattr(getattr(holder, field), "append"):
+        getattr(holder, field).append(value)
+    else:
+        setattr(holder, field, value)

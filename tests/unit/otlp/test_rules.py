@@ -1,4 +1,4 @@
-"""Rules about the serialized form are checked, and all rules have mutations."""
+"""Each violation of a rule is reported by exactly one rule."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import json
 import pytest
 
 from otel_kprofiler.model import AttributeForm, Form
-from otel_kprofiler.otlp import (
-    RULES,
-    check_payload,
-    encode_window,
-    rules_dictionary,
-    rules_profiles,
-)
-from otel_kprofiler.otlp.check import FORM_RULES
+from otel_kprofiler.otlp import RULES, check_payload, encode_window
+from tests.unit.otlp import dictionary_mutations, profile_mutations
 from tests.unit.otlp.mutations import Mutations
+from tests.unit.otlp.profile_mutations import wait
 
 MUTATIONS = Mutations()
 """Functions that make the JSON form violate a rule, by rule."""
@@ -72,8 +67,14 @@ def test_a_valid_payload_violates_no_rule(window, form, attributes):
 
 @pytest.mark.parametrize(
     ("rule", "mutate"),
-    [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
+    [*dictionary_mutations.MUTATIONS.cases(), *profile_mutations.MUTATIONS.cases()],
 )
+def test_a_mutation_is_caught_only_by_its_rule(mutable, rule, mutate):
+    mutate(mutable)
+    assert mutable.broken_rules() == {rule}
+
+
+@pytest.mark.parametrize(("rule", "mutate"), MUTATIONS.cases())
 def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule, mutate):
     text = encode_window(window, form=Form.JSON).batches[0].payload.decode()
     mutated = mutate(text)
@@ -81,9 +82,19 @@ def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule,
     assert {item.rule for item in check_payload(mutated.encode())} == {rule}
 
 
-def test_every_rule_is_known_and_has_a_mutation():
-    """Each group of rules has a test file with mutations. Together, the files cover every rule."""
-    assert MUTATIONS.keys() == FORM_RULES.keys()
-    groups = (FORM_RULES, rules_dictionary.RULES, rules_profiles.RULES)
-    assert sum(map(len, groups)) == len(RULES)
+def test_a_consistent_account_violates_no_rule(mutable):
+    profile_mutations.account(
+        mutable, window_samples=11, window_taken=3, stream_samples=11, stream_taken=14
+    )
+    assert mutable.broken_rules() == set()
+
+
+def test_consistent_waits_violate_no_rule(mutable):
+    wait(mutable, state="interruptible", cause="pipe", is_ended=False)
+    assert mutable.broken_rules() == set()
+
+
+def test_every_rule_has_a_mutation():
+    groups = (MUTATIONS, dictionary_mutations.MUTATIONS, profile_mutations.MUTATIONS)
+    assert {rule for mutations in groups for rule in mutations} == RULES.keys()
     assert all(RULES.values())
