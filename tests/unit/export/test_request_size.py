@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import RetryInfo
 
 from otel_kprofiler.export import (
     ExportOutcome,
@@ -103,6 +102,12 @@ def opened(exporter):
         exporter.shutdown(0)
 
 
+@pytest.fixture
+def http_exporter(http_receiver, quick):
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        yield exporter
+
+
 def limit_http(receiver, limit, status=413, body=b""):
     """Makes a receiver reject requests above an uncompressed size. Returns the accepted ones."""
     taken = []
@@ -147,12 +152,11 @@ def test_a_grpc_receivers_size_limit_is_learned(limited, quick, compression, cap
 
 
 @pytest.mark.parametrize(("status", "body"), [(413, b""), (400, b"http: request body too large")])
-def test_an_http_receivers_size_limit_is_learned(http_receiver, quick, status, body):
+def test_an_http_receivers_size_limit_is_learned(http_receiver, http_exporter, status, body):
     """A Collector responds with 400, nginx and others with 413."""
     (batch,) = make()
     taken = limit_http(http_receiver, len(batch.payload) // 3, status, body)
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        check_all_arrived(exporter, make(), taken)
+    check_all_arrived(http_exporter, make(), taken)
 
 
 def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
@@ -179,91 +183,90 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
     assert sum(stamps(server.taken).values()) == 3 * 2 * 4000
 
 
-def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
+def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, http_exporter):
     """The accepted size may be below the minimum for encoding, and no response states it."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES
     taken = limit_http(http_receiver, limit)
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(batch).lost == {}
-        assert len(http_receiver.requests) > len(taken), "the limit is unknown at first"
-        for number in (1, 2):
-            http_receiver.requests.clear()
-            taken.clear()
-            check_all_arrived(exporter, make(number), taken)
-            assert len(http_receiver.requests) == len(taken) > 1
+    assert http_exporter.export(batch).lost == {}
+    assert len(http_receiver.requests) > len(taken), "the limit is unknown at first"
+    for number in (1, 2):
+        http_receiver.requests.clear()
+        taken.clear()
+        check_all_arrived(http_exporter, make(number), taken)
+        assert len(http_receiver.requests) == len(taken) > 1
 
 
-def test_larger_requests_are_tried_again_after_a_while(http_receiver, quick, monkeypatch, caplog):
+def test_larger_requests_are_tried_again_after_a_while(
+    http_receiver, http_exporter, monkeypatch, caplog
+):
     (batch,) = make()
     limit_http(http_receiver, len(batch.payload) // 6)
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(batch).lost == {}
-        http_receiver.script.clear()
-        http_receiver.requests.clear()
-        assert exporter.export(*make(1)).lost == {}
-        assert len(http_receiver.requests) > 5
-        monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
-        http_receiver.requests.clear()
-        assert exporter.export(*make(2)).lost == {}
-        assert len(http_receiver.requests) == 1
-        assert exporter.max_bytes == DEFAULT_MAX_BYTES
+    assert http_exporter.export(batch).lost == {}
+    http_receiver.script.clear()
+    http_receiver.requests.clear()
+    assert http_exporter.export(*make(1)).lost == {}
+    assert len(http_receiver.requests) > 5
+    monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
+    http_receiver.requests.clear()
+    assert http_exporter.export(*make(2)).lost == {}
+    assert len(http_receiver.requests) == 1
+    assert http_exporter.max_bytes == DEFAULT_MAX_BYTES
     assert caplog.text.count("rejects requests of") == 1
 
 
 def test_a_receiver_that_accepts_no_sample_is_sent_one_request_per_batch(
-    http_receiver, quick, monkeypatch
+    http_receiver, http_exporter
 ):
     http_receiver.answer((413, {}, b""))
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
-        http_receiver.requests.clear()
-        for number in (1, 2):
-            result = exporter.export(*make(number))
-            assert (result.exported, result.lost) == (0, {LossCause.TOO_LARGE: 2 * COUNT})
-        assert len(http_receiver.requests) == 2
-        taken = limit_http(http_receiver, len(make()[0].payload) // 6)
-        monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
-        check_all_arrived(exporter, make(3), taken)
+    assert http_exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+    assert len(http_receiver.requests) < 60
+    http_receiver.requests.clear()
+    for number in (1, 2):
+        result = http_exporter.export(*make(number))
+        assert (result.exported, result.lost) == (0, {LossCause.TOO_LARGE: 2 * COUNT})
+    assert len(http_receiver.requests) == 2
+    http_receiver.script.clear()
+    assert http_exporter.export(*make(3)).lost == {}
+    assert http_exporter.max_bytes >= 64 << 10
 
 
 def test_a_receiver_that_stops_accepting_samples_is_sent_one_request_per_batch(
-    http_receiver, quick
+    http_receiver, http_exporter
 ):
     http_receiver.answer((200, {}, b""), (413, {}, b""))
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(*make()).exported == 2 * COUNT
-        for number in (1, 2):
-            assert exporter.export(*make(number)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
-        http_receiver.requests.clear()
-        assert exporter.export(*make(3)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
-        assert len(http_receiver.requests) == 1
+    assert http_exporter.export(*make()).exported == 2 * COUNT
+    for number in (1, 2):
+        assert http_exporter.export(*make(number)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+    http_receiver.requests.clear()
+    assert http_exporter.export(*make(3)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+    assert len(http_receiver.requests) == 1
 
 
 def test_splitting_is_tried_again_a_minute_after_every_part_was_rejected(
-    http_receiver, quick, monkeypatch
+    http_receiver, http_exporter, monkeypatch
 ):
     clock = SimpleNamespace(now_s=1000)
     clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr("otel_kprofiler.export.request_size.time", clock)
     http_receiver.answer((413, {}, b""))
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        for clock.now_s in (1000, 1020, 1040):
-            assert exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
-        taken = limit_http(http_receiver, len(make()[0].payload) // 6)
-        clock.now_s = 1061
-        check_all_arrived(exporter, make(3), taken)
+    for clock.now_s in (1000, 1020, 1040):
+        assert http_exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+    taken = limit_http(http_receiver, len(make()[0].payload) // 6)
+    clock.now_s = 1061
+    check_all_arrived(http_exporter, make(3), taken)
 
 
-def test_one_oversized_sample_does_not_stop_later_batches_from_being_split(http_receiver, quick):
+def test_one_oversized_sample_does_not_stop_later_batches_from_being_split(
+    http_receiver, http_exporter
+):
     taken = limit_http(http_receiver, len(make()[0].payload) // 6)
     start = START + 10**9
     samples = [WindowSample(Stack(()), 1, "x" * 20_000, 0, None, [start])]
     (huge,) = encode_window(make_window(start, start + 10**9, ({}, samples))).batches
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(huge).lost == {LossCause.TOO_LARGE: 1}
-        check_all_arrived(exporter, make(3), taken)
+    assert http_exporter.export(huge).lost == {LossCause.TOO_LARGE: 1}
+    check_all_arrived(http_exporter, make(3), taken)
 
 
 def test_an_oversized_sample_is_counted_under_a_separate_cause(limited, quick, caplog):
@@ -283,17 +286,6 @@ def test_an_oversized_sample_is_counted_under_a_separate_cause(limited, quick, c
         assert "a single sample takes" in result.message
         assert exporter.export(*make(2, count=5)).lost == {}
     assert caplog.text.count("a single sample takes") == 1
-
-
-def test_a_receiver_that_rejects_every_size_is_not_flooded_and_recovers(http_receiver, quick):
-    (batch,) = make()
-    http_receiver.answer((413, {}, b""))
-    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
-        assert exporter.export(batch).lost == {LossCause.TOO_LARGE: 2 * COUNT}
-        assert len(http_receiver.requests) < 60
-        http_receiver.script.clear()
-        assert exporter.export(*make(1)).lost == {}
-        assert exporter.max_bytes >= 64 << 10
 
 
 MESSAGE = "message larger than max"
@@ -331,25 +323,6 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
         assert (result.exported, result.lost) == (2 * COUNT, {})
     assert len(grpc_receiver.requests) > 2
     assert parse_limit(text) == limit
-
-
-def test_throttling_is_not_mistaken_for_a_size_limit(grpc_receiver, quick, status_details):
-    """RESOURCE_EXHAUSTED with RetryInfo is retried. Without RetryInfo, it is a rejection."""
-    (batch,) = make()
-
-    def throttle(_, context):
-        details = status_details(RetryInfo())
-        context.set_trailing_metadata((("grpc-status-details-bin", details),))
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
-
-    def refuse(_, context):
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the quota is used up")
-
-    grpc_receiver.answer(throttle, b"", refuse)
-    with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:
-        assert exporter.export(batch).lost == {}
-        assert exporter.export(batch).lost == {LossCause.REJECTED: 2 * COUNT}
-    assert [body for body, _ in grpc_receiver.requests] == [batch.payload] * 3
 
 
 @pytest.mark.parametrize("is_spooled", [False, True])
