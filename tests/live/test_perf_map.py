@@ -60,21 +60,22 @@ def test_jit_compiled_functions_have_names(command, wanted, request, tmp_path):
         while perf_map.update(now):
             pass
         path = Path(f"/tmp/perf-{process.pid}.map")
-        codes, damaged = parse_perf_map(path.read_bytes())
+        content = path.read_bytes()
         path.unlink()
+        codes = parse_perf_map(content)
         maps = ProcessMaps(process.pid)
         (*_, hot) = [code for code in codes if code.name.startswith(wanted.encode())]
         code_in_memory = maps.find(hot.start)
         maps.close()
         process.stdin.close()
-    assert not damaged
+    assert len(codes) > 0.9 * content.count(b"\n")
     assert code_in_memory.mapping.is_executable
     assert not code_in_memory.mapping.path.startswith("/")
     for address in (hot.start, hot.end - 1):
         assert perf_map.lookup(address, now)[:3] == (hot.start, hot.end, hot.name.decode())
     assert not perf_map.update(now + 1)  # it stays readable after the process has exited
     assert perf_map.lookup(hot.start, now + 1)
-    assert perf_map.counts().functions > 10
+    assert len(codes) > 10
 
 
 LINES = """function hot(n) {
@@ -111,7 +112,7 @@ def test_functions_and_lines_of_a_jitdump_are_found(option, tmp_path):
         (behind,) = resolver.resolve([hot.end], process.pid)
         resolver.close()
         process.stdin.close()
-    assert not parsed.damaged
+    assert len(loads) > 300
     assert {answer.function for answer in answers} == {hot.name.decode()}
     places = {(line.file, line.line) for answer in answers for line in answer.lines if line.line}
     assert places <= {(str(script), line) for line in range(1, 6)}

@@ -9,7 +9,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import ReferableFiles, parse_mappings, read_maps
 from otel_kprofiler.model import Line, ProcessKey
 from otel_kprofiler.symbols.user.file import NamedAddress
-from otel_kprofiler.symbols.user.jit_file import JitCounts, JitFile, MadeFunction
+from otel_kprofiler.symbols.user.jit_file import JitFile, MadeFunction
 from otel_kprofiler.symbols.user.jit_memory import Range, find_memory, subtract
 from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
@@ -84,9 +84,10 @@ class ProcessCode:
         """Returns the boottime at which the last complete read began; -1 before the first."""
         return self._read_ns
 
-    def counts(self) -> JitCounts:
-        """Returns the sum of :meth:`JitFile.counts` over both files."""
-        return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
+    @property
+    def nbytes(self) -> int:
+        """Returns the approximate memory used by the code of both files."""
+        return sum(file.nbytes for file in self._files)
 
     def close(self) -> None:
         """Close the files. Lookups still return the functions that have been read."""

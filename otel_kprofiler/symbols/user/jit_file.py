@@ -37,32 +37,14 @@ class MadeFunction(NamedTuple):
     line: int = 0
 
 
-class JitCounts(NamedTuple):
-    """Counters of a perf map or jitdump.
-
-    Attributes:
-        damaged: number of lines or records that are malformed or too long.
-        dropped: number of functions dropped to limit memory.
-        unread_bytes: number of bytes of the file that have not been read.
-    """
-
-    functions: int
-    damaged: int
-    dropped: int
-    unread_bytes: int
-    nbytes: int
-
-
 class Parsed(NamedTuple, Generic[EventT]):
     """The records in a piece of a file.
 
-    ``used`` is the number of bytes that were parsed, after which the next piece begins. ``damaged``
-    counts malformed lines or records.
+    ``used`` is the number of bytes that were parsed, after which the next piece begins.
     """
 
     events: Sequence[EventT]
     used: int
-    damaged: int
 
 
 class JitFile(ABC, Generic[EventT]):
@@ -76,11 +58,9 @@ class JitFile(ABC, Generic[EventT]):
         self._lock = threading.Lock()  # guards the table and the read state
         self._table = JitTable()
         self._read_ns = -1  # boottime at which the last complete read began
-        self._damaged = 0
         self._fd = -1
         self._offset = 0
         self._mark, self._mark_at = b"", 0  # bytes compared to detect a replaced file
-        self._unread = 0
 
     def update(self, now_ns: int) -> bool:
         """Read up to :data:`MAX_UPDATE_BYTES` of new data, and return whether there is more.
@@ -100,10 +80,8 @@ class JitFile(ABC, Generic[EventT]):
         with self._lock:
             for event in parsed.events:
                 self._apply(event, now_ns)
-            self._damaged += parsed.damaged
             self._offset += parsed.used
             self._set_mark(text[: parsed.used])
-            self._unread = size - self._offset
             if not has_more:
                 self._read_ns = now_ns
         return has_more
@@ -127,17 +105,9 @@ class JitFile(ABC, Generic[EventT]):
             self._table.end_in(start, end, gone_ns)
 
     @property
-    def read_ns(self) -> int:
-        """Returns the boottime at which the last complete read began; -1 before the first."""
-        return self._read_ns
-
-    def counts(self) -> JitCounts:
-        """Returns the file's counters."""
-        with self._lock:
-            table = self._table
-            return JitCounts(
-                len(table), self._damaged, table.dropped, self._unread, self._nbytes
-            )  # fmt: skip
+    def nbytes(self) -> int:
+        """Returns the approximate memory used by the functions."""
+        return self._table.nbytes
 
     def close(self) -> None:
         """Close the file. Lookups still return the functions that have been read."""
@@ -160,10 +130,6 @@ class JitFile(ABC, Generic[EventT]):
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
         """Save some of the bytes read, to detect later that the file has been replaced."""
-
-    @property
-    def _nbytes(self) -> int:
-        return self._table.nbytes
 
     def _describe(self, code: JitCode, address: int) -> MadeFunction:
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))

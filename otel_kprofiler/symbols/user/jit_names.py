@@ -87,7 +87,7 @@ class JitNames:
             process.is_waiting = has_more
             if has_more:
                 self._waiting.append(process)
-            nbytes = process.code.counts().nbytes
+            nbytes = process.code.nbytes
             if self._processes.get(process.key) is process:
                 self._bytes += nbytes - process.nbytes
                 process.nbytes = nbytes

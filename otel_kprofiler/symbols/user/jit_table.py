@@ -43,7 +43,7 @@ class JitTable:
     Rows without a name are left over from replaced functions, and show where code used to be.
 
     Attributes:
-        dropped: number of functions dropped because of the memory limit.
+        has_dropped: whether functions were dropped because of the memory limit.
         nbytes: approximate memory used by current functions.
     """
 
@@ -59,12 +59,8 @@ class JitTable:
         self._former: deque[_Former] = deque()
         self._former_bytes = 0
         self._last_end_ns = -1  # latest ``until_ns`` of a replaced function
-        self.dropped = 0
+        self.has_dropped = False
         self.nbytes = 0
-
-    def __len__(self) -> int:
-        """Returns the number of current functions."""
-        return sum(map(bool, self._names))
 
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
         """Add a function, which replaces the functions that it overlaps.
@@ -89,7 +85,7 @@ class JitTable:
     def is_first(self, code: JitCode) -> bool:
         """Returns whether no other function was ever added at this function's addresses."""
         first, last = self._overlapped(code)
-        return not self.dropped and (first == last or self._is_only(code, first, last))
+        return not self.has_dropped and (first == last or self._is_only(code, first, last))
 
     def end_all(self, gone_ns: int) -> None:
         """Mark all functions as gone after ``gone_ns``, unless they are added again."""
@@ -152,7 +148,7 @@ class JitTable:
 
     def _insert(self, index: int, code: JitCode, since_ns: int, seen_ns: int) -> None:
         if self.nbytes + _size(code) > self._max_bytes:
-            self.dropped += 1
+            self.has_dropped = True
             return
         self.nbytes += _size(code)
         self._starts.insert(index, code.start)

@@ -109,7 +109,7 @@ class JitDumpParser:
     def __init__(self, pid: int = 0) -> None:
         self.pid = pid
         self.sources = [""]
-        self.nbytes = 0
+        self._nbytes = 0
         self._numbers = {b"": 0}
         self.begin()
 
@@ -121,9 +121,9 @@ class JitDumpParser:
         self._lines = b""  # payload of the debug info record that precedes the next code record
 
     @property
-    def waiting_bytes(self) -> int:
-        """Returns the size of the line table for the next code record."""
-        return len(self._lines)
+    def nbytes(self) -> int:
+        """Returns the memory used by source file names and the line table of the next record."""
+        return self._nbytes + len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
         """Parse the next piece: the bytes after the last byte consumed.
@@ -132,7 +132,6 @@ class JitDumpParser:
         ``NotADumpError`` if the header is invalid.
         """
         records: list[Record] = []
-        damaged = 0
         at = 0 if self.header else self._parse_header(text)
         while self.header and at + _RECORD.size <= len(text):
             kind, size, time_ns = _RECORD.unpack_from(text, at)
@@ -141,14 +140,11 @@ class JitDumpParser:
             end = min(at + size, len(text))
             if at and end < at + size:
                 break
-            try:
+            with suppress(struct.error, ValueError):  # the record is damaged
                 record = self._parse_record(kind, time_ns, text, at + _RECORD.size, end)
-            except (struct.error, ValueError):
-                damaged += 1
-            else:
                 records += [record] if record else []
             at += size
-        return Parsed(records, at, damaged)
+        return Parsed(records, at)
 
     def _parse_header(self, text: bytes) -> int:
         """Returns the file offset of the first record; 0 until the header is read."""
@@ -209,9 +205,9 @@ class JitDumpParser:
         number = self._numbers.get(name)
         if number is None:
             size = 2 * len(name) + 200
-            if self.nbytes + size > MAX_SOURCE_BYTES:
+            if self._nbytes + size > MAX_SOURCE_BYTES:
                 return 0
-            self.nbytes += size
+            self._nbytes += size
             number = self._numbers[name] = len(self.sources)
             self.sources.append(name.decode("utf-8", "backslashreplace"))
         return number
@@ -368,8 +364,9 @@ class JitDump(JitFile[Record]):
         self._mark = self._parser.header
 
     @property
-    def _nbytes(self) -> int:
-        return self._table.nbytes + self._parser.nbytes + self._parser.waiting_bytes
+    def nbytes(self) -> int:
+        """Returns the approximate memory used by the functions and their lines."""
+        return super().nbytes + self._parser.nbytes
 
     def _describe(self, code: JitCode, address: int) -> MadeFunction:
         file, line = find_place(code.lines, address - code.start)

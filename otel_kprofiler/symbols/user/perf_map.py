@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import HostFiles
@@ -45,26 +45,15 @@ _LINE: Final = re.compile(
 )
 
 
-class PerfMapLines(NamedTuple):
-    """The functions in line order, and the number of malformed lines."""
-
-    codes: list[JitCode]
-    damaged: int
-
-
-def parse_perf_map(text: bytes) -> PerfMapLines:
-    """Parses whole lines. Skips empty lines and functions without a size."""
+def parse_perf_map(text: bytes) -> list[JitCode]:
+    """Returns the functions in whole lines. Skips malformed lines and functions without a size."""
     codes = []
-    good = 0
     for start_digits, size_digits, name in _LINE.findall(text):
         start, size = int(start_digits, 16), int(size_digits, 16)
         name = name[:MAX_NAME_BYTES].strip()  # noqa: PLW2901 - without its end of line
-        if name and size <= MAX_CODE_BYTES and start + size <= ADDRESS_LIMIT:
-            good += 1
-            if size:
-                codes.append(JitCode(start, start + size, name))
-    lines = sum(1 for line in text.split(b"\n") if line.strip())
-    return PerfMapLines(codes, lines - good)
+        if name and 0 < size <= MAX_CODE_BYTES and start + size <= ADDRESS_LIMIT:
+            codes.append(JitCode(start, start + size, name))
+    return codes
 
 
 class PerfMap(JitFile[JitCode]):
@@ -84,9 +73,8 @@ class PerfMap(JitFile[JitCode]):
     def _parse(self, text: bytes, left: int) -> Parsed[JitCode]:
         used = text.rfind(b"\n") + 1
         if not used and len(text) > _LONGEST_LINE:  # the next piece begins inside this line
-            return Parsed((), len(text), 1)
-        lines = parse_perf_map(text[:used])
-        return Parsed(lines.codes, used, lines.damaged)
+            return Parsed((), len(text))
+        return Parsed(parse_perf_map(text[:used]), used)
 
     def _apply(self, event: JitCode, now_ns: int) -> None:
         self._add(event, now_ns)

@@ -4,7 +4,7 @@ import pytest
 
 from otel_kprofiler.model import ProcessKey, Unresolved
 from otel_kprofiler.symbols.user import jit_names as module
-from otel_kprofiler.symbols.user.jit_file import JitCounts, MadeFunction
+from otel_kprofiler.symbols.user.jit_file import MadeFunction
 from otel_kprofiler.symbols.user.jit_names import LOOK_AGAIN_NS, JitNames
 
 
@@ -29,9 +29,6 @@ class Map:
 
     def lookup(self, address, at_ns):
         return self.functions.get(address)
-
-    def counts(self):
-        return JitCounts(0, 0, 0, 0, self.nbytes)
 
     def close(self):
         self.closed = True

@@ -46,14 +46,12 @@ def test_maps_written_by_all_known_runtimes_are_parsed():
         b"0x00007f0000001000 0x00000010 java.lang.Object::<init>\n"
         b"10 5 \xff\n"
     )
-    codes, damaged = parse_perf_map(text)
-    assert codes == [
+    assert parse_perf_map(text) == [
         JitCode(0x18C4000, 0x18C4300, b"Builtin:DeoptimizationEntry_Eager"),
         JitCode(0x7F3736FC5B80, 0x7F3736FC5CE8, b"JS:^hot /a b/j.js:1:13"),
         JitCode(0x7F0000001000, 0x7F0000001010, b"java.lang.Object::<init>"),
         JitCode(0x10, 0x15, b"\xff"),
     ]
-    assert damaged == 0
 
 
 @pytest.mark.parametrize(
@@ -61,17 +59,16 @@ def test_maps_written_by_all_known_runtimes_are_parsed():
     [b"10 5", b"10 5  ", b"x 5 name", b"10 -5 name", b"1_0 5 name", b"ffffffffffffffff 2 name",
      b"10 ffffffff name", b"11112222333344445 1 name", b"\0"],
 )  # fmt: skip
-def test_a_malformed_line_is_counted(line):
-    codes, damaged = parse_perf_map(b"10 5 a\n" + line + b"\n20 5 b\n\n20 0 nothing\n")
+def test_a_malformed_line_is_skipped(line):
+    codes = parse_perf_map(b"10 5 a\n" + line + b"\n20 5 b\n\n20 0 nothing\n")
     assert [code.name for code in codes] == [b"a", b"b"]
-    assert damaged == 1
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200) | st.text("0123af x\n", max_size=200).map(str.encode))
 def test_arbitrary_text_parses_without_an_error(text):
-    codes, damaged = parse_perf_map(text)
-    assert len(codes) + damaged <= text.count(b"\n") + 1
+    codes = parse_perf_map(text)
+    assert len(codes) <= text.count(b"\n") + 1
     table = JitTable()
     for code in codes:
         table.add(code, since_ns=0, seen_ns=0, gone_ns=0)
@@ -142,7 +139,6 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
         file.write(b" a name\n")
     opened.update(30)
     assert name_at(opened, 0x305, 15) == "half a name"
-    assert opened.counts()[:4] == (3, 0, 0, 0)
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -224,19 +220,15 @@ def test_memory_and_time_for_a_large_map_are_bounded(path, opened):
         file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")
     updates, began = 1, time.process_time()
     while opened.update(updates):
-        assert opened.counts().nbytes < 10 << 20
+        assert opened.nbytes < 10 << 20
         updates += 1
     assert updates > os.stat(path).st_size // MAX_UPDATE_BYTES
     assert time.process_time() - began < 30
-    counts = opened.counts()
-    assert counts.dropped
-    assert counts.damaged
-    assert counts.unread_bytes == 0
     assert name_at(opened, 5, updates) == "last"
 
 
 def test_a_long_name_is_truncated():
-    (code,) = parse_perf_map(b"1 1 " + b"n" * 10_000 + b"\n").codes
+    (code,) = parse_perf_map(b"1 1 " + b"n" * 10_000 + b"\n")
     assert len(code.name) == MAX_NAME_BYTES
 
 
