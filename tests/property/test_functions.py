@@ -6,27 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_kprofiler.symbols.user.bounds import make_bounds
-from otel_kprofiler.symbols.user.functions import Function, FunctionTable
+from otel_kprofiler.symbols.user.functions import Function
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable, parse_symbols
+from tests.unit.symbols.user.function_tables import make_table
 
 NAMES = st.sampled_from(["", "f", "fo", "foo", "é"])
 BASES = st.sampled_from([0, 0x1000, 0x400000, 0xFFFF_F000, (1 << 47) - 0x1000])
 
 
+ROWS = st.lists(st.tuples(st.integers(0, 120), st.integers(1, 40), NAMES), max_size=14)
+
+
 @st.composite
 def functions(draw):
     base = draw(BASES)
-    rows = draw(
-        st.lists(
-            st.tuples(
-                st.integers(0, 120),
-                st.integers(1, 40),
-                st.sampled_from(["", "f", "fo", "foo", "é"]),
-            ),
-            max_size=14,
-        )
-    )
-    return [Function(base + start, base + start + size, name) for start, size, name in rows]
+    return [Function(base + start, base + start + size, name) for start, size, name in draw(ROWS)]
 
 
 def innermost(rows, address):
@@ -53,19 +47,16 @@ def expected(rows, address):
 
 @given(functions())
 def test_lookups_equal_brute_force(rows):
-    table = FunctionTable.of(rows)
+    table = make_table(rows)
     for address in {row.start + step for row in rows for step in range(-2, 45)} | {0, 1 << 63}:
         assert table.lookup(address) == expected(rows, address), hex(address)
 
 
 @given(functions(), st.sampled_from(["f", "fo", "foo", "é", "o", "oo", "foo\0", "\0", ""]))
 def test_searches_by_name_equal_brute_force(rows, name):
-    table = FunctionTable.of(rows)
+    table = make_table(rows)
     assert len(table) == sum(bool(row.name) for row in rows)
     assert sorted(table.find(name)) == sorted({row for row in rows if row.name == name != ""})
-    assert sorted(table.find(name, prefix=True)) == sorted(
-        {row for row in rows if row.name.startswith(name) and row.name and name}
-    )
     for row in rows:
         assert set(table.names_at(row.start)) == {
             other.name for other in rows if other.start == row.start and other.name

@@ -146,28 +146,6 @@ class FunctionTable:
         self._bounds = bounds
         self._ranked: dict[int, list[int]] = {}
 
-    @classmethod
-    def of(cls, functions: Iterable[Function]) -> FunctionTable:
-        """Makes a table of a few functions. Functions without a name become bounds."""
-        ordered = sorted(functions, key=lambda function: (function.start, -function.end))
-        base = ordered[0].start if ordered else 0
-        kept = [
-            function
-            for function in ordered
-            if function.end - function.start > 0 and function.end - base < MAX_SPAN_BYTES
-        ]
-        named = [function for function in kept if function.name]
-        bounds = [function for function in kept if not function.name]
-        names, names_at = bytearray(), array("I")
-        for row in named:
-            names_at.append(len(names))
-            names += row.name.encode("utf-8", "surrogateescape") + b"\0"
-        return cls(
-            base,
-            NamedCode(*_columns(named, base), names_at, bytes(names), bytes(len(named))),
-            Bounds(base, *_columns(bounds, base)),
-        )
-
     def __len__(self) -> int:
         """Returns the number of names."""
         return len(self._starts)
@@ -193,12 +171,12 @@ class FunctionTable:
             index = self._outer.get(index, -1)
         return self._bound(svma, last)
 
-    def find(self, name: str, *, prefix: bool = False) -> tuple[Function, ...]:
-        """Finds functions and aliases by name or prefix, in address order."""
+    def find(self, name: str) -> tuple[Function, ...]:
+        """Finds functions and aliases by name, in address order."""
         wanted = name.encode("utf-8", "surrogateescape")
         if b"\0" in wanted or not wanted:
             return ()
-        places = frozenset(find_all(self._names, wanted if prefix else wanted + b"\0"))
+        places = frozenset(find_all(self._names, wanted + b"\0"))
         if not places:
             return ()
         indices = [index for index, at in enumerate(self._names_at) if at in places]
@@ -256,13 +234,6 @@ class FunctionTable:
             start = max(start, self._base + self._starts[last] + self._sizes[last])
             last = self._outer.get(last, -1)
         return Function(start, end, "")
-
-
-def _columns(functions: list[Function], base: int) -> tuple[array[int], array[int]]:
-    return (
-        array("I", [function.start - base for function in functions]),
-        array("I", [function.end - function.start for function in functions]),
-    )
 
 
 def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:

@@ -4,7 +4,8 @@ import pytest
 
 from otel_kprofiler.symbols.user.demangle import demangle, has_cxx_runtime
 from otel_kprofiler.symbols.user.file import MAX_CANDIDATES, FileSymbols
-from otel_kprofiler.symbols.user.functions import Function, FunctionTable
+from otel_kprofiler.symbols.user.functions import Function
+from tests.unit.symbols.user.function_tables import make_table
 
 CXX = (
     "_ZN4shop4Cart3addEi",  # shop::Cart::add(int)
@@ -22,7 +23,7 @@ RUST = ("_RNvC6_123foo3bar", "_ZN3foo3bar17h05af221e174051e9E")
 
 def symbols(*names):
     rows = [Function(16 * at, 16 * at + 9, name) for at, name in enumerate(names)]
-    return FileSymbols(FunctionTable.of(rows), demangle)
+    return FileSymbols(make_table(rows), demangle)
 
 
 @pytest.mark.skipif(not has_cxx_runtime(), reason="needs libstdc++")
