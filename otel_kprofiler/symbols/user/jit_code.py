@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import ReferableFiles, parse_mappings, read_maps
+from otel_kprofiler.host import MemoryMapping, ReferableFiles, parse_mappings, read_maps
 from otel_kprofiler.model import Line, ProcessKey
 from otel_kprofiler.symbols.user.file import NamedAddress
 from otel_kprofiler.symbols.user.jit_file import JitFile, MadeFunction
-from otel_kprofiler.symbols.user.jit_memory import Range, find_memory, subtract
 from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
 
@@ -18,6 +18,10 @@ LOOK_AGAIN_NS: Final = 5_000_000_000
 """Interval between searches for a missing file."""
 CHECK_NS: Final = 1_000_000_000
 """Interval between checks for unmapped memory."""
+Range = tuple[int, int]
+"""Runtime addresses ``[start, end)``."""
+_MEMORY: Final = ("/memfd:", "/dev/")
+"""Path prefixes of files that compilers map twice, to write and to execute code."""
 
 
 class ProcessCode:
@@ -99,3 +103,40 @@ def make_named(function: MadeFunction) -> NamedAddress:
     """Converts a function to a :class:`NamedAddress`."""
     line = Line(function.name, file=function.file, line=function.line)
     return NamedAddress((line,), function.start, None)
+
+
+def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
+    """Returns the mapped ranges without a file on disk. Merges adjacent ranges.
+
+    Ignores permissions, because compilers change them while they write code. Mappings must be
+    sorted.
+    """
+    ranges: list[Range] = []
+    for mapping in mappings:
+        if (
+            mapping.path.startswith("/")
+            and not mapping.deleted
+            and not mapping.path.startswith(_MEMORY)
+        ):
+            continue
+        if ranges and ranges[-1][1] == mapping.start:
+            ranges[-1] = ranges[-1][0], mapping.end
+        else:
+            ranges.append((mapping.start, mapping.end))
+    return ranges
+
+
+def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:
+    """Yields the parts of ``ranges`` outside ``others``; both must be sorted and disjoint."""
+    at = 0
+    for start, end in ranges:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        following = at
+        while start < end and following < len(others) and others[following][0] < end:
+            if start < others[following][0]:
+                yield start, others[following][0]
+            start = others[following][1]  # noqa: PLW2901 - what is left of it
+            following += 1
+        if start < end:
+            yield start, end

@@ -27,13 +27,13 @@ from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.jit_names import JitNames
-from otel_kprofiler.symbols.user.loader_counts import LoaderCounts
 from otel_kprofiler.symbols.user.loader_files import (
     DROPPED,
     EVICTED,
     UNANSWERED_NS,
     Entry,
     FileReader,
+    LoaderCounts,
     QueuedFile,
     ReadSymbols,
     SymbolsRefused,

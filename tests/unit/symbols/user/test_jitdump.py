@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from otel_kprofiler.clock import Clock, suspended_ns
 from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.symbols.user.jit_code import CHECK_NS, LOOK_AGAIN_NS, ProcessCode
+from otel_kprofiler.symbols.user.jit_code import CHECK_NS, LOOK_AGAIN_NS, ProcessCode, subtract
 from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES
-from otel_kprofiler.symbols.user.jit_memory import subtract
 from otel_kprofiler.symbols.user.jitdump import JitDump, JitDumpParser, Loaded, find_place
 
 PID = os.getpid()
