@@ -73,8 +73,8 @@ class FileRequest(NamedTuple):
     file_offset: int
     tgid: int
     tid: int
-    size: int
-    modified: int
+    size: int = 0
+    modified: int = 0
 
 
 class ReferableFiles(HostFiles, Protocol):

@@ -129,7 +129,7 @@ class InterpreterFiles:
             except OSError:
                 return self._open_by_path(mapping.path, build_id)
         key = FileKey(mapping.inode, mapping.device, 0)
-        request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid, 0, 0)
+        request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid)
         return open_mapped(request, self._files, mapping.path).content
 
     def _find_in_maps(self, pid: int, mapping: MemoryMapping) -> MemoryMapping:

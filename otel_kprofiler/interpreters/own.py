@@ -61,4 +61,4 @@ def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
 
 def _make_request(file: FileKey, mapping: MemoryMapping) -> FileRequest:
     pid, tid = os.getpid(), threading.get_native_id()
-    return FileRequest(file, mapping.start, mapping.end, mapping.file_offset, pid, tid, 0, 0)
+    return FileRequest(file, mapping.start, mapping.end, mapping.file_offset, pid, tid)

@@ -84,16 +84,12 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
     heads = table.translate(None, _FOLLOWING)
     numbers = _NUMBERS.findall(table)
     if len(numbers) < len(heads.translate(None, _WITHOUT_NUMBER)):
-        return parse_line_table(table[: _find_damage(table)], first_line)
+        damage = _DAMAGE.search(table)
+        return parse_line_table(table[: damage.start() if damage else 0], first_line)
     ends = array("I", accumulate(heads.translate(_LENGTHS)))
     values = map(_VALUES.__getitem__, numbers)
     lines = array("q", accumulate(values, initial=first_line))
     return LineTable(heads, ends, lines)
-
-
-def _find_damage(table: bytes) -> int:
-    damage = _DAMAGE.search(table)
-    return damage.start() if damage else 0
 
 
 class _Values(dict[bytes, int]):

@@ -99,10 +99,8 @@ class MappedCode:
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
         pid = process.tgid
-        request = FileRequest(
-            FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
-            mapping.file_offset, pid, pid, 0, 0,
-        )  # fmt: skip
+        key = FileKey(mapping.inode, mapping.device, 0)
+        request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid)
         try:
             opened = open_mapped(request, self._files)
         except KProfilerError:

@@ -82,9 +82,10 @@ class ReadingBudget:
         """
         with self._changed:
             if count_bytes > self.left_bytes:
+                needed_mib = -(-(self._held + count_bytes) >> 20)
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"reading it takes {_mib(self._held + count_bytes)} MiB with {purpose}, but "
+                    f"reading it takes {needed_mib} MiB with {purpose}, but "
                     f"the limit is {self.limit_bytes >> 20} MiB, three quarters of {_KEY}; "
                     f"raise {_KEY}",
                 )
@@ -130,7 +131,3 @@ class ReadingBudget:
 
 class _Mine(threading.local):
     held = 0
-
-
-def _mib(count_bytes: int) -> int:
-    return -(-count_bytes >> 20)

@@ -311,10 +311,8 @@ class JitDump(JitFile[Record]):
         if mapping is None:
             raise FileNotFoundError(f"process {self._process.tgid} has no jitdump")
         pid = self._process.tgid
-        request = FileRequest(
-            FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
-            mapping.file_offset, pid, pid, 0, 0,
-        )  # fmt: skip
+        key = FileKey(mapping.inode, mapping.device, 0)
+        request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid)
         try:
             opened = open_mapped(request, self._referable)
         except KProfilerError as error:

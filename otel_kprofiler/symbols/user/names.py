@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 from otel_kprofiler.clock import Clock
@@ -71,14 +72,10 @@ def open_user_names(
         )
     budget = ReadingBudget(settings.max_bytes * 3 // 4)
     sources = replace(sources, max_section_bytes=settings.max_bytes, budget=budget)
-
-    def read(details: FileDetails, content: OpenFile | bytes, search: DebugSearch) -> FileSymbols:
-        return read_names(sources, details, content, search)
-
     access, clock = Access(), Clock()
     code = JitNames(lambda key: ProcessCode(key, access, clock), clock.boot_ns)
     return SymbolLoader(
-        read,
+        partial(read_names, sources),
         code=code,
         code_sink=code_sink,
         reopen=lambda wanted: reopen(wanted, access),

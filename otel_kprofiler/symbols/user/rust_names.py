@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from otel_kprofiler.symbols.user.rust_legacy import LEGACY, demangle_legacy, find_char
@@ -45,15 +46,9 @@ def demangle_rust(name: str) -> str | None:
     if match := LEGACY.fullmatch(name):
         return demangle_legacy(match[1])
     if match := _V0.fullmatch(name):
-        return _demangle_v0(match[1])
+        with suppress(_DamagedError, RecursionError):
+            return _Printer(match[1]).run()
     return None
-
-
-def _demangle_v0(body: str) -> str | None:
-    try:
-        return _Printer(body).run()
-    except (_DamagedError, RecursionError):
-        return None
 
 
 class _DamagedError(Exception):
@@ -218,7 +213,7 @@ class _Printer:
             raise _DamagedError
         self._print(f"'{chr(97 + depth)}" if depth < 26 else f"'_{depth}")
 
-    def _binder(self, read: Callable[[], None]) -> None:
+    def _binder(self, read: Callable[[], object]) -> None:
         bound = self._optional_number("G")
         if bound > _MAX_DEPTH:
             raise _DamagedError
@@ -286,7 +281,7 @@ class _Printer:
 
     def _dynamic(self) -> None:
         self._print("dyn ")
-        self._binder(lambda: void(self._list(self._trait, " + ")))
+        self._binder(lambda: self._list(self._trait, " + "))
         if not self._eat("L"):
             raise _DamagedError
         if index := self._number():
@@ -396,10 +391,6 @@ class _Printer:
         except ValueError as error:
             raise _DamagedError from error
         return '"' + "".join(_escape(char, quote='"') for char in text) + '"'
-
-
-def void(_: object) -> None:
-    """Discard a result."""
 
 
 def _escape(char: str, quote: str) -> str:

@@ -130,7 +130,7 @@ class SymbolSources:
         The file is not needed afterwards. ``root`` is the root directory of a process that has
         mapped the file; empty for this process's root.
         """
-        own = _section_names(source, elf)
+        own = {section.name for section in read_sections(source, elf)}
         with ExitStack() as opened:
 
             @cache
@@ -200,18 +200,14 @@ class SymbolSources:
 
 def _open_cache(path: str | None, name: str) -> CacheDirectory:
     parent = path or find_cache_path(os.environ, os.geteuid())
+    hint = "set XDG_CACHE_HOME to a directory that only this user can write"
     if parent is None:
-        raise HostError(
-            "there is no directory for downloads and source lines",
-            hint="set XDG_CACHE_HOME to a directory that only this user can write",
-        )
+        raise HostError("there is no directory for downloads and source lines", hint=hint)
     try:
         return CacheDirectory(os.path.join(parent, name), MAX_CACHE_BYTES)
     except OSError as error:
-        raise HostError(
-            f"cannot use {parent} for downloads and source lines: {error.strerror}",
-            hint="set XDG_CACHE_HOME to a directory that only this user can write",
-        ) from error
+        text = f"cannot use {parent} for downloads and source lines: {error.strerror}"
+        raise HostError(text, hint=hint) from error
 
 
 def _as_lines_error(error: KProfilerError | OSError) -> LinesError:
@@ -220,7 +216,3 @@ def _as_lines_error(error: KProfilerError | OSError) -> LinesError:
     is_large = isinstance(error, ElfError) and error.problem is ElfProblem.TOO_LARGE
     problem = LinesProblem.TOO_LARGE if is_large else LinesProblem.DAMAGED
     return LinesError(describe_error(error), problem, may_pass=isinstance(error, OSError))
-
-
-def _section_names(source: Source, elf: ElfFile) -> set[bytes]:
-    return {section.name for section in read_sections(source, elf)}
