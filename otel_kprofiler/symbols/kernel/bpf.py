@@ -7,14 +7,12 @@ values in atomic steps, and does not affect lookups for earlier times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Protocol
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    AddressRange,
     Frame,
     Ksymbol,
     KsymbolAction,
@@ -23,13 +21,11 @@ from otel_kprofiler.model import (
     KsymbolDetails,
     Line,
     Module,
-    RangeSource,
     Unresolved,
 )
-from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import PAGE_BYTES
-from otel_kprofiler.symbols.kernel.snapshot import Match
-from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
+from otel_kprofiler.symbols.kernel.snapshot import Match, make_code_module
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Symbol
 
 KEEP_NS: Final = 15_000_000_000
 """How long an unloaded symbol is kept, for samples taken before it was unloaded."""
@@ -124,7 +120,8 @@ class LoadedKsymbol:
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
             program = self._details.program if self._details else None
-            self._module = replace(make_ksymbol_module(self.symbol, self.end), program=program)
+            symbol = Symbol(self.symbol.name, self.symbol.start, self.end)
+            self._module = make_code_module(self.symbol.kind, symbol, program)
         return self._module
 
     def _make_frame(self, address: int) -> Frame:
@@ -141,14 +138,6 @@ class LoadedKsymbol:
         return Frame(module, offset, (line,), offset, KERNEL_SIDE)
 
 
-def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
-    """Makes the module that represents a BPF function or trampoline."""
-    name = symbol.name
-    ranges = (AddressRange(symbol.start, end, name),)
-    file_id = make_file_id(None, name)
-    return Module(name, symbol.kind, None, file_id, symbol.start, ranges, RangeSource.KERNEL)
-
-
 class KsymbolTable:
     """A table of loaded symbols and recently unloaded symbols."""
 
@@ -160,9 +149,6 @@ class KsymbolTable:
         self._read_ns = 0
         self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # True: BPF programs
         self._noticed_ns = -1
-
-    def __len__(self) -> int:
-        return len(self._live)
 
     def apply(self, change: KsymbolChange) -> None:
         """Apply a change. Changes to a symbol must be applied in chronological order."""
@@ -235,7 +221,7 @@ class KsymbolTable:
         if since_ns <= self._noticed_ns and self._lost_ns[entry.is_program()] != _FOREVER:
             entry.sure_ns = since_ns  # the removal record may have been lost
         self._live[symbol.start] = entry
-        for page in _pages(entry):
+        for page in _pages(symbol.start, end):
             self._pages[page] = (*self._pages.get(page, ()), entry)
 
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
@@ -329,7 +315,7 @@ class KsymbolTable:
         if self._live.get(entry.symbol.start) is not entry:
             return
         del self._live[entry.symbol.start]
-        for page in _pages(entry):
+        for page in _pages(entry.symbol.start, entry.end):
             left = tuple(other for other in self._pages[page] if other is not entry)
             if left:
                 self._pages[page] = left
@@ -337,10 +323,9 @@ class KsymbolTable:
                 del self._pages[page]
 
     def _overlapping(self, start: int, end: int) -> set[LoadedKsymbol]:
-        pages = range(start >> _PAGE_BITS, ((end - 1) >> _PAGE_BITS) + 1)
         return {
             entry
-            for page in pages
+            for page in _pages(start, end)
             for entry in self._pages.get(page, ())
             if entry.symbol.start < end and start < entry.end
         }
@@ -351,8 +336,8 @@ class KsymbolTable:
             ended and ended[len(ended) // 2].until_ns < now_ns - KEEP_NS
         ):
             return
-        kept = [entry for entry in ended[-MAX_KEPT // 2 :] if entry.until_ns >= now_ns - KEEP_NS]
-        self._ended = kept
+        recent = ended[-MAX_KEPT // 2 :]
+        self._ended = [entry for entry in recent if entry.until_ns >= now_ns - KEEP_NS]
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
@@ -367,5 +352,5 @@ def limit_bytes(symbol: Ksymbol) -> int:
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 
-def _pages(entry: LoadedKsymbol) -> Iterable[int]:
-    return range(entry.symbol.start >> _PAGE_BITS, ((entry.end - 1) >> _PAGE_BITS) + 1)
+def _pages(start: int, end: int) -> range:
+    return range(start >> _PAGE_BITS, ((end - 1) >> _PAGE_BITS) + 1)

@@ -250,11 +250,5 @@ def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
 
 
 def _blocks(blocks: Mapping[str, SymbolTable]) -> list[CodeBlock]:
-    code_blocks = [
-        CodeBlock(ModuleKind.OUT_OF_LINE, blocks[name])
-        for name in OUT_OF_LINE_BLOCKS
-        if name in blocks
-    ]
-    if BPF_BLOCK in blocks:
-        code_blocks.append(CodeBlock(ModuleKind.BPF, blocks[BPF_BLOCK]))
-    return code_blocks
+    kinds = {**dict.fromkeys(OUT_OF_LINE_BLOCKS, ModuleKind.OUT_OF_LINE), BPF_BLOCK: ModuleKind.BPF}
+    return [CodeBlock(kind, blocks[name]) for name, kind in kinds.items() if name in blocks]

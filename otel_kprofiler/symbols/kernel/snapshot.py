@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     AddressRange,
+    BpfProgram,
     BuildId,
     Frame,
     Ksymbol,
@@ -75,26 +76,6 @@ class Snapshot:
         builtin: built-in modules, by address in vmlinux.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_by_name",
-        "_ends",
-        "_gone",
-        "_init_text",
-        "_owners",
-        "_programs",
-        "_starts",
-        "bad_lines",
-        "builtin",
-        "freed",
-        "generation",
-        "hidden",
-        "modules",
-        "problems",
-        "since_ns",
-        "vmlinux_build_id",
-    )
-
     def __init__(
         self,
         modules: Sequence[ModuleSymbols],
@@ -120,7 +101,7 @@ class Snapshot:
         self._programs: dict[int, Module] = {}  # by start address; built on first use
         self.freed = tuple(freed)
         self._set_modules(modules)
-        self._init_text = self._find_init_text()
+        self._init_text = self._find_range("_sinittext", "_einittext", ".init.text")
 
     def _set_modules(
         self, modules: Sequence[ModuleSymbols], gone: Sequence[AddressRange] = ()
@@ -135,21 +116,24 @@ class Snapshot:
         self._ends = [part.end for part, _ in regions]
         self._owners = [symbols for _, symbols in regions]
 
-    def _find_init_text(self) -> AddressRange | None:
+    def _find_range(self, first: str, last: str, name: str) -> AddressRange | None:
+        """Returns the range between two markers in vmlinux; None if they are missing."""
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
-        start, end = (core.table.find_address(name) for name in (b"_sinittext", b"_einittext"))
-        return AddressRange(start, end, ".init.text") if start and end and start < end else None
+        start, end = (core.table.find_address(marker.encode()) for marker in (first, last))
+        if start is None or end is None or start >= end:
+            return None
+        return AddressRange(start, end, name)
+
+    def _find_section(self, section: str) -> AddressRange | None:
+        """Returns the range of a text section of vmlinux; None if its markers are missing."""
+        return self._find_range(f"__{section}_text_start", f"__{section}_text_end", section)
 
     def loaded(self) -> tuple[ModuleSymbols, ...]:
         """Returns all modules except vmlinux, oldest first."""
         symbols = self._by_name.values()
-        return tuple(
-            symbols_of_module
-            for symbols_of_module in symbols
-            if symbols_of_module.module.kind is ModuleKind.LOADED
-        )
+        return tuple(each for each in symbols if each.module.kind is ModuleKind.LOADED)
 
     def with_modules(
         self,
@@ -164,11 +148,7 @@ class Snapshot:
         ``loaded`` is sorted oldest first. ``gone`` has the address ranges of unloaded modules.
         """
         other = copy(self)
-        core = [
-            symbols
-            for symbols in self._by_name.values()
-            if symbols.module.kind is ModuleKind.VMLINUX
-        ]
+        core = [self._by_name[VMLINUX]] if VMLINUX in self._by_name else []
         other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
         other.generation, other.since_ns = generation, since_ns
         return other
@@ -242,11 +222,7 @@ class Snapshot:
         The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing or
         nested.
         """
-        core = self._by_name.get(VMLINUX)
-        if core is None or core.table is None:
-            return ()
-        sections = (_find_section(core.table, section) for section in INTERRUPT_SECTIONS)
-        return tuple(filter(None, sections))
+        return tuple(filter(None, map(self._find_section, INTERRUPT_SECTIONS)))
 
     def scheduler_rvas(self) -> range:
         """Returns the RVAs in vmlinux of functions marked with ``__sched``; empty if unknown.
@@ -254,11 +230,10 @@ class Snapshot:
         Threads wait in these functions, which the kernel omits from stacks of blocked threads
         (``in_sched_functions()``, kernel/sched/core.c).
         """
-        core = self._by_name.get(VMLINUX)
-        section = _find_section(core.table, "sched") if core and core.table else None
-        if core is None or section is None:
+        section, vmlinux = self._find_section("sched"), self.module(VMLINUX)
+        if section is None or vmlinux is None:
             return range(0)
-        return range(section.start - core.module.base, section.end - core.module.base)
+        return range(section.start - vmlinux.base, section.end - vmlinux.base)
 
     def explain(self, address: int) -> Explanation:
         """Explain how a runtime address is symbolized."""
@@ -278,16 +253,8 @@ class Snapshot:
             names = tuple(name.decode("utf-8", "backslashreplace") for name in raw)
             end = table.symbol_at(start).end
         freed = tuple(clone for clone in self.freed if clone.address in (address, start))
-        return Explanation(
-            address,
-            frame,
-            section,
-            names,
-            start,
-            end,
-            freed,
-            explain_frame(frame, self.hidden, freed),
-        )
+        reason = explain_frame(frame, self.hidden, freed)
+        return Explanation(address, frame, section, names, start, end, freed, reason)
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
         """Returns the symbols outside modules, with length 0, because kallsyms has no lengths."""
@@ -341,19 +308,17 @@ class Snapshot:
         return Frame(module, offset, (make_line(name),), offset, KERNEL_SIDE)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
-        name, start, end = symbol
+        start = symbol.start
         return self._programs.get(start) or self._programs.setdefault(
-            start,
-            Module(
-                name,
-                kind,
-                None,
-                make_file_id(None, name),
-                start,
-                (AddressRange(start, end, name),),
-                RangeSource.KERNEL,
-            ),
+            start, make_code_module(kind, symbol)
         )
+
+
+def make_code_module(kind: ModuleKind, symbol: Symbol, program: BpfProgram | None = None) -> Module:
+    """Makes the module that represents a BPF function or trampoline."""
+    name, start, end = symbol
+    ranges, file_id = (AddressRange(start, end, name),), make_file_id(None, name)
+    return Module(name, kind, None, file_id, start, ranges, RangeSource.KERNEL, program=program)
 
 
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
@@ -366,15 +331,6 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
     if leaf_exact and addresses:
         addresses[0] = pcs[0]
     return addresses
-
-
-def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
-    """Returns the range between a text section's linker markers; None if they are missing."""
-    start = table.find_address(f"__{section}_text_start".encode())
-    end = table.find_address(f"__{section}_text_end".encode())
-    if start is None or end is None or start >= end:
-        return None
-    return AddressRange(start, end, section)
 
 
 def _disjoint(
