@@ -28,13 +28,20 @@ def boundaries():
 
 
 @pytest.fixture(scope="session")
-def clones_lines(clones_folder):
-    """Returns (address, type, name, module) of each kallsyms line, using a simple parser."""
-    lines = []
-    for line in lzma.decompress((clones_folder / "kallsyms.xz").read_bytes()).decode().splitlines():
-        address, kind, name, *module = line.split()
-        lines.append((int(address, 16), kind, name, module[0].strip("[]") if module else ""))
-    return lines
+def read_lines():
+    """Returns a simple parser of kallsyms, which yields address, type, name and module."""
+
+    def read(path):
+        for line in lzma.decompress(path.read_bytes()).decode().splitlines():
+            address, kind, name, *module = line.split()
+            yield int(address, 16), kind, name, module[0].strip("[]") if module else ""
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def clones_lines(clones_folder, read_lines):
+    return list(read_lines(clones_folder / "kallsyms.xz"))
 
 
 @pytest.fixture(scope="session")

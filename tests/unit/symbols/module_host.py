@@ -1,12 +1,15 @@
 """A host made of files, in which tests load and unload modules."""
 
 import itertools
+import lzma
 import struct
 import time
 from pathlib import Path
 
 from otel_kprofiler.host import Access
-from otel_kprofiler.tracking.module_uevents import NoEvents
+from otel_kprofiler.tracking.module_uevents import NoEvents, parse_uevent
+
+CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 
 KERNEL = 0xFFFFFFFF81000000
 TEXT = 0xFFFFFFFFC0001000
@@ -111,6 +114,18 @@ class Host:
         self.write()
         if announce:
             self.events.announce("remove", name)
+
+
+def read_captured():
+    """Yields the datagrams from a boot in which modules were loaded and unloaded, and the events.
+
+    The event is None for a datagram of a device.
+    """
+    data = lzma.decompress(CAPTURED.read_bytes())
+    while data:
+        *_, length = struct.unpack_from("<dIII", data)
+        datagram, data = data[20 : 20 + length], data[20 + length :]
+        yield datagram, parse_uevent(datagram)
 
 
 def boot_ns():

@@ -1,6 +1,5 @@
 """Symbols of an arm64 kernel are right despite mapping symbols and different boundaries."""
 
-import lzma
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,8 @@ SEGMENT_BYTES = 64 << 10
 
 
 @pytest.fixture(scope="module")
-def lines():
-    results = []
-    for line in lzma.decompress((FOLDER / "kallsyms.xz").read_bytes()).decode().splitlines():
-        address, kind, name, *module = line.split()
-        results.append((int(address, 16), kind, name, module[0].strip("[]") if module else ""))
-    return results
+def lines(read_lines):
+    return list(read_lines(FOLDER / "kallsyms.xz"))
 
 
 @pytest.fixture(scope="module")

@@ -275,11 +275,3 @@ def test_several_files_are_distinguished_by_id(tmp_path, module):
     assert (result["module"], result["function"], result["offset"]) == ("snd_test", "first", 4)
     assert "use FILE_ID:ADDR" in run(*both, "--rva", "14", status=2)
     assert "no file has this id" in run(*both, "--rva", "ab:14", status=1)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--rva", "1"], ["--elf", "x"], ["--elf", "x", "--kallsyms", "y", "--rva", "1"]],
-)
-def test_usage_errors_are_explained(arguments):
-    run(*arguments, status=2)

@@ -1,7 +1,6 @@
 """Kallsyms is parsed to tables that have exactly the names in the file."""
 
 import lzma
-import random
 
 import pytest
 
@@ -25,15 +24,6 @@ def core(*symbols):
 def named(table, offset):
     result = table.lookup(BASE + offset)
     return result and (result[0].decode(), result[1] - BASE)
-
-
-def test_a_function_extends_to_the_next_symbol_of_any_type():
-    table = core((0, "T", "f"), (0x20, "d", "data"), (0x40, "t", "g"), (0x50, "T", "_etext"))
-    assert [named(table, at) for at in (0, 0x1F)] == [("f", 0)] * 2
-    assert named(table, 0x20) is named(table, 0x3F) is None
-    assert named(table, 0x4F) == ("g", 0x40)
-    assert named(table, 0x50) is None
-    assert named(table, -1) is None
 
 
 def test_padding_belongs_to_its_function_and_ends_the_previous_function():
@@ -76,13 +66,6 @@ def test_the_preferred_alias_is_displayed_and_every_alias_can_be_found(symbols, 
             assert table.find_address(name.encode()) == BASE, "no name is lost"
 
 
-def test_a_boundary_marker_does_not_name_code():
-    table = core((0, "t", "f"), (0x10, "T", "__entry_text_end"), (0x1000, "T", "_etext"))
-    assert named(table, 0xF) == ("f", 0)
-    assert named(table, 0x10) is named(table, 0xFFF) is None
-    assert table.find_address(b"__entry_text_end") == BASE + 0x10
-
-
 def test_a_symbol_names_at_most_64_kib():
     table = core((0, "t", "f"), (0x20_0000, "t", "g"))
     assert named(table, 0xFFFF) == ("f", 0)
@@ -95,16 +78,6 @@ def test_names_of_any_length_are_preserved():
     for at, name in enumerate(names):
         assert named(table, at * 16 + 3) == (name + "_" * at, at * 16)
         assert list(table.find((name + "_" * at).encode())) == [at]
-
-
-def test_module_lines_need_not_be_sorted():
-    data = text((0, "T", "_text")) + text(
-        (0x3000, "t", "late"), (0x2000, "t", "early"), (0x2800, "d", "data"), module="m"
-    )
-    table = parse_kallsyms([data]).blocks["m"]
-    assert named(table, 0x27FF) == ("early", 0x2000)
-    assert named(table, 0x2800) is None
-    assert named(table, 0x3001) == ("late", 0x3000)
 
 
 def test_clones_right_after_their_module_are_recognized_as_freed():
@@ -185,45 +158,6 @@ def test_a_bad_line_ends_the_function_before_it(bad, ends):
     assert named(table, 0x200) == ("c", 0x200)
 
 
-def test_out_of_order_lines_never_cause_a_wrong_name(clones_lines):
-    lines = [line for line in clones_lines if not line[3]]
-    names = {}
-    for address, _, name, _ in lines:
-        names.setdefault(address, set()).add(name)
-    rng = random.Random(3)
-    shuffled = list(lines)
-    for at in sorted(rng.sample(range(0, len(lines) - 1, 2), 50)):
-        shuffled[at], shuffled[at + 1] = shuffled[at + 1], shuffled[at]
-    table = parse_kallsyms(
-        ["".join(f"{a:016x} {k} {n}\n" for a, k, n, _ in shuffled).encode()]
-    ).core
-    for address, kind, name, _ in lines:
-        result = table.lookup(address)
-        if result is not None and not name.startswith("__pfx_"):
-            assert kind in "tTwW"
-            assert result[1] == address
-            assert result[0].decode() in names[address]
-
-
-def test_a_bad_line_in_a_module_also_ends_the_function_before_it():
-    data = text((0x2000, "t", "a"), (0x2200, "t", "c"), module="m")
-    table = parse_kallsyms([data + b"%016x tt b\t[m]\n" % (BASE + 0x2100)]).blocks["m"]
-    assert named(table, 0x20FF) == ("a", 0x2000)
-    assert named(table, 0x2100) is named(table, 0x21FF) is None
-
-
-def test_an_incomplete_last_line_names_nothing():
-    whole = text((0, "T", "first"), (0x10, "T", "second"))
-    for end in range(len(whole)):
-        kallsyms = parse_kallsyms([whole[:end]])
-        assert kallsyms.cut == (whole[:end][-1:] not in {b"", b"\n"})
-        assert set(kallsyms.core.names_at(BASE)) <= {b"first"}
-        assert kallsyms.core.names_at(BASE + 0x10) == ()
-        if kallsyms.cut and len(kallsyms.core):
-            assert named(kallsyms.core, 0) == ("first", 0)
-            assert named(kallsyms.core, 0x10) is None
-
-
 def test_a_module_with_truncated_lines_has_no_names():
     data = text((0x2000, "t", "a"), module="m")
     data += text((0x3000, "t", "b"), (0x3100, "t", "c"), module="n")
@@ -286,11 +220,6 @@ def test_compiler_suffixes_are_removed_from_names(name, function, system_name):
     assert (line.function, line.system_name) == (function, system_name)
 
 
-def test_every_boundary_of_the_linker_scripts_is_a_marker(boundaries):
-    assert len(boundaries) > 50
-    assert [name for name in boundaries if not is_marker(name)] == []
-
-
 def test_no_function_is_mistaken_for_a_marker(clones_lines):
     functions = {name[6:] for _, _, name, _ in clones_lines if name.startswith("__pfx_")}
     functions |= {"__unwind_start", "text_poke", "get_text", "__stop_tty", "__key_link_begin"}
@@ -300,6 +229,7 @@ def test_no_function_is_mistaken_for_a_marker(clones_lines):
 
 def test_no_boundary_marker_names_code(boundaries):
     """The function at the boundary names the code, even if the function's name is longer."""
+    assert len(boundaries) > 50
     for marker in boundaries:
         table = core(
             (0, "T", marker.decode()), (0, "T", "x" * 99), (0x20, "t", marker.decode()),

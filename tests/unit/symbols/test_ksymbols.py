@@ -129,12 +129,6 @@ def test_a_reused_address_resolves_to_the_program_at_the_samples_timestamp():
     assert name_at(result, A + 127) == "two"
 
 
-def test_a_lookup_without_a_time_does_not_find_an_unloaded_symbol():
-    result = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
-    assert name_at(result, A) is None
-    assert name_at(result, A, 2 + 11 * MS) is None
-
-
 def test_a_removal_applied_late_does_not_remove_the_next_symbol():
     """Records from two CPUs may be applied out of order."""
     result = table(

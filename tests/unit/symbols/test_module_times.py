@@ -1,22 +1,18 @@
 """An address has an owner only at times when its module is certainly loaded."""
 
-import lzma
 import random
-import struct
 import time
-from pathlib import Path
 
 import pytest
-from module_host import TEXT, Host, frame, settle
+from module_host import TEXT, Host, frame, read_captured, settle
 
 from otel_kprofiler.model import RangeSource, Unresolved
 from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
-from otel_kprofiler.tracking.module_uevents import ModuleAction, parse_uevent
+from otel_kprofiler.tracking.module_uevents import ModuleAction
 from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
 from tests.waiting import wait_until
 
-CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 MS = 1_000_000
 BEGAN_NS = 1_000_000 * MS
 
@@ -69,16 +65,6 @@ def test_an_address_has_no_owner_between_the_last_read_and_the_announcement(
     assert frame(symbolizer, TEXT + 0x14, told_ns + MS).module.name == "fresh"
 
 
-def wake_until(host, symbolizer, clock, reached, limit_s=20):
-    """Wakes the watch again and again until a condition holds."""
-    end = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < end
-        host.events.wake()
-        symbolizer.advance(clock.ns)
-        time.sleep(0.005)
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("missing", ["names", "sections"])
 def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing):
@@ -108,22 +94,14 @@ def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing
     clock.ns += 60_000 * MS
 
     def is_known():
+        """Wakes the watch at the current time, and checks the module's name and ranges."""
+        host.events.wake()
+        symbolizer.advance(clock.ns)
         result = frame(symbolizer, TEXT + 0x4014, clock.ns)
         source = result.module.range_source if result.module else None
         return result.function == "fresh_a" and source is RangeSource.SECTIONS
 
-    wake_until(host, symbolizer, clock, is_known)
-
-
-def read_captured():
-    """Yields the module datagrams from a boot in which modules were loaded and unloaded."""
-    data = lzma.decompress(CAPTURED.read_bytes())
-    while data:
-        *_, length = struct.unpack_from("<dIII", data)
-        datagram, data = data[20 : 20 + length], data[20 + length :]
-        event = parse_uevent(datagram)
-        if event is not None:
-            yield datagram, event
+    wait_until(is_known)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -133,6 +111,8 @@ def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symboliz
     owners = [(0, 0, "old")]  # (time, place, owner from then on)
     right = unresolved = 0
     for datagram, event in read_captured():
+        if event is None:
+            continue
         clock.ns += random_.randrange(1, 30) * MS
         if event.action is ModuleAction.ADDED:
             place = next(n for n in range(1000) if n not in places.values())

@@ -1,7 +1,6 @@
 """Modules have the right ranges in memory, identity and relative addresses."""
 
 import lzma
-import random
 from itertools import pairwise
 
 import pytest
@@ -144,16 +143,6 @@ def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, 
     assert wrong == []
 
 
-def test_a_trampoline_after_a_module_keeps_its_name(pages, modules_folder):
-    """The trampoline may have been allocated later, right after the guard page of the text."""
-    symbolizer = KernelSymbolizer.from_files(
-        kallsyms=modules_folder / "pages.xz", modules=modules_folder / "proc_modules"
-    )
-    end = max(a for a, kind, module in pages if module == "dummy" and kind in "tT") | 0xFFF
-    assert symbolizer.snapshot.frame(end).module.name == "dummy"
-    assert symbolizer.snapshot.frame(end + 1 + 4096).module is None
-
-
 @pytest.mark.parametrize("sections", [{".text": 0, ".exit.text": BASE + 0x1000}, {".text": 0}])
 def test_a_module_whose_text_address_is_zero_gets_its_range_from_symbols(sections):
     table = parse_kallsyms([b"%016x t f\t[m]\n" % (BASE + 0x40)]).blocks["m"]
@@ -192,14 +181,9 @@ def test_modules_have_a_build_id_and_a_file_id(modules):
     assert len({module.generation for module in modules.snapshot.modules}) == 127
 
 
-@pytest.mark.parametrize(
-    ("build_id", "file_id"),
-    [
-        ("f8e1cf0f60558098edaec164ac7749df", "026a2d6a60ee6b4eb8ec85adf2e76f4d"),
-    ],
-)
-def test_file_ids_match_the_keys_of_symbol_stores(build_id, file_id):
-    assert make_file_id(build_id) == file_id
+def test_file_ids_match_the_keys_of_symbol_stores():
+    file_id = make_file_id("f8e1cf0f60558098edaec164ac7749df")
+    assert file_id == "026a2d6a60ee6b4eb8ec85adf2e76f4d"
 
 
 def test_each_build_without_a_build_id_has_a_distinct_file_id():
@@ -221,13 +205,6 @@ def test_all_notes_are_parsed(modules_files):
     assert find_build_id(data) == "764949bbe8b7a9241512fbf3b0d66d0ba34686a8"
     for end in range(len(data)):
         assert find_build_id(data[:end]) is None, "a truncated note is not a build id"
-
-
-def test_hostile_notes_are_parsed_without_an_error():
-    rng = random.Random(1)
-    for _ in range(500):
-        parse_notes(rng.randbytes(rng.randrange(80)))
-    parse_notes(b"\xff" * 64)
 
 
 def test_malformed_module_lines_are_counted():

@@ -206,7 +206,7 @@ def test_a_missing_process_is_an_error(symbolize):
     "words",
     [
         ("--pid", "1", "--elf", "a", "0x1"), ("--payload", "a"), ("-o", "a", "main"),
-        ("--pid", "1"),
+        ("--pid", "1"), (), ("--elf", "a"), ("--elf", "a", "--kallsyms", "b", "--rva", "1"),
         ("--payload", "a", "-o", "b", "main"), ("--file-offset", "1"), ("--rva", "1"),
         ("--pid", "1", "--payload", "a", "-o", "b"), ("--pid", "1", "--kallsyms", "a", "1"),
     ],
