@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -187,9 +188,7 @@ def test_stubs_of_arm64_are_named_after_their_targets(folder, options):
 def test_plt_stubs_are_named_in_programs_with_branch_tracking(folder):
     path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
     table = functions_of(path)
-    results = {one.name: one.start for one in table.find("abort@plt")}
     assert len(table.find("abort@plt")) == 2, "in .plt and in .plt.sec"
-    assert results
 
 
 def test_ifunc_stubs_are_named_after_their_targets(folder):
@@ -219,21 +218,6 @@ def test_symbol_versions_are_removed_from_names(folder):
     }
 
 
-def test_minidebuginfo_is_read(program, folder):
-    """As in Fedora's packages, ``.gnu_debugdata`` has the names that ``.dynsym`` lacks."""
-    small, packed, stripped = (os.path.join(folder, name) for name in ("mini", "mini.xz", "fedora"))
-    tool("objcopy", "-S", "--keep-symbol=hidden", "--keep-symbol=main", program, small)
-    tool("objcopy", "--only-keep-debug", small)
-    with open(small, "rb") as file, open(packed, "wb") as target:
-        target.write(lzma.compress(file.read()))
-    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, stripped)
-    table = functions_of(stripped)
-    for name in ("hidden", "main"):
-        start, size, *_ = symbols_of(program)[name]
-        assert table.lookup(start) == Function(start, start + size, name)
-    assert table.lookup(symbols_of(program)["shown"][0]).name == ""
-
-
 @contextmanager
 def opened(path):
     with open(path, "rb") as file:
@@ -241,20 +225,31 @@ def opened(path):
         yield DebugFile(path, file.fileno(), source, read_debug_elf(source))
 
 
-def partial(program, folder, kept, packed=()):
-    """Copies the program with the symbols ``kept``, and with ``packed`` in ``.gnu_debugdata``."""
-    path = os.path.join(folder, "partial-" + "-".join([*kept, *packed]))
-    keep = [f"--keep-symbol={name}" for name in kept]
-    options = []
-    if packed:
-        small = path + ".mini"
-        tool("objcopy", "-S", *(f"--keep-symbol={name}" for name in packed), program, small)
-        tool("objcopy", "--only-keep-debug", small)
-        with open(small, "rb") as file, open(small + ".xz", "wb") as target:
-            target.write(lzma.compress(file.read()))
-        options = ["--add-section", f".gnu_debugdata={small}.xz"]
-    tool("objcopy", "-S", *keep, *options, program, path)
+def with_minidebuginfo(program, folder, content, *options):
+    """Copies the program without symbols, with ``content`` in ``.gnu_debugdata``."""
+    packed, path = os.path.join(folder, "packed"), os.path.join(folder, "stripped-with-packed")
+    with open(packed, "wb") as file:
+        file.write(content)
+    tool("objcopy", "-S", *options, "--add-section", f".gnu_debugdata={packed}", program, path)
     return path
+
+
+def partial(program, folder, kept, packed):
+    """Copies the program with the symbols ``kept``, and with ``packed`` in ``.gnu_debugdata``."""
+    small = os.path.join(folder, "small")
+    tool("objcopy", "-S", *(f"--keep-symbol={name}" for name in packed), program, small)
+    tool("objcopy", "--only-keep-debug", small)
+    keep = [f"--keep-symbol={name}" for name in kept]
+    return with_minidebuginfo(program, folder, lzma.compress(Path(small).read_bytes()), *keep)
+
+
+def test_minidebuginfo_is_read(program, folder):
+    """As in Fedora's packages, ``.gnu_debugdata`` has the names that ``.dynsym`` lacks."""
+    table = functions_of(partial(program, folder, [], ["hidden", "main"]))
+    for name in ("hidden", "main"):
+        start, size, *_ = symbols_of(program)[name]
+        assert table.lookup(start) == Function(start, start + size, name)
+    assert table.lookup(symbols_of(program)["shown"][0]).name == ""
 
 
 def test_each_source_fills_the_gaps_of_earlier_sources(program, folder):
@@ -278,32 +273,20 @@ def test_no_debug_file_is_searched_for_if_all_functions_have_names(program):
 
 
 def test_a_damaged_source_does_not_affect_names_of_earlier_sources(program, folder):
-    packed, path = os.path.join(folder, "later.xz"), os.path.join(folder, "later")
-    with open(packed, "wb") as file:
-        file.write(b"no xz")
-    tool(
-        "objcopy", "-S", "--keep-symbol=main", "--add-section", f".gnu_debugdata={packed}",
-        program, path,
-    )  # fmt: skip
+    path = with_minidebuginfo(program, folder, b"no xz", "--keep-symbol=main")
     start = symbols_of(program)["main"][0]
     assert functions_of(path).lookup(start).name == "main"
 
 
 @pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])
 def test_damaged_minidebuginfo_is_rejected(program, folder, damage):
-    packed, path = os.path.join(folder, "bad.xz"), os.path.join(folder, "bad")
-    with open(packed, "wb") as file:
-        file.write(damage or lzma.compress(os.urandom(4096))[:-50])
-    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, path)
+    content = damage or lzma.compress(os.urandom(4096))[:-50]
     with pytest.raises(ElfError):
-        functions_of(path)
+        functions_of(with_minidebuginfo(program, folder, content))
 
 
 def test_minidebuginfo_is_decompressed_only_up_to_its_limit(program, folder, monkeypatch):
-    packed, path = os.path.join(folder, "bomb.xz"), os.path.join(folder, "bomb")
-    with open(packed, "wb") as file:
-        file.write(lzma.compress(bytes(2 << 20)))
-    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, path)
+    path = with_minidebuginfo(program, folder, lzma.compress(bytes(2 << 20)))
     monkeypatch.setattr(static_symbols, "MAX_UNPACKED_BYTES", 1 << 20)
     with pytest.raises(ElfError, match=r"gnu_debugdata"):
         functions_of(path)

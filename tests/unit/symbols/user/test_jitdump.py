@@ -361,37 +361,54 @@ def test_only_a_mapped_dump_is_read(tmp_path):
         JitDump(ME._replace(start_time_ns=ME.start_time_ns - TICK_NS), Access()).update(10)
 
 
-def test_a_perf_map_names_code_missing_from_the_jitdump():
+@pytest.fixture
+def write_map():
+    """Returns a function that writes this process's perf map, which exists until the test ends."""
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
+
+    def write(content):
+        path.write_bytes(content)
+        path.chmod(0o600)
+
+    yield write
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def open_code():
+    """Returns a function that opens this process's code, which is closed after the test."""
+    opened = []
+
+    def open_process():
+        opened.append(ProcessCode(ME, Access(), Clock()))
+        return opened[-1]
+
+    yield open_process
+    for code in opened:
+        code.close()
+
+
+def test_a_perf_map_names_code_missing_from_the_jitdump(write_map, open_code):
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     records = now - suspended_ns() - SECOND
-    code = ProcessCode(ME, Access(), Clock())
-    path.write_bytes(b"1 1 map\n3 1 map\n5 1 map\n")
-    path.chmod(0o600)
-    try:
-        with written(header(), load(records, 1, 1, b"dump"), load(now + SECOND, 5, 1, b"later")):
-            assert not code.update(now)
-            assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3, 7)] == [
-                "dump", "map", None,
-            ]  # fmt: skip
-            assert code.lookup(1, records - 1) is None, "the dump knows when its code came"
-            assert code.read_ns == now
-        code.close()
-        code = ProcessCode(ME, Access(), Clock())
+    code = open_code()
+    write_map(b"1 1 map\n3 1 map\n5 1 map\n")
+    with written(header(), load(records, 1, 1, b"dump"), load(now + SECOND, 5, 1, b"later")):
         assert not code.update(now)
-        assert code.lookup(1, now).name == "map"
-    finally:
-        path.unlink()
-        code.close()
+        assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3, 7)] == [
+            "dump", "map", None,
+        ]  # fmt: skip
+        assert code.lookup(1, records - 1) is None, "the dump knows when its code came"
+        assert code.read_ns == now
+    code = open_code()
+    assert not code.update(now)
+    assert code.lookup(1, now).name == "map"
 
 
 @pytest.mark.parametrize("then", ["nothing", "a file", "other permissions"])
-def test_a_name_is_valid_only_until_its_code_is_unmapped(then):
-    path = Path(f"/tmp/perf-{PID}.map")
-    if path.exists():
-        pytest.skip("this process has a perf map")
+def test_a_name_is_valid_only_until_its_code_is_unmapped(then, write_map, open_code):
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -401,9 +418,8 @@ def test_a_name_is_valid_only_until_its_code_is_unmapped(then):
     at = libc.mmap(None, 4096, code_bits, private | anonymous, -1, 0)
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     later = now + CHECK_NS
-    code = ProcessCode(ME, Access(), Clock())
-    path.write_bytes(b"%x 10 made\n" % at)
-    path.chmod(0o600)
+    code = open_code()
+    write_map(b"%x 10 made\n" % at)
     try:
         assert not code.update(now)
         assert code.lookup(at, now).name == "made"
@@ -420,8 +436,6 @@ def test_a_name_is_valid_only_until_its_code_is_unmapped(then):
         assert (result is not None) == (then == "other permissions")
     finally:
         libc.munmap(at, 4096)
-        path.unlink()
-        code.close()
 
 
 RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
@@ -437,26 +451,18 @@ def test_subtracting_ranges_matches_brute_force(ranges, others):
     assert points(subtract(ranges, others)) == points(ranges) - points(others)
 
 
-def test_a_file_created_after_the_first_lookup_is_read_too():
-    path = Path(f"/tmp/perf-{PID}.map")
-    if path.exists():
-        pytest.skip("this process has a perf map")
+def test_a_file_created_after_the_first_lookup_is_read_too(write_map, open_code):
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    code = ProcessCode(ME, Access(), Clock())
-    try:
-        with pytest.raises(OSError):
-            code.update(now)
-        with written(header(), load(now - suspended_ns() - SECOND, 1, 1, b"dump")):
-            assert not code.update(now)
-            assert code.lookup(3, now) is None
-            path.write_bytes(b"3 1 map\n")
-            path.chmod(0o600)
-            later = now + LOOK_AGAIN_NS
-            assert not code.update(later)
-            assert [code.lookup(at, later).name for at in (1, 3)] == ["dump", "map"]
-    finally:
-        path.unlink(missing_ok=True)
-        code.close()
+    code = open_code()
+    with pytest.raises(OSError):
+        code.update(now)
+    with written(header(), load(now - suspended_ns() - SECOND, 1, 1, b"dump")):
+        assert not code.update(now)
+        assert code.lookup(3, now) is None
+        write_map(b"3 1 map\n")
+        later = now + LOOK_AGAIN_NS
+        assert not code.update(later)
+        assert [code.lookup(at, later).name for at in (1, 3)] == ["dump", "map"]
 
 
 @settings(max_examples=300, deadline=None)

@@ -71,6 +71,21 @@ def make():
         one.close()
 
 
+def add(loader, *numbers, content=b"f", owner=0):
+    for number in numbers:
+        loader.add(key(number), details(number), content, owner)
+
+
+def read_after(go_on):
+    """Returns a reader that waits until it may go on."""
+
+    def read(_details, content):
+        assert go_on.wait(30)
+        return Names(content.decode())
+
+    return read
+
+
 def function(loader, number, address=0x10):
     found = loader.name(key(number), address)
     return found.lines[0].function if found.lines else found.unresolved
@@ -78,13 +93,8 @@ def function(loader, number, address=0x10):
 
 def test_a_file_is_pending_until_it_is_read(make):
     go_on = threading.Event()
-
-    def read(_details, content):
-        assert go_on.wait(30)
-        return Names(content.decode())
-
-    loader = make(read)
-    loader.add(key(1), details(1), b"one")
+    loader = make(read_after(go_on))
+    add(loader, 1, content=b"one")
     version = loader.version
     assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
     assert loader.counts().pending == 1
@@ -168,12 +178,11 @@ def test_a_damaged_file_does_not_affect_others(make, caplog):
 
 def test_least_recently_used_tables_are_evicted_first(make):
     loader = make(max_bytes=350)
-    for number in range(3):
-        loader.add(key(number), details(number), b"f")
+    add(loader, *range(3))
     loader.finish(30)
     for number in (0, 2):
         function(loader, number)
-    loader.add(key(3), details(3), b"f")
+    add(loader, 3)
     loader.finish(30)
     assert [function(loader, number) for number in (0, 2, 3)] == ["f_10"] * 3
     assert (loader.counts().evicted, loader.counts().bytes) == (1, 300)
@@ -187,7 +196,7 @@ def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
     now_s, running = 0, {}
     loader = make(reopen=running.get, max_bytes=200, now_ns=lambda: now_s * 1_000_000_000)
     for number in range(3):
-        loader.add(key(number), details(number), b"f", owner=number)
+        add(loader, number, owner=number)
     loader.finish(30)
     (lost,) = [number for number in range(3) if isinstance(function(loader, number), Unresolved)]
     loader.finish(30)
@@ -203,14 +212,10 @@ def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
 def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     now_s, go_on = 0, threading.Event()
-
-    def read(_details, content):
-        assert go_on.wait(30)
-        return Names(content.decode())
-
-    loader = make(read, reopen=lambda _: b"later", now_ns=lambda: now_s * 1_000_000_000)
-    for number in range(4):
-        loader.add(key(number), details(number), b"first")
+    loader = make(
+        read_after(go_on), reopen=lambda _: b"later", now_ns=lambda: now_s * 1_000_000_000
+    )
+    add(loader, *range(4), content=b"first")
     go_on.set()
     loader.finish(30)
     dropped = [number for number in range(4) if isinstance(function(loader, number), Unresolved)]
@@ -233,7 +238,7 @@ class Stalled:
         self.again, self.wait = b"again", lambda: True
 
     def add(self, number):
-        self.loader.add(key(number), details(number), b"first")
+        add(self.loader, number, content=b"first")
         self.loader.finish(30)
 
     def name(self, number=1):
@@ -339,8 +344,7 @@ def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
         return OpenFile(fd, os.fstat(fd).st_size, os.fstat(fd).st_mtime_ns)
 
     loader = make(read, reopen=reopen, max_bytes=200)
-    for number in range(4):
-        loader.add(key(number), details(number), b"first")
+    add(loader, *range(4), content=b"first")
     loader.finish(30)
     assert loader.counts().evicted == 2
     assert function(loader, 0) is Unresolved.SYMBOLS_PENDING
@@ -348,20 +352,10 @@ def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
     assert function(loader, 0) == "again_10"
 
 
-def test_tables_that_evict_each_other_are_reloaded_at_growing_intervals(make, tmp_path):
-    path = tmp_path / "lib.so"
-    path.write_text("again")
+def test_tables_that_evict_each_other_are_reloaded_at_growing_intervals(make):
     now_s = 0.0
-
-    def reopen(_):
-        fd = os.open(path, os.O_RDONLY)
-        return OpenFile(fd, os.fstat(fd).st_size, os.fstat(fd).st_mtime_ns)
-
-    loader = make(
-        lambda *_: Names("f"), reopen=reopen, max_bytes=250, now_ns=lambda: int(now_s * 1e9)
-    )
-    for number in range(3):
-        loader.add(key(number), details(number), b"f")
+    loader = make(reopen=lambda _: b"f", max_bytes=250, now_ns=lambda: int(now_s * 1e9))
+    add(loader, *range(3))
     loader.finish(30)
     for _ in range(600):
         now_s += 0.1
@@ -379,7 +373,7 @@ def test_tables_that_evict_each_other_are_reloaded_at_growing_intervals(make, tm
 def test_a_table_that_would_evict_most_others_is_rejected(make, caplog):
     caplog.set_level("INFO")
     loader = make(max_bytes=199)
-    loader.add(key(1), details(1), b"large")
+    add(loader, 1, content=b"large")
     loader.finish(30)
     assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED
     assert "more than half of the limit" in caplog.text
@@ -388,25 +382,16 @@ def test_a_table_that_would_evict_most_others_is_rejected(make, caplog):
 def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
     loader = make(max_bytes=200)
     for number in (0, 1, 2, 0):
-        loader.add(key(number), details(number), b"f")
+        add(loader, number)
         loader.finish(30)
         assert function(loader, number) == "f_10"
-
-
-def read_after(go_on):
-    def read(_details, _content):
-        assert go_on.wait(30)
-        return Names("f")
-
-    return read
 
 
 def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 2)
     go_on = threading.Event()
     loader = make(read_after(go_on))
-    for number in range(10):
-        loader.add(key(number), details(number), b"f")
+    add(loader, *range(10))
     dropped = loader.counts().dropped
     assert dropped in {7, 8}  # the thread may have taken a file
     go_on.set()
@@ -437,7 +422,7 @@ def test_code_without_a_file_stays_queued_when_files_are_dropped(make, monkeypat
     go_on, code = threading.Event(), MadeCode()
     loader = make(read_after(go_on), code=code)
     for number in range(3):
-        loader.add(key(number), details(number), b"f", number)
+        add(loader, number, owner=number)
     loader.name_code(None, 0, 0)
     go_on.set()
     assert code.was_read.wait(30)
@@ -452,9 +437,8 @@ def test_files_are_read_for_processes_in_turn(make):
         return Names("f")
 
     loader = make(read)
-    for number in range(20):
-        loader.add(key(number), details(number), b"f", 1)
-    loader.add(key(99), details(99), b"f", 2)
+    add(loader, *range(20), owner=1)
+    add(loader, 99, owner=2)
     go_on.set()
     loader.finish(30)
     assert order.index(details(99).path) <= 2, "the thread may have taken one before"
@@ -474,35 +458,26 @@ def test_a_process_with_a_slow_file_waits_for_files_of_others(make):
         return Names("f")
 
     loader = make(read, cpu_ns=lambda: 0)  # only children use CPU time
-    loader.add(key(0), details(0), b"slow", 1)
-    for number in range(1, 4):
-        loader.add(key(number), details(number), b"f", 1)
-        loader.add(key(number + 10), details(number + 10), b"f", 2)
+    add(loader, 0, content=b"slow", owner=1)
+    add(loader, 1, 2, 3, owner=1)
+    add(loader, 11, 12, 13, owner=2)
     go_on.set()
     loader.finish(300)
     assert order == [details(number).path for number in (0, 11, 12, 13, 1, 2, 3)]
 
 
-def test_a_process_with_many_files_does_not_crowd_out_others(make, monkeypatch):
+@pytest.mark.parametrize(
+    ("owners", "other"),
+    [([1] * 10, 2), ([2**30 + number for number in range(10)], os.getpid())],  # no such processes
+    ids=["of a process", "of a user with many processes"],
+)
+def test_many_files_do_not_crowd_out_files_of_other_owners(make, monkeypatch, owners, other):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
-    for number in range(10):
-        loader.add(key(number), details(number), b"f", 1)
-    loader.add(key(99), details(99), b"f", 2)
-    go_on.set()
-    loader.finish(30)
-    assert function(loader, 99) == "f_10"
-    assert loader.counts().dropped in {6, 7}
-
-
-def test_many_processes_of_one_user_do_not_crowd_out_processes_of_another_user(make, monkeypatch):
-    monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
-    go_on = threading.Event()
-    loader = make(read_after(go_on))
-    for number in range(10):
-        loader.add(key(number), details(number), b"f", 2**30 + number)  # no such processes
-    loader.add(key(99), details(99), b"f", os.getpid())
+    for number, owner in enumerate(owners):
+        add(loader, number, owner=owner)
+    add(loader, 99, owner=other)
     go_on.set()
     loader.finish(30)
     assert function(loader, 99) == "f_10"
@@ -518,8 +493,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
         return Names("f")
 
     loader = make(read, cpu_share=1e-9, now_ns=lambda: 0, cpu_ns=lambda: spent_ns)
-    for number in range(60):
-        loader.add(key(number), details(number), b"f")
+    add(loader, *range(60))
     with loader._changed:
         loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # the burst is one CPU second
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
@@ -542,7 +516,7 @@ def test_closing_the_loader_closes_every_descriptor(make, tmp_path):
             loader.add(key(number), details(number), opened(file))
     loader.close()
     assert set(os.listdir("/proc/self/fd")) <= before
-    loader.add(key(99), details(99), b"late")
+    add(loader, 99, content=b"late")
     assert function(loader, 99) is Unresolved.SYMBOLS_DROPPED
 
 
@@ -606,8 +580,7 @@ def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
             return (fuse.point / f"f{file.key.inode}").read_bytes()
 
         loader = make(max_bytes=3 * Names.nbytes, reopen=reopen)
-        for number in range(count):
-            loader.add(key(number), details(number), b"content")
+        add(loader, *range(count), content=b"content")
         loader.finish(30)
         fuse.freeze("open")
         for number in range(count):
