@@ -9,6 +9,7 @@ from otel_kprofiler.symbols.user.bounds import make_bounds
 from otel_kprofiler.symbols.user.functions import Function
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable, parse_symbols
 from tests.unit.symbols.user.function_tables import make_table
+from tests.unit.symbols.user.hostile_files import CIE
 
 NAMES = st.sampled_from(["", "f", "fo", "foo", "é"])
 BASES = st.sampled_from([0, 0x1000, 0x400000, 0xFFFF_F000, (1 << 47) - 0x1000])
@@ -93,8 +94,7 @@ def test_parsed_symbol_columns_match_the_table(entries, code):
     st.randoms(use_true_random=False),
 )
 def test_sizes_from_search_tables_equal_brute_force(sizes, distance, rng):
-    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
-    entries, frames = [], bytearray(cie)
+    entries, frames = [], bytearray(CIE)
     for size in sizes:
         frames += bytes(4 * rng.randrange(3))
         entries.append(len(frames))

@@ -9,6 +9,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 TEXT = 0x1000
 CODE = (b".text", 8, 6, TEXT, b"", 0, 0)
+CIE = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
 
 
 def make_elf(sections, search=None):
@@ -59,24 +60,25 @@ def make_symbols(count, name=b"f%06x"):
     return rows.tobytes(), b"".join(name % index + b"\0" for index in range(count))
 
 
-def symbols(count, kind=2):
-    entries, names = make_symbols(count)
-    table = b".symtab", kind, 0, 0, entries, 3, 24
+def with_symbols(entries, names, kind=2, flags=0):
+    """Returns a program with a symbol table."""
+    table = b".symtab", kind, flags, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+
+
+def symbols(count, kind=2):
+    return with_symbols(*make_symbols(count), kind)
 
 
 def good():
     """Returns a small program whose first function is ``good_000000``."""
-    entries, names = make_symbols(3, b"good_%06x")
-    table = b".symtab", 2, 0, 0, entries, 3, 24
-    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+    return with_symbols(*make_symbols(3, b"good_%06x"))
 
 
 def versions():
     """Returns a program whose names all have the shortest possible version."""
     entries, names = make_symbols(2)
-    table = b".symtab", 2, 0, 0, entries, 3, 24
-    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (2 << 20), 0, 0)])
+    return with_symbols(entries, names + b"a@b\0" * (2 << 20))
 
 
 def compressed():
@@ -84,34 +86,31 @@ def compressed():
     entries, names = make_symbols(200_000)
     entries = entries * 6
     packed = struct.pack("<IIQQ", 1, 0, len(entries), 8) + zlib.compress(entries, 1)
-    table = b".symtab", 2, 0x800, 0, packed, 3, 24
-    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+    return with_symbols(packed, names, flags=0x800)
 
 
 def frames():
     """Returns a program with a search table whose rows all point to the same unwind entry."""
     count = 3 << 20
-    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
-    entry = struct.pack("<IIiI", 12, len(cie) + 4, 0, 1)
+    entry = struct.pack("<IIiI", 12, len(CIE) + 4, 0, 1)
     at = 1 << 30
     pairs = array("i", bytes(8 * count))
     pairs[::2] = array("i", range(count))
-    pairs[1::2] = array("i", [at - TEXT + len(cie)]) * count
+    pairs[1::2] = array("i", [at - TEXT + len(CIE)]) * count
     header = struct.pack("<4siI", bytes([1, 0x1B, 3, 0x3B]), 0, count) + pairs.tobytes()
     return make_elf(
         [(b".eh_frame_hdr", 1, 2, TEXT, header, 0, 0),
-         (b".eh_frame", 1, 2, at, cie + entry, 0, 0)],
+         (b".eh_frame", 1, 2, at, CIE + entry, 0, 0)],
         b".eh_frame_hdr",
     )  # fmt: skip
 
 
 def unsorted_frames():
     """Returns a program with minimal unwind entries and no search table."""
-    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     count = 700_000
-    backs = range(len(cie) + 4, len(cie) + 4 + 16 * count, 16)
+    backs = range(len(CIE) + 4, len(CIE) + 4 + 16 * count, 16)
     entries = b"".join(struct.pack("<IIiI", 12, back, 0, 1) for back in backs)
-    return make_elf([(b".eh_frame", 1, 2, TEXT, cie + entries, 0, 0)])
+    return make_elf([(b".eh_frame", 1, 2, TEXT, CIE + entries, 0, 0)])
 
 
 def packed(content):
@@ -145,9 +144,7 @@ def packed_with_a_dictionary():
 def packed_symbols():
     """Returns a program whose compressed debug file has a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
-    table = b".symtab", 2, 0, 0, entries * 2, 3, 24
-    image = make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
-    return packed(lzma.compress(image, preset=0))
+    return packed(lzma.compress(with_symbols(entries * 2, names), preset=0))
 
 
 def stubs():

@@ -42,14 +42,18 @@ def read(folder, content, limit_mib, count, detail="names"):
     return json.loads(done.stdout)
 
 
+def check_memory(report, limit_mib):
+    """Checks that reading took limited memory, and that the good file has its name."""
+    added_kib = report["peak_kib"] - report["before_kib"]
+    assert added_kib <= (limit_mib + SLACK_MIB) * 1024, report
+    assert report["good"] == [["good_000000"]], report
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_within_the_limit(tmp_path, kind):
     count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
-    # Tables within the limit are evicted to make room for reads.
-    added_kib = report["peak_kib"] - report["before_kib"]
-    assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report
-    assert report["good"] == [["good_000000"]], report
+    check_memory(report, LIMIT_MIB)  # tables within the limit are evicted to make room for reads
     counts = report["counts"]
     assert counts["loaded"] + counts["refused"] == 1 + count, report
 
@@ -59,10 +63,8 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
     """Child processes convert the DWARF, so that the reading process holds none of it."""
     count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
-    added_kib = report["peak_kib"] - report["before_kib"]
-    assert added_kib <= (DWARF_LIMIT_MIB + SLACK_MIB) * 1024, report
+    check_memory(report, DWARF_LIMIT_MIB)
     assert report["peak_kib"] <= 80 << 10, report
-    assert report["good"] == [["good_000000"]], report
     assert report["counts"]["loaded"] == 1 + count, report  # at least the names are loaded
     if kind in hostile_dwarf.LARGE:
         (reason,) = report["reasons"]
@@ -82,9 +84,7 @@ def test_go_lines_are_read_within_the_limit(tmp_path):
     assert counts["evicted"]
     # Each function takes thirteen bytes for the name and eight for lines.
     assert counts["bytes"] >= kept * 21 * GO_FUNCTIONS, report
-    added_kib = report["peak_kib"] - report["before_kib"]
-    assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report
-    assert report["good"] == [["good_000000"]], report
+    check_memory(report, LIMIT_MIB)
 
 
 def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
