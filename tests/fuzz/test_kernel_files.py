@@ -63,11 +63,18 @@ def damaged(draw, kind):
     return bytes(data)
 
 
+FIELDS = st.lists(
+    st.binary(max_size=20)
+    | st.sampled_from([b"ffffffff81000000", b"T", b"t", b"name", b"[m]", b"\t", b"\n", b"0" * 16]),
+    max_size=60,
+).map(b" ".join)
+
+
 def pieces(data, size):
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-@given(damaged("kallsyms"), st.integers(1, 300))
+@given(damaged("kallsyms") | FIELDS, st.integers(1, 300))
 @EXAMPLES
 @example(b"ffffffff81000000 T a\tb\n\t[m]\n", 7)
 @example(b"ffffffffffffffff T last\n", 64)

@@ -27,8 +27,6 @@ def records(draw):
     return struct.pack("=IHH", kind, 0, size) + body
 
 
-@pytest.mark.fuzz
-@settings(max_examples=2000, deadline=None)
 def look_up_all(table, history, steps):
     """Looks up each address before and after every step; yields time, result, and true names."""
     for number in range(steps + 2):
@@ -43,6 +41,8 @@ def look_up_all(table, history, steps):
             yield time_ns, table.lookup(address, time_ns), true
 
 
+@pytest.mark.fuzz
+@settings(max_examples=2000, deadline=None)
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
 def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
     perf_records = parse_perf_records(data, timed=timed)
