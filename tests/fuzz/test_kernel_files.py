@@ -255,10 +255,8 @@ def sparse_archive():
 UNPACKED = 64 << 20  # the limit in these tests, since a GiB takes seconds to compress
 COPIES = {
     "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(UNPACKED + 1), preset=0)),
-    "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),
     "no xz": ("k.xz", lambda: b"no xz"),
     "sparse tar": ("k.tar", sparse_archive),
-    "no tar": ("k.tar", lambda: b"no tar"),
 }
 
 

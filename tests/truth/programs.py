@@ -38,6 +38,13 @@ def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
     return Program(f"C++ {name}", ("g++",), ("{made}", *arguments), make)
 
 
+def _go(
+    name: str, *options: str, source: str = "work.go", needs: Sequence[str] = ("go", "gcc")
+) -> Program:
+    make = ("go", "build", *options, "-o", "{made}", f"{{source}}/{source}")
+    return Program(name, needs, ("{made}",), make, share=_GO_SHARE)
+
+
 _ALL = ("signals", "threads")
 _GO_SHARE = 0.95
 """The required share for Go, lower since a busy Go runtime often switches stacks."""
@@ -47,34 +54,10 @@ PROGRAMS = (
     _compiled("static", "-O3", "-static", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("rules", "-O2", "-no-pie", arguments=("rules",)),
     Program("Rust", ("rustc",), ("{made}",), ("rustc", "-O", "{source}/work.rs", "-o", "{made}")),
-    Program(
-        "Go",
-        ("go",),
-        ("{made}",),
-        ("go", "build", "-o", "{made}", "{source}/work.go"),
-        share=_GO_SHARE,
-    ),
-    Program(
-        "Go PIE",
-        ("go",),
-        ("{made}",),
-        ("go", "build", "-buildmode=pie", "-o", "{made}", "{source}/work.go"),
-        share=_GO_SHARE,
-    ),
-    Program(
-        "Go linked by gcc",
-        ("go", "gcc"),
-        ("{made}",),
-        ("go", "build", "-ldflags=-linkmode=external", "-o", "{made}", "{source}/work.go"),
-        share=_GO_SHARE,
-    ),
-    Program(
-        "Go and C",
-        ("go", "gcc"),
-        ("{made}",),
-        ("go", "build", "-o", "{made}", "{source}/cgo.go"),
-        share=_GO_SHARE,
-    ),
+    _go("Go", needs=("go",)),
+    _go("Go PIE", "-buildmode=pie", needs=("go",)),
+    _go("Go linked by gcc", "-ldflags=-linkmode=external"),
+    _go("Go and C", source="cgo.go"),
     Program("node", ("node",), ("node", "{source}/work.js"), share=0.92),
     Program("python3", ("/usr/bin/python3",), ("/usr/bin/python3", "-c", _INTERPRETED)),
     Program(

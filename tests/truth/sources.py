@@ -3,21 +3,28 @@
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from otel_kprofiler.bpf import PROGRAMS
 
 
-class Change(Protocol):
-    """A change of ``old`` to ``new``, at its first occurrence in a source file."""
+class Mutation(NamedTuple):
+    """A change to a source file at the first occurrence of ``old``; none if ``new`` equals ``old``.
+
+    Attributes:
+        minor: the Python version in which a mutation of the Python reader is detectable.
+        churn: whether such a mutation is detectable with short-lived functions.
+    """
 
     name: str
     file: str
     old: str
     new: str
+    minor: str = "3.11"
+    churn: bool = False
 
 
-def copy_sources(folder: Path, mutation: Change | None) -> Path:
+def copy_sources(folder: Path, mutation: Mutation | None) -> Path:
     include = folder / "include"
     shutil.rmtree(include, ignore_errors=True)
     shutil.copytree(PROGRAMS, include)

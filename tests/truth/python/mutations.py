@@ -9,34 +9,17 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_kprofiler.errors import SamplerError
 from tests.interpreters import Python, find_pythons
 from tests.truth.python.judge import Report
 from tests.truth.python.measure import build, churning, measure, running
-from tests.truth.sources import copy_sources
+from tests.truth.sources import Mutation, copy_sources
 
 _SAMPLES = 2000
 _MAX_ABSENT = 0.05
 _FRAMES, _CODE, _THREAD = "python_frames.bpf.h", "python_code.bpf.h", "python_thread.bpf.h"
 _WORD = "return put_word(w, word | find_code(w, l, code));"
-
-
-class Mutation(NamedTuple):
-    """A change to a source file at the first occurrence of ``old``; none if ``new`` equals ``old``.
-
-    Attributes:
-        minor: the Python version in which the mutation is detectable.
-        churn: whether the mutation is detectable with short-lived functions.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    minor: str = "3.11"
-    churn: bool = False
 
 
 _NONE = Mutation("nothing", _CODE, "", "")
