@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from contextlib import suppress
 
 from otel_kprofiler.host import HostFiles
 
@@ -35,10 +36,8 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     processes if ``perf_event_paranoid`` is 1 or less. With 1, it shows them only to holders of
     CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
     """
-    try:
+    # /proc/sys may be missing, as in a container without CAP_SYSLOG
+    with suppress(OSError, ValueError):
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT
-    except (OSError, ValueError):
-        # /proc/sys is missing, as in a container without CAP_SYSLOG
-        return HiddenCause.NO_CAP_SYSLOG
     return HiddenCause.NO_CAP_SYSLOG

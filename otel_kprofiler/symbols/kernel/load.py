@@ -37,7 +37,6 @@ from otel_kprofiler.symbols.kernel.modules import (
     ranges_from_symbols,
     read_module,
     taken_pages,
-    text_base,
 )
 from otel_kprofiler.symbols.kernel.names import END_OF_TEXT
 from otel_kprofiler.symbols.kernel.read import read_pieces
@@ -226,7 +225,7 @@ def make_module(
     """Makes the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
-        base = text_base(table)
+        base = table.address(0) & -PAGE_BYTES  # the best estimate of where its text starts
     following = next_above(base, taken)
     limit = base + listed.size if listed.size else following
     if table is None:

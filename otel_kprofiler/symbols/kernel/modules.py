@@ -146,11 +146,6 @@ def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
             yield address & _PAGE_MASK
 
 
-def text_base(table: SymbolTable) -> int:
-    """Returns the first symbol's page, the best estimate of where a module's text starts."""
-    return table.address(0) & _PAGE_MASK
-
-
 def _page_end(address: int) -> int:
     return (address & _PAGE_MASK) - _PAGE_MASK
 

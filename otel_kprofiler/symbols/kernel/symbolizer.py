@@ -301,12 +301,12 @@ class KernelSymbolizer:
         With ``leaf_exact``, the first address is a program counter rather than a return address.
         ``time_ns`` is a boottime; None means now.
         """
-        view = self._views[0] if time_ns is None else self._view(time_ns)
-        frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
+        time_ns = NOW_NS if time_ns is None else time_ns
+        frames = _frames(self._view(time_ns).frames, pcs, leaf_exact=leaf_exact)
         if self._ksymbols is None or all(map(_MODULE, frames)):
             return frames
         mixed = MixedSide(make_kernel_side(frames, STACK_OK), self._ksymbols)
-        return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
+        return tuple(mixed.at(time_ns).frames)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """Finds all symbols with this linker name, or with this prefix."""
@@ -331,11 +331,11 @@ class KernelSymbolizer:
         ``address`` is a program counter, or a return address minus one. ``time_ns`` is a boottime;
         None means now.
         """
-        view = self._views[0] if time_ns is None else self._view(time_ns)
-        explanation = view.snapshot.explain(address)
+        time_ns = NOW_NS if time_ns is None else time_ns
+        explanation = self._view(time_ns).snapshot.explain(address)
         if self._ksymbols is None or not is_outside(explanation.frame):
             return explanation
-        ksymbol = self._ksymbols.lookup(address, NOW_NS if time_ns is None else time_ns)
+        ksymbol = self._ksymbols.lookup(address, time_ns)
         return explanation if ksymbol is None else explain_ksymbol(ksymbol, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
@@ -363,11 +363,8 @@ class KernelSymbolizer:
         return _View(snapshot.since_ns, snapshot.generation, snapshot, frames)
 
     def _view(self, time_ns: int) -> _View:
-        view = self._views[0]
-        for view in self._views:
-            if time_ns >= view.since_ns:
-                break
-        return view
+        views = self._views
+        return next((view for view in views if time_ns >= view.since_ns), views[-1])
 
 
 def _frames(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from otel_kprofiler.host import (
@@ -86,7 +86,10 @@ class ProcessesResolver:
         """Finds functions by name. Returns an empty list if the process has exited."""
         matches = []
         with self._lock:
-            for mapping, code in self._all_code(process):
+            for mapping in self._mappings(process):
+                code = self._code.get(process, mapping)
+                if isinstance(code, Unresolved):
+                    continue
                 for frame in code.find(name):
                     offset = code.find_offset(frame.address)
                     if offset is not None and _shows(mapping, offset):
@@ -135,12 +138,6 @@ class ProcessesResolver:
         # Check this last, because the process may have exited, and its pid may have been reused.
         is_there = find_process(process.tgid, self._files) == process
         return answers if is_there else Unresolved.PROCESS_GONE
-
-    def _all_code(self, process: ProcessKey) -> Iterator[tuple[MemoryMapping, CodeFile]]:
-        for mapping in self._mappings(process):
-            code = self._code.get(process, mapping)
-            if not isinstance(code, Unresolved):
-                yield mapping, code
 
     def _mappings(self, process: ProcessKey) -> list[MemoryMapping]:
         try:

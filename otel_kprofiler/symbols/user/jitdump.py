@@ -16,7 +16,6 @@ then, lookups at their addresses return the names of the former code.
 
 from __future__ import annotations
 
-import re
 import struct
 from bisect import bisect_right
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import (
     FileRequest,
     HostFiles,
-    MemoryMapping,
     ReferableFiles,
     open_mapped,
     parse_mappings,
@@ -49,7 +47,6 @@ from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 MAX_SOURCE_BYTES: Final = 1 << 20
 """Memory limit for source file names of a process; further names are dropped."""
-_NAME: Final = re.compile(r"/jit-(\d+)\.dump$")
 _MAGIC: Final = 0x4A695444
 _HEADER: Final = struct.Struct("=IIIIIIQQ")
 _OTHER_CLOCK: Final = 1  # JITDUMP_FLAGS_ARCH_TIMESTAMP
@@ -306,7 +303,9 @@ class JitDump(JitFile[Record]):
         shift_ns = _read_clock_shift(self._process, self._files)
         if not maps or not is_running(self._process, self._files):
             raise ProcessLookupError(f"process {self._process.tgid} has exited")
-        mapping = find_dump(maps, writer.pid)
+        name = f"/jit-{writer.pid}.dump"
+        mappings = parse_mappings(maps, only_code=True)
+        mapping = next((each for each in mappings if each.path.endswith(name)), None)
         self._is_mapped = mapping is not None
         if mapping is None:
             raise FileNotFoundError(f"process {self._process.tgid} has no jitdump")
@@ -329,22 +328,16 @@ class JitDump(JitFile[Record]):
 
     def _apply(self, event: Record, now_ns: int) -> None:
         time_ns = event.time_ns - self._shift_ns + self._suspended_ns
-        if not 0 <= time_ns <= now_ns or self._parser.has_other_clock:
-            self._apply_at(event, None, now_ns)
-        else:
-            self._apply_at(event, time_ns, now_ns)
-
-    def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
-        until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
-        if isinstance(record, Closed):
+        is_timed = 0 <= time_ns <= now_ns and not self._parser.has_other_clock
+        until_ns = time_ns - self._slack_ns - 1 if is_timed else self._read_ns
+        if isinstance(event, Closed):
             self._table.end_all(until_ns)
             return
-        codes = [record.code] if isinstance(record, Loaded) else self._move(record)
-        for code in codes:
-            if time_ns is None:
-                self._add(code, now_ns)
-            else:
+        for code in [event.code] if isinstance(event, Loaded) else self._move(event):
+            if is_timed:
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
+            else:
+                self._add(code, now_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
         """Returns an unnamed entry for the old address, and a named entry for the new one."""
@@ -370,18 +363,6 @@ class JitDump(JitFile[Record]):
         file, line = find_place(code.lines, address - code.start)
         name = super()._describe(code, address)
         return name._replace(file=self._parser.sources[file], line=line) if line else name
-
-
-def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """Finds the mapping of a process's dump in the content of ``/proc/PID/maps``.
-
-    ``pid`` is the pid in the process's pid namespace.
-    """
-    for mapping in parse_mappings(maps, only_code=True):
-        named = _NAME.search(mapping.path)
-        if named and named[1] == str(pid):
-            return mapping
-    return None
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:

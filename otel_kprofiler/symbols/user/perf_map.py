@@ -68,7 +68,32 @@ class PerfMap(JitFile[JitCode]):
         self._clock, self._root = clock, root
 
     def _open_file(self) -> int:
-        return open_perf_map(self._process, self._files, self._clock, self._root)
+        """Open the map in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
+
+        Raises ``OSError`` unless the map is a regular file that is owned by the process's user or
+        root, not world-writable, and written since the process started.
+        """
+        process, root = self._process, self._root
+        writer = read_writer(process, self._files)
+        began_ns = self._clock.to_unix_ns(process.start_time_ns or 0)
+        refusal: OSError = FileNotFoundError(f"process {process.tgid} has no perf map")
+        for directory in (f"{root}/proc/{process.tgid}/root/tmp", f"{root}/tmp"):  # noqa: S108 - not trusted
+            try:
+                fd = _open_in(directory, f"perf-{writer.pid}.map")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                refusal = error
+                continue
+            status = os.fstat(fd)
+            is_new = status.st_mtime_ns >= began_ns - _FILE_TIME_NS
+            if is_only_of(writer, status) and is_new and is_running(process, self._files):
+                return fd
+            os.close(fd)
+            refusal = PermissionError(
+                f"the perf map of process {process.tgid} is outdated, or other users can write it"
+            )
+        raise refusal
 
     def _parse(self, text: bytes, left: int) -> Parsed[JitCode]:
         used = text.rfind(b"\n") + 1
@@ -82,34 +107,6 @@ class PerfMap(JitFile[JitCode]):
     def _set_mark(self, text: bytes) -> None:
         self._mark = (self._mark + text)[-_TAIL_BYTES:]
         self._mark_at = self._offset - len(self._mark)
-
-
-def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> int:
-    """Open the map of a process in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
-
-    Raises ``OSError`` unless the map is a regular file that is owned by the process's user or root,
-    not world-writable, and written since the process started.
-    """
-    writer = read_writer(process, files)
-    began_ns = process.start_time_ns or 0
-    refusal: OSError = FileNotFoundError(f"process {process.tgid} has no perf map")
-    for directory in (f"{root}/proc/{process.tgid}/root/tmp", f"{root}/tmp"):  # noqa: S108 - not trusted
-        try:
-            fd = _open_in(directory, f"perf-{writer.pid}.map")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            refusal = error
-            continue
-        status = os.fstat(fd)
-        is_new = status.st_mtime_ns >= clock.to_unix_ns(began_ns) - _FILE_TIME_NS
-        if is_only_of(writer, status) and is_new and is_running(process, files):
-            return fd
-        os.close(fd)
-        refusal = PermissionError(
-            f"the perf map of process {process.tgid} is outdated, or other users can write it"
-        )
-    raise refusal
 
 
 def _open_in(directory: str, name: str) -> int:

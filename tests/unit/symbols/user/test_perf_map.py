@@ -13,7 +13,7 @@ from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES, MadeFunction
 from otel_kprofiler.symbols.user.jit_table import MAX_FORMER_BYTES, JitCode, JitTable
-from otel_kprofiler.symbols.user.perf_map import PerfMap, open_perf_map, parse_perf_map
+from otel_kprofiler.symbols.user.perf_map import PerfMap, parse_perf_map
 
 ME = ProcessKey(os.getpid(), read_start_ticks(Access(), "self") * TICK_NS)
 
@@ -206,12 +206,13 @@ def test_a_symlink_in_place_of_the_directory_is_not_followed(path, opened):
         opened.update(10)
 
 
-def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_path):
+def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, opened, tmp_path):
     path.write_bytes(b"1 1 a\n")
     for start_time_ns in (None, ME.start_time_ns - TICK_NS, ME.start_time_ns + TICK_NS):
+        earlier = ProcessKey(ME.tgid, start_time_ns)
         with pytest.raises(OSError):
-            open_perf_map(ProcessKey(ME.tgid, start_time_ns), Access(), Clock(), str(tmp_path))
-    os.close(open_perf_map(ME, Access(), Clock(), str(tmp_path)))
+            PerfMap(earlier, Access(), Clock(), str(tmp_path)).update(10)
+    assert not opened.update(10)
 
 
 def test_memory_and_time_for_a_large_map_are_bounded(path, opened):
