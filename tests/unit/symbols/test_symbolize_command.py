@@ -16,7 +16,6 @@ from otel_kprofiler.cli.symbolize_output import parse_address
 from otel_kprofiler.elf import FileSource, hash_file
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     USER_SIDE,
     BuildId,
     FileId,
@@ -24,18 +23,15 @@ from otel_kprofiler.model import (
     Frame,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.symbols import ElfResolver, FileIdentity, InstalledFiles, SymbolSources
 from otel_kprofiler.symbols.resolvers import installed
 from tests.unit.symbols.user.elf_programs import build, symbols_of, tool
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -230,10 +226,11 @@ def user_module(path, **changes):
     return Module(**{**given, **changes})
 
 
-def make_window(frames):
-    samples = [WindowSample(Stack.from_frames(frames), 5, "cat", 1, None, [10**18 + 5])]
-    resources = [ResourceSamples(Resource({"process.pid": 5}), samples)]
-    return Window(10**18, 10**18 + 1000, [Profile(ON_CPU, 1000, resources)])
+def encode(frames, **options):
+    """Returns a payload with one sample."""
+    sample = WindowSample(Stack.from_frames(frames), 5, "cat", 1, None, [10**18 + 5])
+    window = make_window(10**18, 10**18 + 1000, ({"process.pid": 5}, [sample]), period_ns=1000)
+    return encode_window(window, **options).batches[0].payload
 
 
 def frames_of(payload):
@@ -255,7 +252,7 @@ def test_a_payload_is_symbolized_from_local_files(symbolize, tmp_path, programs,
         Frame(None, 0x7F0000001000, (), 0, USER_SIDE, Unresolved.NO_FILE),
     )
     path, output = tmp_path / "in", tmp_path / "out"
-    path.write_bytes(encode_window(make_window(frames), form=form).batches[0].payload)
+    path.write_bytes(encode(frames, form=form))
     words = ("--payload", path, "-o", output, "--debug-directory", debug)
     words += ("--elf", program, "--elf", unmarked, "--elf", stripped)
     status, _, errors = symbolize(*words)
@@ -307,7 +304,7 @@ def test_symbols_of_missing_files_come_from_servers(symbolize, tmp_path, server,
     elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
     frames = (Frame(elsewhere, whole["hidden"][0], (), 0, USER_SIDE),)
     path, output = tmp_path / "in", tmp_path / "out"
-    path.write_bytes(encode_window(make_window(frames)).batches[0].payload)
+    path.write_bytes(encode(frames))
     words = ("--payload", path, "-o", output, "--force")
     assert symbolize(*words)[0] == 1
     assert symbolize(*words, "--debuginfod")[0] == 0
@@ -322,7 +319,7 @@ def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
         Frame(module, 0x1000, (), 0, USER_SIDE),
     )
     path, output = tmp_path / "in", tmp_path / "out"
-    path.write_bytes(encode_window(make_window(frames)).batches[0].payload)
+    path.write_bytes(encode(frames))
     status, _, errors = symbolize("--payload", path, "-o", output)
     assert (status, errors.splitlines()[0]) == (1, "named 0 of 2 locations")
     assert output.read_bytes() == path.read_bytes()
