@@ -3,7 +3,6 @@
 import gzip
 import lzma
 import os
-import struct
 import tarfile
 import threading
 from pathlib import Path
@@ -26,6 +25,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
 from tests.examples import examples
+from tests.ksymbol_records import ksymbol, program
 
 EXAMPLES = examples("symbols.md")
 COMPRESS = {
@@ -226,25 +226,14 @@ def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
-def loaded(program_id, tag):
-    """Returns a PERF_RECORD_BPF_EVENT, which follows the records of the program's functions."""
-    return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
-
-
-def ksymbol(time_ns, start, length, name, *, removed=False):
-    body = struct.pack("=QIHH", start, length, 1, removed) + name.encode() + b"\0"
-    body += bytes(-len(body) % 8) + struct.pack("=Q", time_ns)
-    return struct.pack("=IHH", 17, 0, 8 + len(body)) + body
-
-
 def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"
     records = b"".join((
-        ksymbol(1000, address, 64, first), loaded(1, first[9:25]),
-        ksymbol(2000, address, 64, first, removed=True),
-        ksymbol(20_000_000, address, 64, second), loaded(2, second[9:25]),
+        ksymbol(address, first, time_ns=1000), program(1, first[9:25], time_ns=0),
+        ksymbol(address, first, removed=True, time_ns=2000),
+        ksymbol(address, second, time_ns=20_000_000), program(2, second[9:25], time_ns=0),
     ))  # fmt: skip
     given = {"records": records, "end_ns": 30_000_000, "address": address + 8, "time_ns": 1500}
     exec(RECORDED, given)

@@ -15,6 +15,7 @@ from otel_kprofiler.tracking.ksymbol_records import (
     make_changes,
     parse_perf_records,
 )
+from tests.ksymbol_records import ksymbol, program
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-ksymbol"
 BPF, OOL = ModuleKind.BPF, ModuleKind.OUT_OF_LINE
@@ -25,18 +26,6 @@ def captured(name):
     perf_records = parse_perf_records((CAPTURED / f"{name}.records").read_bytes(), timed=False)
     assert not perf_records.damaged
     return perf_records.records
-
-
-def ksymbol(address, name, *, length=64, code=1, removed=False, time_ns=7):
-    text = name.encode() + b"\0"
-    text += bytes(-len(text) % 8)
-    body = struct.pack("=QIHH", address, length, code, removed) + text + struct.pack("=Q", time_ns)
-    return struct.pack("=IHH", 17, 0, len(body) + 8) + body
-
-
-def program(number, tag, *, event=1, time_ns=7):
-    body = struct.pack("=HHI8sQ", event, 0, number, bytes.fromhex(tag), time_ns)
-    return struct.pack("=IHH", 18, 0, len(body) + 8) + body
 
 
 def test_captured_records_of_program_loads_and_unloads_are_parsed():
