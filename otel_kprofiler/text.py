@@ -1,4 +1,4 @@
-"""Escapes untrusted names for files and terminals, and formats counts.
+"""Escapes untrusted names for files and terminals, and formats counts and long texts.
 
 File names are bytes. Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes. Output for people (terminals, tables,
@@ -42,6 +42,14 @@ def _escape(char: str) -> str:
     if _FIRST_BYTE <= code <= _LAST_BYTE:
         return f"\\x{code - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")
+
+
+def cut(text: str, width: int) -> str:
+    """Shortens a string to at most ``width`` columns by removing its middle."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
 def describe_count(count: int, noun: str, plural: str = "") -> str:

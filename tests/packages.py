@@ -119,7 +119,7 @@ PACKAGES = {
     ),
     "viewing": Package(
         "The local page of `view`: its server and its data",
-        "errors formats model otlp serving text",
+        "errors formats late model otlp serving text",
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         configure_logging,
         hold_logging,
         make_formatter,
-        write_all,
     )
     from otel_kprofiler.agent.memory import give_back_memory
 
@@ -30,14 +29,13 @@ __all__ = [
     "make_account_record",
     "make_formatter",
     "prepare",
-    "write_all",
 ]
 
 _MODULES = {
     "agent": "Agent prepare",
     "agent_settings": "AgentConfig agent_config",
     "announcements": "make_account_record",
-    "logs": "JsonFormatter configure_logging hold_logging make_formatter write_all",
+    "logs": "JsonFormatter configure_logging hold_logging make_formatter",
     "memory": "give_back_memory",
 }
 

@@ -26,7 +26,7 @@ from otel_kprofiler.agent.running_exporters import (
 )
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.targets import AgentTargets
-from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.agent.telemetry import Readings, Telemetry
 from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.delivery import Reporter
@@ -115,10 +115,10 @@ class Agent:
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
-        self._telemetry = Telemetry(
+        self._telemetry = Telemetry(Readings(
             self.account, self._generation, self._count_lost_symbols, self._read_cpu_time,
             lambda: self._pipeline.budgets.coarse if self._pipeline else {},
-        )  # fmt: skip
+        ))  # fmt: skip
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
@@ -149,7 +149,8 @@ class Agent:
                 self._notifier.ready(self._status())
                 settle()
                 with self._watchdog.watching():
-                    self._loop()
+                    while self._stop_signal is None:
+                        self._go_round()
                 self._announce_stop()
                 self._notifier.stopping()
                 if self._pipeline:
@@ -241,10 +242,6 @@ class Agent:
         if self._privileges:
             for name in self._privileges.reduce_this_thread():
                 _log.info("dropped %s, which is needed for %s", name, PURPOSES[name])
-
-    def _loop(self) -> None:
-        while self._stop_signal is None:
-            self._go_round()
 
     def _go_round(self) -> None:
         if self._pipeline:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
 from typing import Any, Final
 
-from otel_kprofiler.host import keep_only
+from otel_kprofiler.host import keep_only, write_all
 from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.text import escape_controls, escape_surrogates
 
@@ -119,12 +119,6 @@ class DescriptorHandler(logging.Handler):
             with self._changed:
                 self._size -= len(line)
                 self._changed.notify_all()
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all data to a descriptor; may block. Raises ``OSError`` on failure."""
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def hold_logging() -> None:

@@ -13,9 +13,9 @@ import os
 import platform
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
@@ -27,7 +27,6 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 
-from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import (
     METRICS,
@@ -42,6 +41,9 @@ from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.otlp import encode_metrics
 from otel_kprofiler.version import __version__
+
+if TYPE_CHECKING:
+    from otel_kprofiler.agent.telemetry import Readings
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
 _KIND: Final = "kprofiler.sample.kind"
@@ -58,8 +60,7 @@ _log = logging.getLogger(__name__)
 class SelfMetrics:
     """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
 
-    :class:`~.telemetry.Telemetry` describes the arguments that are functions. ``attributes``
-    are further Resource attributes, besides those that identify the agent.
+    ``attributes`` are further Resource attributes, besides those that identify the agent.
     """
 
     def __init__(
@@ -68,16 +69,9 @@ class SelfMetrics:
         attributes: Mapping[str, Any],
         *,
         interval_s: float,
-        account: Callable[[], Account],
-        generation: Callable[[], int],
-        lost_symbols: Callable[[], Mapping[str, int]],
-        cpu_time: Callable[[], CpuTime],
-        coarse: Callable[[], Mapping[str, int]],
+        readings: Readings,
     ) -> None:
-        self._account = account
-        self._cpu_time = cpu_time
-        self._coarse = coarse
-        self._lost_symbols = lost_symbols
+        self._readings = readings
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
@@ -114,7 +108,7 @@ class SelfMetrics:
             (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
              "Lost code load and unload records, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
-             lambda _: [Observation(generation())], "Kernel symbol changes."),
+             lambda _: [Observation(readings.generation())], "Kernel symbol changes."),
             (counter, "process.cpu.time", "s", self._process_time, "CPU time of the agent."),
             (counter, "kprofiler.cpu.time", "s", self._other_time,
              "CPU time of the agent outside its process, by kprofiler.cpu.part."),
@@ -158,7 +152,7 @@ class SelfMetrics:
                 yield exporter, kind
 
     def _kinds(self) -> Iterator[tuple[Account, dict[str, str]]]:
-        for kind, account in self._account().kinds.items():
+        for kind, account in self._readings.account().kinds.items():
             yield account, {_KIND: kind}
 
     def _taken(self, _: CallbackOptions) -> Iterator[Observation]:
@@ -170,20 +164,20 @@ class SelfMetrics:
             yield Observation(account.missed, kind)
 
     def _coarse_samples(self, _: CallbackOptions) -> Iterator[Observation]:
-        for detail, count in self._coarse().items():
+        for detail, count in self._readings.coarse().items():
             yield Observation(count, {_COARSE: detail})
 
     def _lost_records(self, _: CallbackOptions) -> Iterator[Observation]:
-        for cause, count in self._lost_symbols().items():
+        for cause, count in self._readings.lost_symbols().items():
             yield Observation(count, {"error.type": cause})
 
     def _process_time(self, _: CallbackOptions) -> Iterator[Observation]:
-        times = self._cpu_time()
+        times = self._readings.cpu_time()
         yield Observation(times.user, {"cpu.mode": "user"})
         yield Observation(times.system, {"cpu.mode": "system"})
 
     def _other_time(self, _: CallbackOptions) -> Iterator[Observation]:
-        times = self._cpu_time()
+        times = self._readings.cpu_time()
         yield Observation(times.children, {"kprofiler.cpu.part": "children"})
         yield Observation(times.programs, {"kprofiler.cpu.part": "programs"})
 

@@ -22,16 +22,13 @@ class Notifier:
     Never blocks. If the socket is full, a later :meth:`alive` sends the message, unless a newer
     message has superseded it. Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``,
     which systemd sets for its services.
-
-    Args:
-        pid: process id to compare with ``WATCHDOG_PID``; by default the id of this process.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
         # A leading @ stands for the zero byte of the abstract namespace.
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        concerned = int(environment.get("WATCHDOG_PID") or 0) in (0, pid or os.getpid())
+        concerned = int(environment.get("WATCHDOG_PID") or 0) in (0, os.getpid())
         microseconds = int(environment.get("WATCHDOG_USEC") or 0)
         self.watchdog_interval_s = microseconds / 1e6 if concerned and microseconds > 0 else None
         self._next_alive = 0.0

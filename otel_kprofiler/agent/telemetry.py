@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from otel_kprofiler.agent.metrics import SelfMetrics
 
 
-class Telemetry:
-    """The agent's own metrics, as currently configured.
+class Readings(NamedTuple):
+    """Functions that return the agent's numbers. A thread of the OpenTelemetry SDK calls them.
 
-    The functions below are called by a thread of the OpenTelemetry SDK.
-
-    Args:
+    Attributes:
         account: returns the account of all samples.
         generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
@@ -30,19 +28,18 @@ class Telemetry:
         coarse: returns the number of samples that lack a detail, by detail.
     """
 
-    def __init__(
-        self,
-        account: Callable[[], Account],
-        generation: Callable[[], int],
-        lost_symbols: Callable[[], Mapping[str, int]],
-        cpu_time: Callable[[], CpuTime],
-        coarse: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        self._account = account
-        self._generation = generation
-        self._lost_symbols = lost_symbols
-        self._cpu_time = cpu_time
-        self._coarse = coarse
+    account: Callable[[], Account]
+    generation: Callable[[], int]
+    lost_symbols: Callable[[], Mapping[str, int]]
+    cpu_time: Callable[[], CpuTime]
+    coarse: Callable[[], Mapping[str, int]]
+
+
+class Telemetry:
+    """The agent's own metrics, as currently configured."""
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
         self._metrics: SelfMetrics | None = None
         self._settings: Any = None
 
@@ -69,14 +66,7 @@ class Telemetry:
             from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 2 MB
 
             self._metrics = SelfMetrics(
-                receivers,
-                config.resource,
-                interval_s=interval_s,
-                account=self._account,
-                generation=self._generation,
-                lost_symbols=self._lost_symbols,
-                cpu_time=self._cpu_time,
-                coarse=self._coarse,
+                receivers, config.resource, interval_s=interval_s, readings=self._readings
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

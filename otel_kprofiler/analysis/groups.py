@@ -224,11 +224,6 @@ WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_S
 LOCK_GROUPINGS: Final = frozenset({"lock", "holder", LOCK_TYPE})
 
 
-def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
-    """Returns the grouping ``name`` in ``GROUPINGS``, or a grouping by the attribute ``name``."""
-    return partial(group_samples, by=name)
-
-
 def select_group(samples: Samples, by: str, key: Key) -> Samples:
     """Returns the samples that count towards a group."""
     column, find = assign(samples, by)

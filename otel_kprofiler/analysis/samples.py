@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from otel_kprofiler.model import (
     NO_WAITS,
@@ -24,8 +24,6 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
-
-_END: Final = 1 << 64
 
 
 class Origin(NamedTuple):
@@ -157,7 +155,7 @@ class Samples:
             values += self.values[start:end]
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
-    def between(self, start_unix_ns: int = 0, end_unix_ns: int = _END) -> Samples:
+    def between(self, start_unix_ns: int, end_unix_ns: int) -> Samples:
         """Returns the samples within an interval. Rows keep only times inside the interval."""
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from otel_kprofiler.text import cut
+
 _MIN_LAST: Final = 16
 
 
@@ -46,11 +48,3 @@ def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> 
         for column, cell in zip(columns, others, strict=False)
     ]
     return "  ".join([*parts, cut(name, room) if room else name])
-
-
-def cut(text: str, width: int) -> str:
-    """Shortens a string to at most ``width`` columns by removing its middle."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[-tail:]}"

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from otel_kprofiler.analysis import (
-    Change,
-    Filter,
-    Part,
-    Samples,
-    compare,
-    find_grouping,
-)
+from otel_kprofiler.analysis import Change, Filter, Part, Samples, compare, group_samples
 from otel_kprofiler.cli import report
 from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
 from otel_kprofiler.cli.moments import Moment, MomentType
@@ -174,7 +168,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
     """Returns no changes in shares if a side has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
-    return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
+    return compare(*parts, partial(group_samples, by=by), per_second=way is Way.TIME)
 
 
 def _load(

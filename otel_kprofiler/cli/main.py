@@ -78,14 +78,10 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
     help="Show the versions of otel-kprofiler, the eBPF loader, the Python interpreter and the "
     "kernel.",
-)
+)  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug messages.")
 @click.pass_context
 def cli(ctx: click.Context, *, debug: bool) -> None:

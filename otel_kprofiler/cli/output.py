@@ -14,7 +14,7 @@ from otel_kprofiler.analysis import find_endpoint_parts, load_samples
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.formats import FORMATS, OutputFormat, SpanTime, leave_out_idle
-from otel_kprofiler.host import NewFile, open_special
+from otel_kprofiler.host import NewFile, open_special, write_all
 from otel_kprofiler.model import KERNEL_SIDE, Window
 from otel_kprofiler.text import describe_count
 
@@ -189,11 +189,11 @@ class Output:
     def _write(self, content: bytes, *, private: bool) -> None:
         if self._file is None:
             if self._special is not None:
-                _write_all(self._special, content)
+                write_all(self._special, content)
             return
         if private:
             os.fchmod(self._file.fd, 0o600)
-        _write_all(self._file.fd, content)
+        write_all(self._file.fd, content)
         others = (
             os.path.basename(path) for path in itertools.islice(number_paths(self.path), 1, None)
         )
@@ -249,12 +249,6 @@ def split_suffix(path: str) -> tuple[str, str]:
     longest = max(map(len, fitting), default=0)
     longest += len(_GZIP) if lower.endswith(_GZIP) else 0
     return path[: len(path) - longest], path[len(path) - longest :]
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def refusal(path: str, option: str, error: OSError) -> ExportError:

@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import stat
-from typing import Final, Self
+from typing import Final
 
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, FileExporter
@@ -31,7 +31,7 @@ _TIMEOUT_MILLIS: Final = 5_000
 
 
 class PartFile:
-    """Context manager that keeps samples in a file until the output file is complete.
+    """Keeps samples in a file until the output file is complete.
 
     The argument ``path`` is the path of the output file. The attribute ``path`` is the path of the
     ``.part`` file. Raises ``BlockingIOError`` if another recording is being written to ``path``.
@@ -62,12 +62,6 @@ class PartFile:
         os.close(self._fd)
         self._fd = -1
         return kept
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close(keep=True)
 
 
 def find_dead(directory: str) -> list[str]:

@@ -50,61 +50,44 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 
 @click.command(name="record")
 @click.option(
-    "-d",
-    "--duration",
-    type=DurationType(),
+    "-d", "--duration", type=DurationType(),
     help="Duration of the recording, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
-)
+)  # fmt: skip
 @click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="FILE",
+    "-o", "--output", "path", metavar="FILE",
     help="Output file, or - for standard output. Default: profile.html, or profile-2.html and so "
     "on if that file exists. --format changes the suffix.",
-)
+)  # fmt: skip
 @click.option(
-    "--export",
-    "address",
-    metavar="URL",
+    "--export", "address", metavar="URL",
     help="Send the samples to the OTLP receiver at this URL: grpc://HOST:PORT, grpcs://HOST:PORT, "
     "or a URL with http:// or https://. Without -o, no file is written. The environment variables "
     "OTEL_EXPORTER_OTLP_[PROFILES_]* provide all other settings. Samples that the receiver does "
     "not accept are kept in NAME.unsent.otlp.",
-)
+)  # fmt: skip
 @click.option(
-    "-f",
-    "--format",
-    "form",
-    type=click.Choice([row.name for row in FORMATS]),
+    "-f", "--format", "form", type=click.Choice([row.name for row in FORMATS]),
     help="Output format. By default, the suffix of FILE selects the format. If FILE ends in .gz, "
     "it is compressed.",
-)
+)  # fmt: skip
 @click.option(
     "--on-cpu/--no-on-cpu", "on_cpu", default=None,
     help="Sample the code running on CPUs. This is the default unless -e names other events.",
 )  # fmt: skip
 @sampling_options
 @click.option(
-    "--module",
-    "modules",
-    multiple=True,
-    metavar="NAME",
+    "--module", "modules", multiple=True, metavar="NAME",
     help="Keep only stacks with frames in this kernel module, loadable or built in. May be "
     "repeated.",
-)
+)  # fmt: skip
 @click.option(
-    "--raw",
-    "raw_path",
-    metavar="FILE",
+    "--raw", "raw_path", metavar="FILE",
     help="Also write the raw samples, with everything needed to replay them on any host.",
-)
+)  # fmt: skip
 @click.option(
-    "--replay",
-    "replay_path",
-    metavar="FILE",
+    "--replay", "replay_path", metavar="FILE",
     help="Replay a file written by --raw instead of sampling.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.argument("words", nargs=-1, metavar="[-- COMMAND ...]")
 def command(

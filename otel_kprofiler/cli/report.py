@@ -93,19 +93,13 @@ class GroupingType(click.ParamType[str]):
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="OUT",
+    "-o", "--output", "path", metavar="OUT",
     help="Write the samples to OUT instead, in one of the formats of record.",
-)
+)  # fmt: skip
 @click.option(
-    "-f",
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
+    "-f", "--format", "form", type=click.Choice(_FORMATS),
     help="Format of OUT. By default, the suffix of OUT selects the format.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
@@ -135,12 +129,9 @@ class GroupingType(click.ParamType[str]):
     "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs, such as 0-3,8."
 )
 @click.option(
-    "--module",
-    "modules",
-    multiple=True,
-    metavar="NAME",
+    "--module", "modules", multiple=True, metavar="NAME",
     help="Only stacks with frames in this kernel module.",
-)
+)  # fmt: skip
 @click.option(
     "--function", "functions", multiple=True, metavar="NAME", help="Only stacks with this function."
 )

@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from otel_kprofiler.analysis import PART, Group, Key
-from otel_kprofiler.cli.columns import Column, cut, layout
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.cli.columns import Column, layout
+from otel_kprofiler.text import cut, escape_controls
 
 FRAMES: Final = frozenset({"function", "line", "module"})
 """Groupings in which a sample counts in the group of each of its frames."""
@@ -69,18 +69,12 @@ def table(
         shares = [f"{group.kernel / (group.own or 1):.0%}" for group in groups]
         columns.insert(2, Column("kernel", shares, 5))
     if by in _PLACES:
-        places = [escape_controls(group.key.place) for group in groups]
-        if width:
-            room = max(_MIN_PLACE, min(_MAX_PLACE, width // 3))
-            places = [cut(place, room) for place in places]
-        columns.append(Column(_PLACES[by], places, 4, is_text=True))
+        columns.append(_text_column(_PLACES[by], [group.key.place for group in groups], 4, width))
     if endpoints:
-        texts = [escape_controls(endpoints.get(group.key, "-")) for group in groups]
-        if width:
-            texts = [cut(text, max(_MIN_PLACE, min(_MAX_PLACE, width // 3))) for text in texts]
-        columns.append(Column("endpoint", texts, 7, is_text=True))
-    names = Column(by, [escape_controls(group.key.name) for group in groups], 10, is_text=True)
-    head, *rows = layout([*columns, names], width)
+        roots = [endpoints.get(group.key, "-") for group in groups]
+        columns.append(_text_column("endpoint", roots, 7, width))
+    names = [escape_controls(group.key.name) for group in groups]
+    head, *rows = layout([*columns, Column(by, names, 10, is_text=True)], width)
     return [
         click.style(head, bold=True),
         *(
@@ -88,6 +82,14 @@ def table(
             for row, part in zip(rows, share, strict=True)
         ),
     ]
+
+
+def _text_column(title: str, texts: Sequence[str], keep: int, width: int | None) -> Column:
+    shown = list(map(escape_controls, texts))
+    if width:
+        room = max(_MIN_PLACE, min(_MAX_PLACE, width // 3))
+        shown = [cut(text, room) for text in shown]
+    return Column(title, shown, keep, is_text=True)
 
 
 def amount(weight: int, unit: str) -> str:

@@ -22,7 +22,7 @@ from otel_kprofiler.analysis import (
     callees,
     callers,
     endpoints_of_spans,
-    find_grouping,
+    group_samples,
     sort_groups,
     spans_with_lines,
     summarize_locks,
@@ -164,7 +164,7 @@ class Report:
         if self.by == "span":
             spans = dict(spans_with_lines(samples))
             return list(spans), spans
-        return find_grouping(self.by)(samples), {}
+        return group_samples(samples, self.by), {}
 
     def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
         """Returns the names of local root spans, by span; empty if the groups are not spans."""

@@ -102,7 +102,7 @@ def _convert(config: Config) -> AgentConfig:
 
 def _print(text: str) -> None:
     """Write to standard output, giving up after a while if no process reads the output."""
-    from otel_kprofiler.agent import write_all  # noqa: PLC0415 - imported with the agent
+    from otel_kprofiler.host import write_all  # noqa: PLC0415 - imported with the agent
 
     def write() -> None:
         try:

@@ -22,21 +22,16 @@ if TYPE_CHECKING:
     "--pid", type=int, help="Resolve addresses in this process, including kernel addresses."
 )
 @click.option(
-    "--elf",
-    "elf_files",
-    multiple=True,
-    metavar="FILE",
+    "--elf", "elf_files", multiple=True, metavar="FILE",
     help="Resolve addresses in this file. For vmlinux, .ko files and their debug files, addresses "
     "are RVAs. For other files, addresses are those in the file (SVMAs). With --kallsyms, function "
     "sizes are read from the file. With --payload, names are read from the file. With several "
     "files, write addresses as ID:ADDR, where ID is a build ID, file ID or path.",
-)
+)  # fmt: skip
 @click.option(
-    "--file-offset",
-    "offsets",
-    is_flag=True,
+    "--file-offset", "offsets", is_flag=True,
     help="With --elf, addresses are offsets in the file. With --pid, addresses are PATH:OFFSET.",
-)
+)  # fmt: skip
 @click.option(
     "--payload",
     metavar="FILE",
@@ -52,12 +47,9 @@ if TYPE_CHECKING:
     help="Also show source lines and inlined functions. Needs the dwarf extra.",
 )
 @click.option(
-    "--debug-directory",
-    "directories",
-    multiple=True,
-    metavar="DIR",
+    "--debug-directory", "directories", multiple=True, metavar="DIR",
     help="Directory to search for debug files. May be repeated. Default: /usr/lib/debug.",
-)
+)  # fmt: skip
 @click.option(
     "--debuginfod", is_flag=True, help="Fetch debug files from the servers in DEBUGINFOD_URLS."
 )
@@ -78,12 +70,9 @@ if TYPE_CHECKING:
     "--kallmodsyms", metavar="FILE", help="With --kallsyms, use this copy of /proc/kallmodsyms."
 )
 @click.option(
-    "--rva",
-    "rvas",
-    multiple=True,
-    metavar="[ID:]ADDR",
+    "--rva", "rvas", multiple=True, metavar="[ID:]ADDR",
     help="With --elf, resolve this address even if it looks like a name.",
-)
+)  # fmt: skip
 @click.option(
     "--explain",
     is_flag=True,

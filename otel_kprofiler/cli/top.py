@@ -41,7 +41,7 @@ from otel_kprofiler.pipeline import (
 )
 from otel_kprofiler.sampling import EbpfSampler
 
-_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
+SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """Schedule of screen updates: one each second, but the first one sooner."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
@@ -191,7 +191,7 @@ class Live:
             self._targets = targets
         self.pipeline: Pipeline[EbpfSampler] = open_live(
             sampling.config(access, targets, None),
-            _SCHEDULE,
+            SCHEDULE,
             self._add,
             access=access,
             clock=clock,

@@ -10,12 +10,12 @@ from typing import Final
 import click
 
 from otel_kprofiler.analysis import Group
-from otel_kprofiler.cli.columns import Column, cut, layout
+from otel_kprofiler.cli.columns import Column, layout
 from otel_kprofiler.cli.report_table import FRAMES
 from otel_kprofiler.cli.top_state import Section, TopState
 from otel_kprofiler.cli.top_windows import CALLEES, CALLERS, Shown, View
 from otel_kprofiler.model import Losses
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import cut, escape_controls
 
 _TITLES: Final = {
     "syscall": "kernel entry",

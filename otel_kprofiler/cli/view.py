@@ -98,11 +98,9 @@ class EndpointType(click.ParamType[str]):
     "read the page.",
 )  # fmt: skip
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
+    "--port", type=click.IntRange(0, 65535), default=0,
     help="Port on which to serve the page. Default: a free port.",
-)
+)  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def command(
     *,

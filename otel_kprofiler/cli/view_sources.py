@@ -17,12 +17,13 @@ from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.sources import Choice, describe_source, load_choice
 from otel_kprofiler.cli.summary import describe_losses
 from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.cli.top import SCHEDULE
 from otel_kprofiler.clickhouse import PAGE, need_of
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.formats import columns, leave_out_idle
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
-from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
+from otel_kprofiler.pipeline import open_live, open_resources, open_symbols
 from otel_kprofiler.viewing import (
     Answer,
     GrpcReceiver,
@@ -36,8 +37,6 @@ from otel_kprofiler.viewing import (
 
 _HTTP_PORT: Final = 4318
 _GIVE_BACK_S: Final = 2.0
-_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Schedule of updates with new samples: one each second, but the first one sooner."""
 
 Choose = Callable[[Sequence[Window]], Sequence[Window]]
 """Function that reduces windows to the samples that match the filters."""
@@ -170,7 +169,7 @@ def open_sampler(
 
     pipeline = open_live(
         sampling.config(access, sampling.find_targets(access), None),
-        _SCHEDULE,
+        SCHEDULE,
         add,
         access=access,
         clock=clock,

@@ -15,23 +15,19 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.durations import Duration, parse_duration
     from otel_kprofiler.config.exporter_types import EXPORTERS
     from otel_kprofiler.config.exposure import find_exposure
-    from otel_kprofiler.config.generate import json_schema, sample
-    from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
+    from otel_kprofiler.config.generate import json_schema
+    from otel_kprofiler.config.load import load_config, parse_config
     from otel_kprofiler.config.load_in_child import PendingConfig
-    from otel_kprofiler.config.receiver import OffCpu, Receiver, ServiceName
+    from otel_kprofiler.config.receiver import Receiver, ServiceName
     from otel_kprofiler.config.section import Exporter
-    from otel_kprofiler.config.service import Service
 
 __all__ = [
     "EXPORTERS",
     "Config",
     "Duration",
     "Exporter",
-    "LoadedConfig",
-    "OffCpu",
     "PendingConfig",
     "Receiver",
-    "Service",
     "ServiceName",
     "dump_config",
     "find_exposure",
@@ -39,7 +35,6 @@ __all__ = [
     "load_config",
     "parse_config",
     "parse_duration",
-    "sample",
 ]
 
 _LATE = {
@@ -48,12 +43,11 @@ _LATE = {
     "durations": "Duration parse_duration",
     "exporter_types": "EXPORTERS",
     "exposure": "find_exposure",
-    "generate": "json_schema sample",
-    "load": "LoadedConfig load_config parse_config",
+    "generate": "json_schema",
+    "load": "load_config parse_config",
     "load_in_child": "PendingConfig",
-    "receiver": "OffCpu Receiver ServiceName",
+    "receiver": "Receiver ServiceName",
     "section": "Exporter",
-    "service": "Service",
 }
 
 __getattr__ = late_names(__name__, _LATE)

@@ -107,13 +107,11 @@ def parse_document(
             ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
         )
     except YAMLError as error:  # forbidden characters: the error has no position
-        message = " ".join(str(error).split())
-        document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
+        document.complain((), f"not YAML: {' '.join(str(error).split())}")
     except (AssertionError, KeyError):  # which one depends on ruamel.yaml's version
-        problem = "not YAML: unknown version after %YAML"
-        document.problems.append(ConfigProblem(path, 0, 0, "", problem))
+        document.complain((), "not YAML: unknown version after %YAML")
     except RecursionError:
-        document.problems.append(ConfigProblem(path, 0, 0, "", "not YAML: nested too deeply"))
+        document.complain((), "not YAML: nested too deeply")
     else:
         if root is not None:
             document.marks[()] = Mark(_place(root), _place(root))

@@ -47,7 +47,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
     indent = "  " * len(path)
     for name, item in items:
         here = (*path, name)
-        key = f"{indent}{_key(name)}:"
+        key = f"{indent}{_quote(name)}:"
         if isinstance(item, Section | Mapping) and (not isinstance(item, Mapping) or item):
             yield key
             yield from yaml_lines(item, here, comment)
@@ -64,15 +64,13 @@ def scalar(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(scalar(item) for item in value)}]"
     if isinstance(value, str):
-        text = _without_password(value).replace("$", "$$")
-        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-        return text if is_plain else json.dumps(text, ensure_ascii=False)
+        return _quote(_without_password(value).replace("$", "$$"))
     return json.dumps(value)
 
 
-def _key(name: str) -> str:
-    is_plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
-    return name if is_plain else json.dumps(name, ensure_ascii=False)
+def _quote(text: str) -> str:
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def _without_password(text: str) -> str:

@@ -22,7 +22,7 @@ from typing import Final
 
 from otel_kprofiler.errors import ExportError, describe_error
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
-from otel_kprofiler.host import AppendedFile
+from otel_kprofiler.host import AppendedFile, write_all
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
 
 STDOUT: Final = "-"
@@ -171,7 +171,7 @@ class FileExporter(ProfileExporter):
         regular = self._file is not None and self._file.regular
         size = os.fstat(self._fd).st_size if regular else 0
         try:
-            _write_all(self._fd, record)
+            write_all(self._fd, record)
         except OSError:
             if regular:
                 # A partial record would make all later records unreadable.
@@ -217,12 +217,6 @@ class FileExporter(ProfileExporter):
             _delete_backups(file, rotation, self._now())
         except OSError as error:
             _log.warning("%s: cannot delete an old file: %s", self.name, describe_error(error))
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _time_text(unix_s: float) -> str:

@@ -9,7 +9,6 @@ from otel_kprofiler.formats.columns import (
     columns,
     compared_columns,
     frame_row,
-    process_row,
     wait_rows,
 )
 from otel_kprofiler.formats.entries import (
@@ -28,7 +27,7 @@ from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
 from otel_kprofiler.formats.select import leave_out_idle, module_names, plain_module, select_modules
 from otel_kprofiler.formats.speedscope import speedscope
-from otel_kprofiler.formats.table import Row, function_rows, table
+from otel_kprofiler.formats.table import function_rows, table
 from otel_kprofiler.formats.thread_dump import describe_ns, dump_folded, dump_json, dump_table
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "FrameRow",
     "Interval",
     "OutputFormat",
-    "Row",
     "SpanTime",
     "assemble",
     "choose_bin_ms",
@@ -63,7 +61,6 @@ __all__ = [
     "pprof",
     "process_id",
     "process_name",
-    "process_row",
     "select_modules",
     "side_remarks",
     "speedscope",

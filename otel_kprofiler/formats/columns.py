@@ -36,7 +36,7 @@ _ROW_BITS: Final = 32
 
 
 class FrameRow(NamedTuple):
-    """A frame as displayed on the page.
+    """A frame as displayed on the page. A row with only a label is a process.
 
     Attributes:
         label: name, followed by the line if the function alone does not identify the code.
@@ -68,11 +68,6 @@ def frame_row(entry: Entry) -> FrameRow:
         entry.file,
         entry.line,
     )
-
-
-def process_row(name: str) -> FrameRow:
-    """Returns the row of a process, which is the root of the process's stacks."""
-    return FrameRow(name)
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
@@ -267,7 +262,7 @@ class _Columns:
             if path is None:
                 rows = map(frame_row, stack_entries(stack))
                 path = self._paths[stack] = tuple(index_of(self._frames, row) for row in rows)
-            root = index_of(self._frames, process_row(process))
+            root = index_of(self._frames, FrameRow(process))
             leaf = index_of(self._nodes, (-1, root))
             for frame in path:
                 leaf = index_of(self._nodes, (leaf, frame))

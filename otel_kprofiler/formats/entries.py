@@ -145,11 +145,8 @@ def side_remarks(side: Side) -> Iterator[Entry]:
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return
-    if status == STACK_TRUNCATED:
-        reason = "the stack is deeper than the limit of frames"
-        yield Entry("[truncated]", "", kind, reason, color=kind.color)
-    elif status in TRUNCATED_STACKS:
-        reason = _TRUNCATED_REASONS[TRUNCATED_STACKS[status]]
+    if status == STACK_TRUNCATED or status in TRUNCATED_STACKS:
+        reason = _TRUNCATED_REASONS[TRUNCATED_STACKS.get(status, StackEnd.FRAME_LIMIT)]
         yield Entry("[truncated]", "", kind, reason, color=kind.color)
     elif status == STACK_NOT_CAPTURED and kind is USER_SIDE:
         reason = "the wait lasted longer than expected: only the kernel stack could be captured"

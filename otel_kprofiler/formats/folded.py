@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from otel_kprofiler.formats.entries import Entry, process_name, stack_entries
-from otel_kprofiler.formats.weights import Weights
+from otel_kprofiler.formats.weights import weigh
 from otel_kprofiler.model import Stack, Window
 from otel_kprofiler.text import escape_controls
 
@@ -30,7 +30,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
         return "".join(f";{fold_frame(entry)}" for entry in stack_entries(stack))
 
     counts: Counter[str] = Counter()
-    for kind, resource, sample, weight in Weights(windows).samples():
+    for kind, resource, sample, weight in weigh(windows):
         root = f"{fold_name(kind)};" if kind else ""
         root += fold_name(process_name(resource, sample.thread_name))
         if threads:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.formats.entries import Entry, stack_entries
 from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import ON_CPU, Profile, ProfileKind, Stack, Window
-from otel_kprofiler.text import describe_count, escape_controls
+from otel_kprofiler.text import cut, describe_count, escape_controls
 
 _NUMBERS: Final = 17  # "  12.3%   45.6%  "
 _MODULE: Final = 16
@@ -104,8 +104,4 @@ def _key(entry: Entry) -> tuple[str, str]:
 
 
 def _cut(text: str, width: int) -> str:
-    text = escape_controls(text)
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+    return cut(escape_controls(text), width)

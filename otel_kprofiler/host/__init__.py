@@ -132,7 +132,7 @@ from otel_kprofiler.host.throttling import find_throttling, get_tick_rate
 from otel_kprofiler.host.timer_slack import coarse_timers
 from otel_kprofiler.host.tracepoint_specs import VALUES, TracepointSpec, ValueSource
 from otel_kprofiler.host.uevents import Uevents
-from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
+from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory, write_all
 
 __all__ = [
     "CONTEXTS",
@@ -266,4 +266,5 @@ __all__ = [
     "signal_pidfd",
     "suggest_events",
     "walk_cgroups",
+    "write_all",
 ]

@@ -31,6 +31,13 @@ _NO_FILE: Final = "it is not a regular file"
 _PLAIN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Write all data to a descriptor; may block. Raises ``OSError`` on failure."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
 class NewFile:
     """A file that appears under its name when complete, or not at all.
 

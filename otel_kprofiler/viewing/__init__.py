@@ -6,9 +6,9 @@ Receivers are imported on first use, because they load gRPC and protobuf.
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_kprofiler.late import late_names
 from otel_kprofiler.serving import is_loopback
 from otel_kprofiler.viewing.query import StoreAnswers
 from otel_kprofiler.viewing.server import (
@@ -46,16 +46,13 @@ __all__ = [
     "is_loopback",
 ]
 
-_LATE = {
-    "Counts": "receiver", "GrpcReceiver": "grpc_receiver", "HttpReceiver": "receiver",
-    "Intake": "receiver",
-}  # fmt: skip
+_MODULES = {"grpc_receiver": "GrpcReceiver", "receiver": "Counts HttpReceiver Intake"}
+
+_load = late_names(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # gRPC reads this on import. Without this setting, messages about clients could fill the
     # terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    return _load(name)

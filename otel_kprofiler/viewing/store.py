@@ -26,7 +26,6 @@ from otel_kprofiler.formats import (
     frame_row,
     process_id,
     process_name,
-    process_row,
     side_remarks,
     wait_rows,
 )
@@ -307,7 +306,7 @@ class _Paths:
         leaf = self._leaves.get((process, stack))
         if leaf is None:
             leaf = 0
-            for frame in (self._frame(process_row(process)), *self._path(stack)):
+            for frame in (self._frame(FrameRow(process)), *self._path(stack)):
                 leaf = self._below(leaf, frame)
             self._leaves[process, stack] = leaf
         for row in wait_rows(sample):

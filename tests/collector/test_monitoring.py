@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.cpu_time import CpuTime
-from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.agent.telemetry import Readings, Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
@@ -127,13 +127,10 @@ def prometheus(tmp_path_factory):
     running = Prometheus(tmp_path_factory.mktemp("prometheus"))
     with contextlib.closing(running):
         running.wait_until(lambda: running.ask("status/buildinfo"))
-        telemetry = Telemetry(
-            lossy_account,
-            lambda: 7,
-            lambda: {"queue_full": 4},
-            lambda: CpuTime(1.5, 0.5, 2.0, 0.25),
-            lambda: {"stack": 8},
-        )
+        telemetry = Telemetry(Readings(
+            lossy_account, lambda: 7, lambda: {"queue_full": 4},
+            lambda: CpuTime(1.5, 0.5, 2.0, 0.25), lambda: {"stack": 8},
+        ))  # fmt: skip
         with contextlib.closing(telemetry):
             config = AGENT.format(endpoint=f"{running.address}/api/v1/otlp")
             parsed = parse_config(config, path="agent.yaml", environ={})

@@ -280,7 +280,7 @@ MUTATIONS = [
     Mutation("names that are not UTF-8: reports", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/formats/test_formats.py"),
     Mutation("names that are not UTF-8: OTLP", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/otlp/test_encode.py"),
     Mutation("terminal escapes: commands", "otel_kprofiler/cli/terminal.py", 'map(escape_controls, text.split("\\n"))', 'text.split("\\n")', "tests/unit/test_terminal.py"),
-    Mutation("terminal escapes: tables", "otel_kprofiler/formats/table.py", "    text = escape_controls(text)\n", "", "tests/unit/formats/test_text.py"),
+    Mutation("terminal escapes: tables", "otel_kprofiler/formats/table.py", "cut(escape_controls(text), width)", "cut(text, width)", "tests/unit/formats/test_text.py"),
     Mutation("terminal escapes: folded", "otel_kprofiler/formats/folded.py", "return escape_controls(", "return str(", "tests/unit/formats/test_text.py"),
     Mutation("turns of one process that cost more than others'", FAIR, "            self._costs[group][turn.owner] += cpu_ns + children_ns\n", "", f"{TURNS}::test_an_owner_of_costly_work_gets_fewer_turns"),
     Mutation("one process uses up the CPU time of all", FAIR, "        if new:\n", "        if False:\n", f"{TURNS}::test_costly_work_of_one_owner_does_not_delay_others"),

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.cpu_time import CpuTime
-from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.agent.telemetry import Readings, Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
@@ -71,10 +71,10 @@ def receiver():
 
 @pytest.fixture
 def telemetry():
-    telemetry = Telemetry(
+    telemetry = Telemetry(Readings(
         lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4}, lambda: CpuTime(1.5, 0.5, 2.0, 0.25),
         lambda: {"stack": 8, "group": 9},
-    )  # fmt: skip
+    ))  # fmt: skip
     yield telemetry
     telemetry.close()
 
@@ -275,7 +275,7 @@ def test_the_sdk_is_not_loaded_if_metrics_are_disabled():
         "from types import SimpleNamespace as N\n"
         "from otel_kprofiler.agent.telemetry import Telemetry\n"
         "config = N(exporters={}, resource={}, metrics_interval_s=5, sends_metrics=False)\n"
-        "Telemetry(None, None, None, None).configure(config)\n"
+        "Telemetry(None).configure(config)\n"
         "sys.exit('opentelemetry.sdk' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
