@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.formats import html
+from tests.browser.flame_graph import PROFILE
 
 SWITCHES = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
@@ -116,17 +117,18 @@ class Browser:
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
         )
 
-    def mouse(self, kind, x, y):
+    def mouse(self, kind, x, y, button="left"):
         held = 0 if kind == "mouseReleased" else 1
+        button = "none" if kind == "mouseMoved" else button
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, clickCount=1,
-                  button="none" if kind == "mouseMoved" else "left", buttons=held)  # fmt: skip
+                  button=button, buttons=held)  # fmt: skip
 
     def click(self, selector):
         self.click_at(*self.center(selector))
 
-    def click_at(self, x, y):
-        self.mouse("mousePressed", x, y)
-        self.mouse("mouseReleased", x, y)
+    def click_at(self, x, y, button="left"):
+        self.mouse("mousePressed", x, y, button)
+        self.mouse("mouseReleased", x, y, button)
 
     def drag(self, start, end):
         self.mouse("mousePressed", *start)
@@ -154,3 +156,9 @@ def browser(tmp_path_factory):
     browser = Browser(binary, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    browser.show([PROFILE], title="A & B")
+    return browser

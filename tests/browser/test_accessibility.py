@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.model import USER_SIDE, FileId, Frame, Line, Module, ModuleKind
-from tests.browser.test_flamegraph import PROFILE, sample, window
+from tests.browser.flame_graph import PROFILE, sample, window
 
 AXE = Path(__file__).parents[2] / "viewer/node_modules/axe-core/axe.min.js"
 FOUND = """axe.run().then(found => found.violations.map(

@@ -5,22 +5,13 @@ from dataclasses import replace
 import pytest
 
 from otel_kprofiler.model import OFF_CPU, Profile, Resource, ResourceSamples, Stack, WindowSample
-from tests.browser.test_flamegraph import PROFILE, SYSCALL, page, rows, text, window
-
-__all__ = ["page"]
+from tests.browser.flame_graph import PROFILE, SYSCALL, go, rows, text, window
 
 REASON = """(one => one?.checkVisibility() ? one.textContent : null)(
   document.querySelector(".empty p"))"""
 WAYS = "[...document.querySelectorAll('.empty button')].map(one => one.textContent)"
 IDS = """Object.fromEntries(viewer.profile().functions.map(
   one => [viewer.profile().name(one.frame), one.id]))"""
-
-
-def go(browser, address):
-    browser.evaluate(
-        "new Promise(done => { addEventListener('popstate', () => done(), { once: true });"
-        f"location.hash = '{address}' }})"
-    )
 
 
 def test_a_view_with_samples_shows_no_empty_state_message(page):
@@ -98,8 +89,9 @@ def test_a_kind_without_samples_offers_another_kind(browser):
     assert browser.evaluate("document.getElementById('kind').value") == "off_cpu"
 
 
-def test_a_recording_without_samples_says_so(browser):
-    browser.show([window()])
+@pytest.mark.parametrize("windows", [[], [window()]])
+def test_a_recording_without_samples_says_so(browser, windows):
+    browser.show(windows)
     assert browser.evaluate(REASON).startswith("The recording has no samples: ")
     assert browser.evaluate(WAYS) == []
 

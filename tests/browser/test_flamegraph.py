@@ -1,6 +1,5 @@
 """The flame graph page in a real browser: what it shows, how it is used, how fast it opens."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -8,111 +7,37 @@ import pytest
 from otel_kprofiler.formats import Interval, compared_columns, html
 from otel_kprofiler.formats import page as page_of
 from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    PYTHON_SIDE,
-    USER_SIDE,
     FileId,
-    Frame,
-    Line,
     Module,
     ModuleKind,
-    Profile,
-    ProfileKind,
-    Resource,
-    ResourceSamples,
     Stack,
-    Unresolved,
-    Window,
     WindowSample,
 )
+from tests.browser.flame_graph import (
+    DASH,
+    HOSTILE,
+    LIBRARIES,
+    PROFILE,
+    PYTHON,
+    READ,
+    SYSCALL,
+    boxes,
+    brushed,
+    choose,
+    fill,
+    frame,
+    hover,
+    names,
+    open_binaries,
+    place,
+    rows,
+    sample,
+    sort,
+    text,
+    user,
+    window,
+)
 from tests.browser.generated import busy_host
-
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("0" * 32), 0)
-EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("1" * 32), 0)
-PROGRAM = Module("bpf_prog_1", ModuleKind.BPF, None, FileId("34" * 16), 0xFFFFFFFFC1000000)
-
-
-def frame(name, module=VMLINUX):
-    return Frame(module, len(name), (Line(name),), 0, KERNEL_SIDE)
-
-
-SYSCALL, READ = frame("do_syscall_64"), frame("vfs_read")
-EXT4_READ = frame("ext4_read", EXT4)
-BPF = frame("bpf_prog_1", PROGRAM)
-GAP = Frame(VMLINUX, 0x300, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
-HANDLER = Frame(None, 0, (Line("View.get", "", "/srv/app/views.py", 42, 40),), 0, PYTHON_SIDE)
-USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
-
-
-def window(*groups):
-    return Window(10**18, 10**18 + 5 * 10**9, [Profile(ON_CPU, 10_101_010, [
-        ResourceSamples(Resource({"process.pid": pid, "process.executable.name": name}), samples)
-        for name, pid, samples in groups
-    ])])  # fmt: skip
-
-
-def sample(frames, count, tid=1, cpu=0):
-    return WindowSample(
-        Stack.from_frames(tuple(frames)), tid, "thread</script>", cpu, None, range(count)
-    )
-
-
-PROFILE = window(
-    ("dd", 7, [
-        sample([EXT4_READ, READ, SYSCALL, USER], 60, tid=7),
-        sample([READ, SYSCALL], 10, tid=8, cpu=1),
-    ]),
-    ("dd", 9, [sample([BPF, SYSCALL], 5, tid=9)]),
-    ("sh", 5, [sample([GAP, SYSCALL], 25, tid=5, cpu=1)]),
-)  # fmt: skip
-
-
-@pytest.fixture
-def page(browser):
-    browser.show([PROFILE], title="A & B")
-    return browser
-
-
-BOXES = """viewer.panes[0].graph.boxes().map(({ box, ...shown }) => ({
-  ...shown, share: Math.round(100 * shown.width / viewer.panes[0].graph.element.clientWidth),
-}))"""
-
-
-def boxes(page, name=None):
-    return [box for box in page.evaluate(BOXES) if name in (None, box["name"])]
-
-
-def names(page):
-    """Returns the width of each drawn box by name, in percent of the graph's width."""
-    return {box["name"]: box["share"] for box in boxes(page)}
-
-
-def text(page, name):
-    return page.evaluate(f"document.getElementById('{name}').textContent")
-
-
-def fill(page, name):
-    return boxes(page, name)[0]["colour"]
-
-
-def place(page, name):
-    """Returns the window coordinates of a box's centre."""
-    box = boxes(page, name)[0]
-    left, top = page.evaluate(
-        "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
-    )
-    return left + box["x"] + box["width"] / 2, top + box["y"] + box["height"] / 2
-
-
-def hover(page, name):
-    for _ in range(40):
-        x, y = place(page, name)
-        for by in (1, 0):
-            page.mouse("mouseMoved", x + by, y)
-        if text(page, "details").startswith(name):
-            return
-        time.sleep(0.05)
 
 
 def test_frame_widths_are_proportional_and_the_page_fetches_nothing(page):
@@ -138,30 +63,6 @@ def test_code_kinds_differ_in_colour_and_unnamed_frames_are_hatched(page):
     details = text(page, "details")
     assert "unresolved: the address lies between the symbols of its module" in details
     assert "25 samples, 25.00%" in details
-
-
-def binary(name):
-    return Module(name, ModuleKind.USER, None, FileId("5" * 32), 0)
-
-
-def user(name, module):
-    return Frame(module, len(name), (Line(name),), 0, USER_SIDE)
-
-
-def open_binaries(browser, names, **view):
-    """Opens a page with one function per binary; the first binary has the most samples."""
-    stacks = [
-        sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))
-        for at, name in enumerate(names)
-    ]
-    unnamed = Frame(binary(names[0]), 9, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
-    stacks.append(sample([SYSCALL, EXT4_READ, BPF, HANDLER, unnamed], 5))
-    browser.show([window(("x", 1, stacks))], **view)
-    return [fill(browser, f"in_{name}") for name in names]
-
-
-PYTHON = "View.get (views.py:42)"
-LIBRARIES = [f"lib{number}.so" for number in range(12)]
 
 
 def test_user_code_is_coloured_by_binary_with_a_legend(browser):
@@ -231,9 +132,6 @@ def test_escape_leaves_the_field_and_keeps_the_search(page):
     assert page.evaluate("document.getElementById('search').value") == "ext4"
     assert page.evaluate("document.activeElement.className") == "graph"
     assert text(page, "matched").startswith("matched 60.00%")
-
-
-HOSTILE = "<img src=x onerror=window.harmed=1>"
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
@@ -330,13 +228,6 @@ def test_callers_merge_common_frames_of_different_stacks(browser):
     ]
 
 
-def choose(page, name, label):
-    page.evaluate(
-        f"(list => {{ list.value = [...list.options].find(o => o.text.startsWith('{label}')).value;"
-        f"list.dispatchEvent(new Event('change')) }})(document.getElementById('{name}'))"
-    )
-
-
 def test_samples_are_filtered_by_process_thread_and_cpu(page):
     choose(page, "process", "dd")
     assert "75 samples" in text(page, "details")
@@ -349,21 +240,6 @@ def test_samples_are_filtered_by_process_thread_and_cpu(page):
     assert "10 samples" in text(page, "details")
     choose(page, "process", "all")
     assert "35 samples" in text(page, "details")
-
-
-def rows(page, table="functions"):
-    """Returns the cells of each row of a table, without the module in the first column."""
-    return page.evaluate(
-        f"[...viewer.panes[0].{table}.body.rows].map(row => [...row.cells].map(cell =>"
-        "(cell.querySelector('button, span') ?? cell).textContent))"
-    )
-
-
-def sort(page, heading):
-    page.evaluate(
-        "[...document.querySelectorAll('th button')]"
-        f".find(button => button.textContent === '{heading}').click()"
-    )
 
 
 def test_the_table_lists_functions_with_callers_and_callees(page):
@@ -421,11 +297,6 @@ def test_the_theme_follows_the_system_and_a_key_toggles_it(page, browser):
     assert page.evaluate(back) == light
 
 
-def test_a_profile_without_samples_is_reported(browser):
-    browser.show([])
-    assert browser.evaluate("document.querySelector('.empty').hidden") is False
-
-
 def strip_place(page, part):
     """Returns the window coordinates of the point at a fraction of the strip's time."""
     left, top, width = page.evaluate(
@@ -433,13 +304,6 @@ def strip_place(page, part):
         "(document.querySelector('#strip canvas').getBoundingClientRect())"
     )
     return left + 46 + part * (width - 47), top + 5
-
-
-DASH = "\N{EN DASH}"
-
-
-def brushed(page):
-    return text(page, "brushed").replace(DASH, "-")
 
 
 @pytest.fixture
@@ -567,30 +431,6 @@ def test_a_link_restores_the_same_view(page, browser):
     assert page.evaluate("document.getElementById('search').value") == "ext4"
     assert page.evaluate("document.getElementById('process').value") == "dd"
     assert "0.00 s" in text(page, "brushed")
-
-
-@pytest.fixture
-def two_kinds(browser):
-    waits = ProfileKind("lock_wait", "lock_wait", "nanoseconds")
-    stack = Stack.from_frames((frame("mutex_lock"),))
-    times = WindowSample(stack, 7, "dd", 0, None, [10**18], [3_000_000])
-    group = ResourceSamples(PROFILE.profiles[0].resources[0].resource, [times])
-    both = replace(PROFILE, profiles=[*PROFILE.profiles, Profile(waits, 0, [group])])
-    browser.show([both])
-    return browser
-
-
-def test_one_kind_is_shown_or_several_side_by_side(two_kinds):
-    assert "mutex_lock" not in names(two_kinds)
-    choose(two_kinds, "kind", "lock_wait")
-    assert names(two_kinds) == {"all": 100, "dd": 100, "mutex_lock": 100}
-    assert text(two_kinds, "details") == "all · 3 ms, 100.00%"
-    choose(two_kinds, "kind", "side by side")
-    headings = "[...document.querySelectorAll('h2')].map(heading => heading.textContent)"
-    assert two_kinds.evaluate(headings) == ["on_cpu · 100 samples", "lock_wait · 3 ms"]
-    assert names(two_kinds)["sh"] == 25
-    drawn = "viewer.panes[1].graph.boxes().map(({ name }) => name)"
-    assert two_kinds.evaluate(drawn) == ["all", "dd", "mutex_lock"]
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])

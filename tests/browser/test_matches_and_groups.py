@@ -4,21 +4,19 @@ import time
 
 import pytest
 
-from tests.browser.test_flamegraph import (
+from tests.browser.flame_graph import (
     READ,
     SYSCALL,
     boxes,
+    corner,
     frame,
     names,
-    page,
     place,
     sample,
     text,
     window,
 )
 from tests.browser.test_page_details import tooltip
-
-__all__ = ["page"]
 
 GROUPS = "viewer.panes[0].graph.groups().map(({ box, ...shown }) => shown)"
 NARROW = 2000
@@ -35,9 +33,7 @@ def narrow(browser):
 
 
 def hover_group(page, group):
-    left, top = page.evaluate(
-        "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
-    )
+    left, top = corner(page)
     at = boxes(page, "do_syscall_64")[0]
     x, y = left + group["x"] + group["width"] / 2, top + at["y"] + 5
     for _ in range(40):
@@ -65,9 +61,7 @@ def test_keys_skip_groups_and_a_click_on_a_group_zooms_to_its_callee(narrow):
     assert text(narrow, "details").startswith("do_syscall_64")
     group = next(group for group in narrow.evaluate(GROUPS) if group["row"] == 2)
     hover_group(narrow, group)
-    left, top = narrow.evaluate(
-        "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
-    )
+    left, top = corner(narrow)
     y = top + boxes(narrow, "do_syscall_64")[0]["y"] + 5
     narrow.click_at(left + group["x"] + group["width"] / 2, y)
     assert text(narrow, "details").startswith("vfs_read")

@@ -3,7 +3,7 @@
 import pytest
 
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line
-from tests.browser.test_flamegraph import (
+from tests.browser.flame_graph import (
     HOSTILE,
     LIBRARIES,
     PROFILE,
@@ -13,15 +13,12 @@ from tests.browser.test_flamegraph import (
     boxes,
     hover,
     open_binaries,
-    page,
     place,
     rows,
     sample,
     sort,
     window,
 )
-
-__all__ = ["page"]
 
 TOOLTIP = """(tip => tip.hidden ? null : {
   title: tip.querySelector("strong").textContent,

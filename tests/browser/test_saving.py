@@ -8,10 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.browser.test_flamegraph import HOSTILE, boxes, hover, page, sample, user, window
-from tests.browser.test_flamegraph import binary as module
-
-__all__ = ["page"]
+from tests.browser.flame_graph import HOSTILE, boxes, hover, sample, user, window
+from tests.browser.flame_graph import binary as module
 
 COPIED = """(copied => {
   Object.defineProperty(navigator, "clipboard", {

@@ -8,7 +8,7 @@ import pytest
 
 from otel_kprofiler.formats import columns, page
 from otel_kprofiler.viewing.server import PageServer, QueryError
-from tests.browser.test_flamegraph import (
+from tests.browser.flame_graph import (
     PROFILE,
     READ,
     SYSCALL,

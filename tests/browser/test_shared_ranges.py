@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from otel_kprofiler.model import Stack, WindowSample
-from tests.browser.test_empty_views import REASON, WAYS, go
-from tests.browser.test_flamegraph import brushed, frame, page, text, window
-
-__all__ = ["page"]
+from tests.browser.flame_graph import brushed, frame, go, text, window
+from tests.browser.test_empty_views import REASON, WAYS
 
 OUTSIDE = "outside of the recording"
 

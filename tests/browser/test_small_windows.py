@@ -6,8 +6,8 @@ import pytest
 
 from otel_kprofiler.formats import html
 from otel_kprofiler.model import OFF_CPU
+from tests.browser.flame_graph import PROFILE
 from tests.browser.generated import busy_host
-from tests.browser.test_flamegraph import PROFILE
 
 SMALL = [(600, 800), (390, 844), (844, 390), (1500, 420), (390, 420)]
 LINE = 36  # pixels

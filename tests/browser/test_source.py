@@ -9,8 +9,8 @@ import pytest
 from otel_kprofiler.formats import Interval, columns, compared_columns, page
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, FileId, Frame, Line, Module, ModuleKind
 from otel_kprofiler.viewing import PageServer
+from tests.browser.flame_graph import READ, SYSCALL, place, sample, text
 from tests.browser.test_accessibility import check_accessibility
-from tests.browser.test_flamegraph import READ, SYSCALL, place, sample, text
 from tests.browser.test_served_page import wait
 from tests.windows import make_window
 

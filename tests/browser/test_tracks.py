@@ -3,8 +3,8 @@
 import pytest
 
 from otel_kprofiler.model import WaitCause
+from tests.browser.flame_graph import PROFILE, text
 from tests.browser.test_accessibility import check_accessibility
-from tests.browser.test_flamegraph import PROFILE, text
 from tests.browser.test_wall import RECORDING, ran, recording, waited
 
 DRAWN = "viewer.tracks.drawn()"

@@ -6,24 +6,22 @@ from collections import Counter
 import pytest
 
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line
-from tests.browser.test_flamegraph import (
+from tests.browser.flame_graph import (
     BPF,
     HANDLER,
     HOSTILE,
     READ,
     SYSCALL,
     binary,
+    go,
     hover,
     names,
-    page,
     place,
     rows,
     sample,
     text,
     window,
 )
-
-__all__ = ["page"]
 
 STACKS = """(() => {
   const profile = viewer.profile(), found = [];
@@ -106,10 +104,7 @@ def address(transforms, ids):
 
 
 def shown(browser, transforms, ids):
-    browser.evaluate(
-        f"new Promise(done => {{ addEventListener('popstate', () => done(), {{ once: true }});"
-        f"location.hash = 'transforms={address(transforms, ids)}&x={random.random()}' }})"
-    )
+    go(browser, f"transforms={address(transforms, ids)}&x={random.random()}")
     return browser.evaluate(STACKS)
 
 
@@ -210,13 +205,7 @@ MENU = (
 
 
 def right_click(page, name):
-    x, y = place(page, name)
-    page.call(
-        "Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="right", clickCount=1
-    )
-    page.call(
-        "Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="right", clickCount=1
-    )
+    page.click_at(*place(page, name), "right")
 
 
 def test_the_context_menu_of_a_frame_works_by_mouse_and_keys(page):

@@ -18,8 +18,8 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
+from tests.browser.flame_graph import PROFILE, READ, SYSCALL, boxes, fill, hover, names, text
 from tests.browser.test_accessibility import check_accessibility
-from tests.browser.test_flamegraph import PROFILE, READ, SYSCALL, boxes, fill, hover, names, text
 
 START_NS = 10**18
 MS = 10**6
@@ -98,11 +98,14 @@ def test_each_kind_can_be_shown_alone_or_both_side_by_side(page):
     choose = f"{KIND}.value = '{{}}'; {KIND}.dispatchEvent(new Event('change'))"
     page.evaluate(choose.format("on_cpu"))
     assert text(page, "details") == "all · 30 samples, 100.00%"
+    assert "wait: gil" not in names(page)
     page.evaluate(choose.format("off_cpu"))
     assert text(page, "details") == "all · 700 ms, 100.00%"
     page.evaluate(choose.format("*"))
     headings = page.evaluate("[...document.querySelectorAll('h2')].map(one => one.textContent)")
     assert headings == ["on_cpu · 30 samples", "off_cpu · 700 ms"]
+    drawn = "viewer.panes[1].graph.boxes().map(({ name }) => name)"
+    assert "wait: gil" in page.evaluate(drawn)
 
 
 def test_filters_and_time_ranges_apply_to_running_and_waiting(page):
