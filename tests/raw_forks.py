@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 
 def raw_fork():
@@ -51,10 +52,17 @@ CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
 """The source of ``raw_fork`` and ``spin``, for services in separate processes."""
 
 
-def run_in_raw_child(work):
-    """Runs a function in a child of :func:`raw_fork`. Returns its result as text and exit code."""
+def python_fork():
+    """Forks as Python code does, in a process that has other threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def run_in_child(fork, work):
+    """Runs a function in a forked child. Returns its result as text, and the exit code."""
     reading, writing = os.pipe()
-    pid = raw_fork()
+    pid = fork()
     if not pid:
         status = 1
         try:

@@ -1,6 +1,33 @@
-"""Makes and moves windows for tests."""
+"""Makes, moves, writes and sends windows for tests."""
 
-from otel_kprofiler.model import ON_CPU, Profile, Resource, ResourceSamples, Window
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    FileId,
+    Form,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
+
+
+def make_frame(name, side=KERNEL_SIDE, module=VMLINUX) -> Frame:
+    return Frame(module, 1, (Line(name),), 0, side)
+
+
+def make_stack(*names) -> Stack:
+    """Makes a stack of kernel functions. The first one is the innermost."""
+    return Stack.from_frames(make_frame(name) for name in names)
 
 
 def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Window:
@@ -17,3 +44,23 @@ def move_window(window: Window, by_ns: int) -> Window:
         )
     )
     return Window(window.start_unix_ns + by_ns, window.end_unix_ns + by_ns, moved.profiles)
+
+
+def encode(window: Window, form=Form.PROTOBUF) -> bytes:
+    """Returns the payload of a window that fits into one batch."""
+    (batch,) = encode_window(window, form=form).batches
+    return batch.payload
+
+
+def write_otlp(path, window: Window) -> str:
+    """Writes a window to a file. Returns its path."""
+    path.write_bytes(encode(window))
+    return str(path)
+
+
+def send(window: Window, form=Form.PROTOBUF) -> Window:
+    """Returns what a receiver decodes from a window's payload, which is valid."""
+    payload = encode(window, form)
+    assert check_payload(payload) == []
+    (decoded,) = decode_windows(payload)
+    return decoded

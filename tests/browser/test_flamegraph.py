@@ -6,13 +6,7 @@ import pytest
 
 from otel_kprofiler.formats import Interval, compared_columns, html
 from otel_kprofiler.formats import page as page_of
-from otel_kprofiler.model import (
-    FileId,
-    Module,
-    ModuleKind,
-    Stack,
-    WindowSample,
-)
+from otel_kprofiler.model import FileId, Module, ModuleKind, Stack, WindowSample
 from tests.browser.flame_graph import (
     DASH,
     HOSTILE,

@@ -2,10 +2,7 @@
 
 import json
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import grpc
 import pytest
 
 from otel_kprofiler.agent.announcements import make_account_record
@@ -16,6 +13,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
 from otel_kprofiler.model import Account, Batch, ExporterAccount, Finding, Form, Level, LossCause
 from tests.agent_account import parse_account
+from tests.servers import HttpServer, serve_grpc
 
 pytestmark = pytest.mark.system
 
@@ -66,37 +64,25 @@ def test_missed_ticks_are_explained_if_there_are_many(as_json):
     assert "runs another BPF program" in line(31)
 
 
-@pytest.fixture
-def plain_http():
-    class Quiet(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Quiet) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-@pytest.fixture
-def plain_grpc():
-    from concurrent import futures
-
-    with futures.ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield port
+@pytest.fixture(params=["grpc", "http"])
+def plaintext(request):
+    """Yields the protocol and port of a receiver that does not use TLS."""
+    if request.param == "http":
+        with HttpServer(None) as server:
+            yield "http", server.port
+    else:
+        server, port = serve_grpc(None)
+        yield "grpc", port
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_the_warning_about_a_plaintext_receiver_has_a_fix(protocol, plain_http, plain_grpc, caplog):
+def test_the_warning_about_a_plaintext_receiver_has_a_fix(plaintext, caplog):
+    protocol, port = plaintext
     once = RetryPolicy(enabled=False)
     exporter = (
-        OtlpGrpcExporter(f"127.0.0.1:{plain_grpc}", retry=once)
+        OtlpGrpcExporter(f"127.0.0.1:{port}", retry=once)
         if protocol == "grpc"
-        else OtlpHttpExporter(f"https://127.0.0.1:{plain_http}", retry=once)
+        else OtlpHttpExporter(f"https://127.0.0.1:{port}", retry=once)
     )
     with caplog.at_level(logging.WARNING):
         exporter.export(Batch(b"", Form.PROTOBUF, (), 0, 0))
@@ -104,9 +90,8 @@ def test_the_warning_about_a_plaintext_receiver_has_a_fix(protocol, plain_http, 
     assert "the receiver does not use TLS on this port: set tls: {insecure: true}" in caplog.text
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_the_hint_for_a_plaintext_receiver_has_its_address(protocol, plain_http, plain_grpc):
-    port = plain_grpc if protocol == "grpc" else plain_http
+def test_the_hint_for_a_plaintext_receiver_has_its_address(plaintext):
+    protocol, port = plaintext
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")
     assert caught.value.hint == f"the receiver does not use TLS: use {protocol}://127.0.0.1:{port}"

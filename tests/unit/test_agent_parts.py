@@ -277,9 +277,7 @@ def test_a_reset_connection_causes_one_log_line(health, caplog, capfd):
     with socket.create_connection(("127.0.0.1", health.port)) as client:
         client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    deadline = time.monotonic() + 30
-    while not caplog.records and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: caplog.records)
     (record,) = caplog.records
     assert record.exc_info is None
     assert "127.0.0.1" in record.getMessage()

@@ -63,6 +63,19 @@ def encoder(calls):
     return encode
 
 
+class Held:
+    """An encoder that waits for ``release``."""
+
+    def __init__(self):
+        self.entered, self.release, self.ended = (threading.Event() for _ in range(3))
+
+    def __call__(self, window, encoding):
+        self.entered.set()
+        self.release.wait(30)
+        self.ended.set()
+        return Encoded((batch_of(encoding.form, window.sample_count),), {})
+
+
 def account_of(reporter, received):
     return Account.of_kinds({"on_cpu": Account(received, received)}, reporter.accounts())
 
@@ -126,21 +139,14 @@ def test_an_encoder_bug_loses_only_one_window_and_is_counted(caplog):
 
 @pytest.mark.parametrize("windows", [3, 10])
 def test_the_oldest_window_is_dropped_and_counted_above_the_capacity(windows):
-    entered, release = threading.Event(), threading.Event()
-
-    def waiting(window, encoding):
-        entered.set()
-        release.wait(30)
-        return Encoded((batch_of(encoding.form, window.sample_count),), {})
-
-    exporter = Collecting("a")
-    reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
+    exporter, held = Collecting("a"), Held()
+    reporter = Reporter([ExportQueue(exporter)], encoder=held, capacity=2)
     for size in range(1, windows + 1):
         reporter(sized_window(size))
-        assert entered.wait(10)
+        assert held.entered.wait(10)
     received = windows * (windows + 1) // 2
     assert account_of(reporter, received).gaps() == []
-    release.set()
+    held.release.set()
     reporter.shutdown(10_000)
     assert account_of(reporter, received).gaps() == []
     assert exporter.batches[-1].sample_count == windows
@@ -150,64 +156,44 @@ def test_the_oldest_window_is_dropped_and_counted_above_the_capacity(windows):
 
 
 def test_the_number_of_samples_in_waiting_windows_is_limited():
-    entered, release = threading.Event(), threading.Event()
-
-    def waiting(window, encoding):
-        entered.set()
-        release.wait(30)
-        return Encoded((batch_of(encoding.form, window.sample_count),), {})
-
-    exporter = Collecting("a")
-    reporter = Reporter([ExportQueue(exporter)], encoder=waiting)
+    exporter, held = Collecting("a"), Held()
+    reporter = Reporter([ExportQueue(exporter)], encoder=held)
     reporter(sized_window(1))
-    assert entered.wait(10)
+    assert held.entered.wait(10)
     half = MAX_WAITING_SAMPLES // 2
     for size in (half, half, half + 1, 3 * half):
         reporter(sized_window(size))
     (account,) = reporter.accounts()
     assert account.lost == {LossCause.QUEUE_FULL: 3 * half + 1}
     assert account.pending == 1 + 3 * half
-    release.set()
+    held.release.set()
     reporter.shutdown(10_000)
     assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
 
 
 def test_windows_not_encoded_in_time_are_counted_as_lost_at_shutdown():
-    release = threading.Event()
-
-    def stuck(window, encoding):
-        release.wait(30)
-        return Encoded((batch_of(encoding.form, window.sample_count),), {})
-
-    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
+    held = Held()
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=held)
     for _ in range(3):
         reporter(sized_window(5))
     reporter.shutdown(200)
     (account,) = reporter.accounts()
     assert account.lost[LossCause.SHUTDOWN] >= 10
     assert account_of(reporter, 15).gaps() == []
-    release.set()
+    held.release.set()
 
 
 def test_nothing_is_pending_after_a_shutdown_during_encoding():
-    entered, release, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def stuck(window, form):
-        entered.set()
-        release.wait(30)
-        ended.set()
-        return Encoded((batch_of(form, window.sample_count),), {})
-
-    exporter = Collecting("a")
-    reporter = Reporter([ExportQueue(exporter)], encoder=stuck)
+    exporter, held = Collecting("a"), Held()
+    reporter = Reporter([ExportQueue(exporter)], encoder=held)
     reporter(sized_window(5))
-    assert entered.wait(10)
+    assert held.entered.wait(10)
     reporter.shutdown(200)
     for _ in range(2):
         (account,) = reporter.accounts()
         assert (account.pending, account.lost) == (0, {LossCause.SHUTDOWN: 5})
-        release.set()
-        assert ended.wait(10)
+        held.release.set()
+        assert held.ended.wait(10)
     assert exporter.batches == []
 
 

@@ -1,16 +1,15 @@
 """Fork hooks run in the right order in parent and child."""
 
+import contextlib
 import ctypes
 import gc
-import os
 import threading
-import warnings
 
 import pytest
 
 from otel_kprofiler import forks
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
-from tests.raw_forks import run_in_raw_child
+from tests.raw_forks import python_fork, raw_fork, run_in_child
 
 pytestmark = pytest.mark.system
 
@@ -34,32 +33,36 @@ def log():
     return []
 
 
-def fork(log):
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the process has other threads
-        pid = os.fork()
-    if not pid:
-        os.write(writing, "\n".join(log).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as file:
-        child = file.read().splitlines()
-    assert os.waitpid(pid, 0)[1] == 0
-    return log, child
+def run_in_threads(count, work):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
-def test_hooks_run_in_reverse_order_before_a_fork_and_in_order_after_it(log):
-    restart, release = Recording("restart", log), Recording("release", log)
-    forks.register(ForkStep.RESTART, restart)
-    forks.register(ForkStep.RELEASE, release)
-    try:
-        parent, child = fork(log)
-    finally:
-        forks.unregister(restart)
-        forks.unregister(release)
-    assert parent == ["before restart", "before release", "parent release", "parent restart"]
-    assert child == ["before restart", "before release", "child release", "child restart"]
+@pytest.fixture
+def register():
+    with contextlib.ExitStack() as stack:
+
+        def register(step, member):
+            forks.register(step, member)
+            stack.callback(forks.unregister, member)
+
+        yield register
+
+
+@pytest.fixture
+def registered(log, register):
+    register(ForkStep.RESTART, Recording("restart", log))
+    register(ForkStep.RELEASE, Recording("release", log))
+
+
+def test_hooks_run_in_reverse_order_before_a_fork_and_in_order_after_it(registered, log):
+    before = ["before restart", "before release"]
+    expected = [*before, "child release", "child restart"]
+    assert run_in_child(python_fork, lambda: log) == (str(expected), 0)
+    assert log == [*before, "parent release", "parent restart"]
 
 
 def test_hooks_of_unregistered_and_collected_objects_are_not_called(log):
@@ -69,27 +72,23 @@ def test_hooks_of_unregistered_and_collected_objects_are_not_called(log):
     forks.unregister(kept)
     del collected
     gc.collect()
-    assert fork(log) == ([], [])
+    assert run_in_child(python_fork, lambda: log) == ("[]", 0)
+    assert log == []
 
 
-def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
+def test_a_failing_hook_is_logged_and_the_others_still_run(register, log, caplog):
     class Failing(Recording):
         def after_fork_in_parent(self):
             raise ValueError(self.name)
 
-    failing, other = Failing("failing", log), Recording("other", log)
-    forks.register(ForkStep.RELEASE, failing)
-    forks.register(ForkStep.RESTART, other)
-    try:
-        parent, _ = fork(log)
-    finally:
-        forks.unregister(failing)
-        forks.unregister(other)
-    assert parent[-1] == "parent other"
+    register(ForkStep.RELEASE, Failing("failing", log))
+    register(ForkStep.RESTART, Recording("other", log))
+    assert run_in_child(python_fork, str)[1] == 0
+    assert log[-1] == "parent other"
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
-def test_forks_by_two_threads_are_serialized(log):
+def test_forks_by_two_threads_are_serialized(register):
     """Each thread releases the locks that it acquired."""
 
     class Locking(ForkAware):
@@ -103,31 +102,14 @@ def test_forks_by_two_threads_are_serialized(log):
             self.lock.release()
 
     locking = Locking()
-    forks.register(ForkStep.RELEASE, locking)
+    register(ForkStep.RELEASE, locking)
 
     def fork_often():
         for _ in range(30):
-            fork(log)
+            assert run_in_child(python_fork, str)[1] == 0
 
-    threads = [threading.Thread(target=fork_often) for _ in range(2)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        forks.unregister(locking)
+    run_in_threads(2, fork_often)
     assert locking.lock.acquire(blocking=False)
-
-
-@pytest.fixture
-def registered(log):
-    members = [Recording("restart", log), Recording("release", log)]
-    forks.register(ForkStep.RESTART, members[0])
-    forks.register(ForkStep.RELEASE, members[1])
-    yield
-    for member in members:
-        forks.unregister(member)
 
 
 IN_CHILD = ["child release", "child restart"]
@@ -140,7 +122,7 @@ def test_catch_up_runs_the_hooks_once_in_a_child_forked_in_c(registered, log):
         forks.catch_up()
         return [before, log]
 
-    assert run_in_raw_child(child) == (str([[], IN_CHILD]), 0)
+    assert run_in_child(raw_fork, child) == (str([[], IN_CHILD]), 0)
     forks.catch_up()
     assert log == []
 
@@ -151,7 +133,7 @@ def test_registering_or_unregistering_in_a_child_forked_in_c_runs_the_hooks(regi
         call(ForkStep.RENEW, Recording("late", log))
         return log
 
-    assert run_in_raw_child(child) == (str(IN_CHILD), 0)
+    assert run_in_child(raw_fork, child) == (str(IN_CHILD), 0)
 
 
 def test_child_hooks_run_even_if_no_hook_ran_before_the_fork(registered, log):
@@ -162,34 +144,26 @@ def test_child_hooks_run_even_if_no_hook_ran_before_the_fork(registered, log):
         forks.catch_up()
         return log
 
-    assert run_in_raw_child(child) == (str(IN_CHILD), 0)
+    assert run_in_child(raw_fork, child) == (str(IN_CHILD), 0)
 
 
 def test_catch_up_does_nothing_if_the_fork_ran_the_hooks(registered, log):
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if not pid:
+    def child():
         log.clear()
         forks.catch_up()
-        os.write(writing, str(log).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as file:
-        assert file.read() == "[]"
-    assert os.waitpid(pid, 0)[1] == 0
+        return log
+
+    assert run_in_child(python_fork, child) == ("[]", 0)
 
 
-def test_threads_that_call_catch_up_wait_until_the_hooks_have_run(log):
+def test_threads_that_call_catch_up_wait_until_the_hooks_have_run(register, log):
     class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)
             forks.catch_up()  # as code called by a hook may do
             super().after_fork_in_child()
 
-    slow = Slow("slow", log)
-    forks.register(ForkStep.RENEW, slow)
+    register(ForkStep.RENEW, Slow("slow", log))
     seen = []
 
     def call():
@@ -197,21 +171,14 @@ def test_threads_that_call_catch_up_wait_until_the_hooks_have_run(log):
         seen.append(list(log))
 
     def child():
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(4, call)
         return seen
 
-    try:
-        assert run_in_raw_child(child) == (str([["child slow"]] * 4), 0)
-    finally:
-        forks.unregister(slow)
+    assert run_in_child(raw_fork, child) == (str([["child slow"]] * 4), 0)
 
 
-@pytest.mark.parametrize("raw", [True, False])
-def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(raw):
+@pytest.mark.parametrize("fork", [raw_fork, python_fork])
+def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(fork):
     lock, held, done = ProcessLock(), threading.Event(), threading.Event()
 
     def hold():
@@ -228,16 +195,7 @@ def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(raw):
             return "free"
 
     try:
-        if raw:
-            assert run_in_raw_child(child) == ("free", 0)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if not pid:
-                child()
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
+        assert run_in_child(fork, child) == ("free", 0)
     finally:
         done.set()
         holder.join()

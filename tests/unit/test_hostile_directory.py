@@ -74,10 +74,7 @@ def test_the_child_imports_from_its_parents_path(hostile, tmp_path):
     assert done.stdout == "['debug']\n"
 
 
+@pytest.mark.parametrize("options", [[], ["-I"]], ids=["plain", "isolated"])
 @pytest.mark.parametrize("words", [["--help"], ["validate", "-c", "agent.yaml"]])
-def test_the_command_imports_nothing_from_the_working_directory(hostile, words):
-    check(run(["-m", "otel_kprofiler", *words], hostile), hostile)
-
-
-def test_isolated_python_runs_the_command(hostile):
-    check(run(["-I", "-m", "otel_kprofiler", "validate", "-c", "agent.yaml"], hostile), hostile)
+def test_the_command_imports_nothing_from_the_working_directory(hostile, options, words):
+    check(run([*options, "-m", "otel_kprofiler", *words], hostile), hostile)

@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from otel_kprofiler.bpf.layout import FIRST_EVENT
 from otel_kprofiler.bpf.locks import LOCK_PHASE
 from otel_kprofiler.cli.report import command as report
-from otel_kprofiler.host import Access
 from otel_kprofiler.model import LOCK_CONTENTION, LockTotal, LossCause
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.pipeline import WindowSchedule, replay
-from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
+from otel_kprofiler.recording import Recording
 from otel_kprofiler.sampling import SamplerCounts
-from tests.records import in_ring, pack_record
+from tests.recordings import write_recording
+from tests.records import pack_record
+from tests.windows import send, write_otlp
 
 MUTEX, WRITE = 32, 4
 MUTEX_LOCK, PIPE_WRITE = 0xFFFFFFFF81000010, 0xFFFFFFFF81000110
@@ -29,30 +29,21 @@ def lock_record(time_ns, flags, value, holder, comm):
 
 @pytest.fixture
 def windows(tmp_path):
-    kallsyms = tmp_path / "host" / "proc" / "kallsyms"
-    kallsyms.parent.mkdir(parents=True)
-    kallsyms.write_text(
-        "ffffffff81000000 T _text\nffffffff81000008 T mutex_lock\n"
-        "ffffffff81000100 T pipe_write\nffffffff82000000 T _etext\n"
-    )
-    writer = RecordingWriter(str(tmp_path / "recording"))
-    writer.capture(Access(str(tmp_path / "host")))
     records = [
         pack_record(100, (PIPE_WRITE,)),
         lock_record(110, MUTEX, 300, 12, b"writer\xff"),
         lock_record(120, MUTEX, 400, 12, b"writer\xff"),
         lock_record(130, WRITE, 9000, 0, b""),
     ]
-    writer.add_records(b"".join(map(in_ring, records)), 150)
     lost = {LossCause.RING_FULL: 1}
     counts = {
         "on_cpu": SamplerCounts(1, {}, 1, {}),
         "lock_contention": SamplerCounts(4, lost, 3, {}, locks=TOTALS),
     }
-    facts = RecordingFacts(10**18, 10**7, 1016, 500, counts, events=(LOCK_CONTENTION,))
-    writer.finish(facts)
+    functions = {"mutex_lock": MUTEX_LOCK - 8, "pipe_write": PIPE_WRITE - 8}
+    path = write_recording(tmp_path, functions, records, counts, events=(LOCK_CONTENTION,))
     results = []
-    replay(Recording(str(tmp_path / "recording")), WindowSchedule(10**9), results.append)
+    replay(Recording(path), WindowSchedule(10**9), results.append)
     return results
 
 
@@ -63,9 +54,7 @@ def find_profile(windows):
 
 def test_samples_carry_lock_and_holder_through_otlp(windows):
     (window,) = windows
-    (batch,) = encode_window(window).batches
-    assert check_payload(batch.payload) == []
-    for profile in (find_profile(windows), find_profile(decode_windows(batch.payload))):
+    for profile in (find_profile(windows), find_profile([send(window)])):
         samples = [(dict(sample.labels), list(sample.values)) for _, sample in profile.samples]
         key = "otel_kprofiler.lock."
         holder = {key + "holder.thread.id": "12", key + "holder.thread.name": "writer\\xff"}
@@ -78,10 +67,7 @@ def test_samples_carry_lock_and_holder_through_otlp(windows):
 
 @pytest.fixture
 def path(windows, tmp_path):
-    (batch,) = encode_window(windows[0]).batches
-    path = tmp_path / "x.otlp"
-    path.write_bytes(batch.payload)
-    return str(path)
+    return write_otlp(tmp_path / "x.otlp", windows[0])
 
 
 def run(*words):

@@ -215,9 +215,7 @@ def test_records_are_applied_in_order_of_time_not_of_position():
         comm(7, 5, "a", EXEC),
         mmap(7, 20, 0x2000, 0x1000, 0x500, "/lib/b.so"),
     ))  # fmt: skip
-    assert frames(window) == {
-        ("a", "a", 7): [("a", 0x10, USER_SIDE), ("b.so", 0x520, USER_SIDE)],
-    }
+    assert frames(window) == {("a", "a", 7): [("a", 0x10, USER_SIDE), ("b.so", 0x520, USER_SIDE)]}
 
 
 def test_a_forked_process_has_its_parents_mappings_until_it_executes_a_program():

@@ -202,16 +202,11 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     endpoint = f"127.0.0.1:{port}"
     telemetry.configure(load(endpoint if kind == "otlp_grpc" else f"http://{endpoint}", kind=kind))
 
-    def wait_for(count):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            said = [text for text in caplog.messages if "own metrics" in text]
-            if len(said) >= count:
-                return said[count - 1]
-            time.sleep(0.05)
-        raise AssertionError(caplog.messages)
+    def warnings():
+        return [text for text in caplog.messages if "own metrics" in text]
 
-    message = wait_for(1)
+    wait_until(warnings)
+    (message,) = warnings()
     assert "pipeline" not in message
     assert "refused" in message
     with contextlib.ExitStack() as stack:
@@ -222,9 +217,10 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
             stack.enter_context(
                 HttpServer(lambda request: request.send_error(404), address=("127.0.0.1", port))
             )
-        assert "add a metrics pipeline to the receiver" in wait_for(2)
+        wait_until(lambda: len(warnings()) > 1)
         telemetry.close()
-    assert len([text for text in caplog.messages if "own metrics" in text]) == 2
+    assert "add a metrics pipeline to the receiver" in warnings()[1]
+    assert len(warnings()) == 2
 
 
 def test_a_proxy_from_the_environment_is_not_used(receiver, telemetry, monkeypatch):

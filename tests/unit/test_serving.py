@@ -48,6 +48,19 @@ def status(port, request):
         return int(client.makefile("rb").readline().split()[1])
 
 
+def open_slowly(stack, port, count):
+    """Returns clients that send the begin of a request, and that the stack closes."""
+    clients = []
+    for _ in range(count):
+        client = socket.create_connection(("127.0.0.1", port), timeout=20)
+        clients.append(stack.enter_context(client))
+        client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+    return clients
+
+
+PUT = b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
 def test_the_total_size_of_headers_is_limited(port, lines):
     """Python itself limits only each line, to 64 KiB, and the number of lines, to 100."""
@@ -79,10 +92,8 @@ def test_slow_clients_do_not_end_requests_in_progress(kind):
         waiting = threading.Thread(target=lambda: statuses.append(status(port, request)))
         waiting.start()
         assert begun.wait(60)
-        for _ in range(3 * MAX_CONNECTIONS):
-            client = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
-        assert status(port, b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+        open_slowly(slow, port, 3 * MAX_CONNECTIONS)
+        assert status(port, PUT) == 405
         go_on.set()
         waiting.join(60)
     assert statuses == [200]
@@ -99,10 +110,8 @@ def test_slow_clients_do_not_interrupt_slowly_read_responses():
         reader.sendall(b"GET /profile.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = reader.makefile("rb")
         assert answer.readline().split()[1] == b"200"
-        for _ in range(3 * MAX_CONNECTIONS):
-            client = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
-        assert status(port, b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+        open_slowly(slow, port, 3 * MAX_CONNECTIONS)
+        assert status(port, PUT) == 405
         assert answer.read().endswith(body)
 
 
@@ -133,7 +142,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
             time.sleep(0.2)  # stalled clients have been silent longer than the reader
             read += reader.read(1 << 20)
             wait_until(lambda: min(last_read, key=last_read.__getitem__) is not first)
-            assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+            assert status(find_port(server), PUT) == 405
         assert (read + reader.read()).endswith(body)
         assert any(len(answer.read()) < len(body) for answer in stalled)
 
@@ -155,11 +164,7 @@ def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
         waiting = threading.Thread(target=lambda: statuses.append(status(server.port, request)))
         waiting.start()
         assert begun.wait(60)
-        for _ in range(2 * MAX_CONNECTIONS):
-            client = slow.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=20)
-            )
-            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        open_slowly(slow, server.port, 2 * MAX_CONNECTIONS)
         assert status(server.port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
         go_on.set()
         waiting.join(60)
@@ -194,13 +199,10 @@ def test_health_checks_by_name_are_answered_on_non_loopback_addresses():
 def test_many_lost_connections_cause_few_log_lines(port, caplog):
     reset = struct.pack("ii", 1, 0)
     for _ in range(50):
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        with contextlib.ExitStack() as slow:
+            (client,) = open_slowly(slow, port, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    deadline = time.monotonic() + 30
-    while not caplog.records and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: caplog.records)
     assert status(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") in {200, 405}
     lines = [record.getMessage() for record in caplog.records]
-    assert lines
     assert len(lines) <= 2, lines  # one for lost connections, one for refused connections

@@ -22,8 +22,7 @@ from otel_kprofiler.model import (
     Unresolved,
     WindowSample,
 )
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
-from tests.windows import make_window
+from tests.windows import make_window, send
 
 LUA = SideKind("lua", frame_type="luajit", color="user", folded_mark="_[j]")
 VFS_READ = Frame(None, 1 << 63, (Line("vfs_read"),), 0, KERNEL_SIDE)
@@ -46,13 +45,6 @@ def window_of(*stacks):
     return make_window(5_000, 15_000, (attributes, samples), period_ns=1000)
 
 
-def sent(window, form=Form.PROTOBUF):
-    (batch,) = encode_window(window, form=form).batches
-    assert check_payload(batch.payload) == []
-    (decoded,) = decode_windows(batch.payload)
-    return decoded
-
-
 def sides(stack):
     return [
         (side.kind, [frame.function for frame in side.frames], side.status) for side in stack.sides
@@ -64,7 +56,7 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 
 @pytest.mark.parametrize("form", Form)
 def test_a_new_side_survives_an_otlp_round_trip_with_frames_and_status(form):
-    decoded = sent(window_of(WHOLE), form)
+    decoded = send(window_of(WHOLE), form)
     (sample,) = decoded.profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
     assert sample.stack.frames[1].lines == HANDLER.lines
@@ -73,7 +65,7 @@ def test_a_new_side_survives_an_otlp_round_trip_with_frames_and_status(form):
 def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
-    decoded = sent(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
+    decoded = send(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
     frames = decoded.profiles[0].resources[0].samples[0].stack.frames
     assert [(frame.side, frame.address, frame.unresolved) for frame in frames] == [
         (USER_SIDE, 0x30, Unresolved.USER_ADDRESS),
@@ -92,7 +84,7 @@ def test_frequent_addresses_of_two_raw_sides_stay_separate():
         Stack((Side(USER_SIDE, one), Side(LUA, other)))
         for one, other in zip(user, raw, strict=True)
     ]
-    decoded = sent(window_of(*stacks)).profiles[0].resources[0].samples
+    decoded = send(window_of(*stacks)).profiles[0].resources[0].samples
     assert [
         [(frame.side, frame.address) for frame in sample.stack.frames] for sample in decoded
     ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
@@ -101,7 +93,7 @@ def test_frequent_addresses_of_two_raw_sides_stay_separate():
 def test_a_failed_side_differs_from_an_unrequested_side():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
-    first, second = sent(window_of(failed, unwanted)).profiles[0].resources[0].samples
+    first, second = send(window_of(failed, unwanted)).profiles[0].resources[0].samples
     assert [(side.kind, side.status) for side in first.stack.sides] == [
         (KERNEL_SIDE, 0),
         (LUA, -14),
@@ -113,12 +105,12 @@ def test_frames_of_alternating_sides_keep_their_order():
     mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
     assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
     assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]
-    (sample,) = sent(window_of(mixed)).profiles[0].resources[0].samples
+    (sample,) = send(window_of(mixed)).profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(mixed)
 
 
 def test_every_report_shows_a_new_side_below_the_kernel():
-    windows = [sent(window_of(WHOLE))]
+    windows = [send(window_of(WHOLE))]
     assert folded(windows) == "dd;[truncated]_[j];handler_[j];vfs_read_[k] 1\n"
     rows = [line.split() for line in table(windows).splitlines()]
     assert ["0.0%", "100.0%", "handler", "lua"] in rows

@@ -8,10 +8,9 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.diff import command
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import KERNEL_SIDE, Frame, Line, Stack, WindowSample
-from otel_kprofiler.otlp import encode_window
+from otel_kprofiler.model import WindowSample
 from tests.page import data
-from tests.windows import make_window
+from tests.windows import make_stack, make_window, write_otlp
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -27,19 +26,12 @@ def write(path, parts, *, pid=7, idle_s=0):
             times["read" if number * 37 % 100 < percent else "write"].append(now)
             now += PERIOD
     samples = [
-        WindowSample(
-            Stack.from_frames([
-                Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)
-                for name in (f"vfs_{name}", f"__x64_sys_{name}")
-            ]),
-            pid, "dd", 0, None, result, [],
-        )
+        WindowSample(make_stack(f"vfs_{name}", f"__x64_sys_{name}"), pid, "dd", 0, None, result, [])
         for name, result in times.items()
-    ]  # fmt: skip
+    ]
     group = {"process.pid": pid}, samples
     window = make_window(START, now + idle_s * SECOND, group, period_ns=PERIOD)
-    path.write_bytes(encode_window(window).batches[0].payload)
-    return str(path)
+    return write_otlp(path, window)
 
 
 @pytest.fixture

@@ -10,31 +10,15 @@ from click.testing import CliRunner
 from otel_kprofiler.analysis import LATENCY, load_samples, weigh_latency
 from otel_kprofiler.cli import report
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.formats import FORMATS
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    OFF_CPU,
-    ON_CPU,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import OFF_CPU, ON_CPU, WindowSample
+from tests.windows import make_stack, make_window, write_otlp
 
 MS = 1_000_000
 START = 1_790_000_000_000 * MS
 PERIOD = 10 * MS
 
 
-def stack(name):
-    return Stack.from_frames([Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)])
-
-
-STACKS = {name: stack(name) for name in ("serial", "parallel", "other")}
+STACKS = {name: make_stack(name) for name in ("serial", "parallel", "other")}
 
 
 def times(start_ms, end_ms, phase_ms, jitter_ms=0.0, seed=0):
@@ -51,14 +35,11 @@ def row(name, tid, at, cpu=0):
     return WindowSample(STACKS[name], tid, "worker", cpu, None, at)
 
 
-def resource(pid):
-    return Resource({"process.pid": pid, "process.executable.name": f"p{pid}"})
-
-
 def window(*groups, kind=ON_CPU, period=PERIOD):
-    return Window(START, START + 100_000 * MS, [
-        Profile(kind, period, [ResourceSamples(resource(pid), rows) for pid, rows in groups])
-    ])  # fmt: skip
+    processes = (
+        ({"process.pid": pid, "process.executable.name": f"p{pid}"}, rows) for pid, rows in groups
+    )
+    return make_window(START, START + 100_000 * MS, *processes, kind=kind, period_ns=period)
 
 
 def latencies(*windows):
@@ -128,10 +109,7 @@ def test_profiles_without_times_are_refused(profile, message):
 
 @pytest.fixture
 def path(tmp_path):
-    (row,) = [row for row in FORMATS if row.name == "otlp"]
-    path = tmp_path / "x.otlp"
-    path.write_bytes(row.write([window((7, program(2)))]))
-    return path
+    return write_otlp(tmp_path / "x.otlp", window((7, program(2))))
 
 
 def invoke(*words):

@@ -25,11 +25,10 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.model import USER_SIDE as NATIVE
-from tests.windows import make_window
+from tests.windows import VMLINUX, make_stack, make_window
 
 START = 1_600_000_000 * 10**9
 JVM = SideKind("jvm", "jvm", "user", has_files=True)
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 JVM_SO = Module("libjvm.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
 WRITE = {row.name: row.write for row in FORMATS}
 
@@ -162,6 +161,7 @@ def test_check_reads_compressed_files(pack, status, expected, tmp_path):
         (b"PERFILE2....", "the header of the perf.data file is truncated"),
         (b"\x28\xb5\x2f\xfd", "this is not a supported profile, but a file compressed with zstd"),
         (b'{"resourceSpans": []}', "the file has no profiles"),
+        (b"{}\n", "the file has no profiles"),
         (b"one;two;three 5\n", "not a protobuf message"),
         (gzip.compress(b"hello"), "not a protobuf message"),
         (b"\x1f\x8b\x08", "the file is empty"),
@@ -194,8 +194,7 @@ def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
 
 def test_pprof_values_of_other_types_become_separate_kinds():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
-    stack = Stack.from_frames([frame(KERNEL, "schedule", module=VMLINUX)])
-    waits = [WindowSample(stack, 7, "main", 0, None, [START], [5000])]
+    waits = [WindowSample(make_stack("schedule"), 7, "main", 0, None, [START], [5000])]
     window = make_window(START, START + 1, ({}, waits), kind=off_cpu, period_ns=0)
     data = gzip.decompress(WRITE["pprof"]([window]))
     (result,) = parse_pprof(data)

@@ -11,19 +11,11 @@ from otel_kprofiler.cli.diff import command as diff
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.cli.view_sources import choose_by, open_saved
 from otel_kprofiler.model import (
-    KERNEL_SIDE,
     OFF_CPU,
-    ON_CPU,
-    FileId,
-    Frame,
-    Line,
     LossCause,
-    Module,
-    ModuleKind,
     Profile,
     Resource,
     ResourceSamples,
-    Stack,
     WaitCause,
     WaitState,
     WaitTotals,
@@ -32,21 +24,20 @@ from otel_kprofiler.model import (
     WindowWait,
     WindowWaker,
 )
-from otel_kprofiler.otlp import encode_window, read_profiles
+from otel_kprofiler.otlp import read_profiles
 from tests.page import data, unpacked
+from tests.windows import make_stack, make_window, write_otlp
 
 MS = 1_000_000
 START = 1_600_000_000_000_000_000
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 PIPE = WindowWait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, True, WindowWaker(3, 4, "writer"))
 QUEUE = WindowWait(WaitState.RUNNABLE, WaitCause.RUN_QUEUE)
 POLL = WindowWait(WaitState.INTERRUPTIBLE, WaitCause.POLL, is_ended=False)
 
 
 def sample(function, wait, *values):
-    stack = Stack.from_frames([Frame(VMLINUX, 1, (Line(function),), 0, KERNEL_SIDE)])
     times = [START + at * MS for at in range(len(values))]
-    return WindowSample(stack, 7, "nginx", 0, None, times, values, (), wait)
+    return WindowSample(make_stack(function), 7, "nginx", 0, None, times, values, (), wait)
 
 
 @pytest.fixture
@@ -66,9 +57,7 @@ def profile(tmp_path):
     window = Window(
         START, START + 10**10, [Profile(OFF_CPU, 0, groups, taken=5, threshold_ns=3 * MS)]
     )
-    path = tmp_path / "waits.otlp"
-    path.write_bytes(encode_window(window).batches[0].payload)
-    return str(path)
+    return write_otlp(tmp_path / "waits.otlp", window)
 
 
 def report(*arguments):
@@ -117,11 +106,7 @@ def test_waits_are_grouped_by_each_grouping(profile, by, expected):
     (kind,) = json.loads(report("--by", by, "--json", profile).output)["kinds"]
     assert {row["name"]: row["self"] for row in kind["groups"]} == expected
     assert kind["waits"] == {
-        "exact_ns": {
-            "runnable": 4 * MS,
-            "interruptible": 10_008 * MS,
-            "uninterruptible": 2 * MS,
-        },
+        "exact_ns": {"runnable": 4 * MS, "interruptible": 10_008 * MS, "uninterruptible": 2 * MS},
         "switches": 10,
         "below_ns": 2 * MS,
         "estimate_ns": 10_011 * MS,
@@ -134,10 +119,8 @@ def test_waits_are_grouped_by_each_grouping(profile, by, expected):
 
 def test_on_cpu_samples_are_not_grouped_with_waits(profile, tmp_path):
     stack = sample("vfs_read", None, 1)._replace(values=())
-    nginx = Resource({"process.pid": 7})
-    running = Profile(ON_CPU, 10 * MS, [ResourceSamples(nginx, [stack])])
-    path = tmp_path / "running.otlp"
-    path.write_bytes(encode_window(Window(START, START + MS, [running])).batches[0].payload)
+    window = make_window(START, START + MS, ({"process.pid": 7}, [stack]))
+    path = write_otlp(tmp_path / "running.otlp", window)
     kinds = json.loads(report("--by", "state", "--json", path, profile).output)["kinds"]
     assert [kind["kind"] for kind in kinds] == ["off_cpu"]
     kinds = json.loads(report("--by", "state", "--json", path).output)["kinds"]
@@ -171,8 +154,7 @@ def test_totals_cover_only_the_selected_processes(profile):
 def test_estimates_with_lost_samples_have_no_error_bound(profile, tmp_path):
     (window,) = read_profiles(profile)
     of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
-    path = tmp_path / "lost.otlp"
-    path.write_bytes(encode_window(replace(window, profiles=[of_lost])).batches[0].payload)
+    path = write_otlp(tmp_path / "lost.otlp", replace(window, profiles=[of_lost]))
     assert "by samples 10,011.0 ms, without the 4 lost samples" in report(path).output
     (kind,) = json.loads(report("--json", path).output)["kinds"]
     assert kind["waits"]["standard_error_ns"] is None

@@ -7,15 +7,9 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.model import (
-    KERNEL_SIDE,
     OFF_CPU,
     ON_CPU,
     USER_SIDE,
-    FileId,
-    Frame,
-    Line,
-    Module,
-    ModuleKind,
     Profile,
     Resource,
     ResourceSamples,
@@ -27,19 +21,11 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
-from otel_kprofiler.otlp import encode_window
+from tests.windows import make_frame, make_stack, write_otlp
 
 MS = 1_000_000
 START = 1_600_000_000_000_000_000
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
-SERVICE = Resource({"process.pid": 7, "process.executable.name": "shop"})
-
-
-def stack(side):
-    return Stack.from_frames([Frame(VMLINUX, 1, (Line("work"),), 0, side)])
-
-
-STACKS = {"user": stack(USER_SIDE), "kernel": stack(KERNEL_SIDE)}
+STACKS = {"user": Stack.from_frames([make_frame("work", USER_SIDE)]), "kernel": make_stack("work")}
 A, B, CHILD = (
     SpanLink(b"\1" * 16, b"\4" * 8, "GET /a"),
     SpanLink(b"\2" * 16, b"\5" * 8, "GET /b"),
@@ -67,14 +53,12 @@ def write(path, *timeline, service=None):
                 )
             )  # fmt: skip
     named = {"service.name": service} if service else {}
-    resource = Resource({**SERVICE.attributes, **named})
+    resource = Resource({"process.pid": 7, "process.executable.name": "shop", **named})
     profiles = [
         Profile(ON_CPU, MS, [ResourceSamples(resource, running)]),
         Profile(OFF_CPU, 0, [ResourceSamples(resource, waiting)]),
     ]
-    window = Window(START, START + 10**10, profiles)
-    path.write_bytes(encode_window(window).batches[0].payload)
-    return str(path)
+    return write_otlp(path, Window(START, START + 10**10, profiles))
 
 
 def parts(*arguments):

@@ -45,11 +45,10 @@ from otel_kprofiler.model import (
     WindowWait,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
+from tests.windows import LIBC, VMLINUX
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
-LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
 BPF = Module("bpf_prog_0123456789abcdef_watch", ModuleKind.BPF, None, FileId("ef" * 16), 0)
 
 

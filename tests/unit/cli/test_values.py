@@ -10,24 +10,11 @@ from click.testing import CliRunner
 from otel_kprofiler.cli.main import cli
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    FileId,
-    Frame,
-    Line,
-    Module,
-    ModuleKind,
-    ProfileKind,
-    Stack,
-    WindowSample,
-)
-from otel_kprofiler.otlp import encode_window
-from tests.windows import make_window
+from otel_kprofiler.model import ON_CPU, ProfileKind, WindowSample
+from tests.windows import make_stack, make_window, write_otlp
 
 START = 10**18
 KIND = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
-KERNEL = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("ab" * 16), 0xFFFFFFFF81000000)
 GROUPS = [
     "function", "line", "module", "syscall", "process", "thread", "comm", "container", "cpu",
     "span", "endpoint", "service", "kind", "cause", "state", "waker",
@@ -38,15 +25,11 @@ def write(path, values, kind=KIND):
     rows = []
     for number, value in enumerate(values):
         names = (f"leaf{number % 5}", f"caller{number % 3}", "root")
-        frames = [
-            Frame(KERNEL, 0x100 * at, (Line(name),), 0, KERNEL_SIDE)
-            for at, name in enumerate(names, 1 + 10 * number)
-        ]
-        stack = Stack.from_frames(frames)
+        stack = make_stack(*names)
         rows.append(WindowSample(stack, number % 4, "dd", 0, None, [START + number], [value]))
     group = {"process.pid": 7, "process.executable.name": "dd"}, rows
     window = make_window(START, START + 1000, group, kind=kind, period_ns=0)
-    path.write_bytes(encode_window(window).batches[0].payload)
+    write_otlp(path, window)
     return path
 
 

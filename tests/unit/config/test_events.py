@@ -2,21 +2,14 @@
 
 import pytest
 
-from otel_kprofiler.agent import agent_config
-from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.host import EventSpec
-from tests.unit.config.test_off_cpu import TEXT
-
-
-def load(line):
-    config = parse_config(TEXT.format(line=line), path="agent.yaml", environ={}).config
-    return agent_config(config).sampler
+from tests.unit.config.minimal import load_agent
 
 
 def test_events_are_sampled_in_addition_to_the_clock():
-    assert load("stacks: kernel").events == ()
-    sampler = load('events: [page-faults, "cs:period=1000", "cycles:freq=49"]')
+    assert load_agent("stacks: kernel").sampler.events == ()
+    sampler = load_agent('events: [page-faults, "cs:period=1000", "cycles:freq=49"]').sampler
     assert sampler.on_cpu
     assert sampler.events == (
         EventSpec("page-faults", 0, sampler.samples_per_second),
@@ -36,6 +29,6 @@ def test_events_are_sampled_in_addition_to_the_clock():
 )
 def test_invalid_events_are_reported(line, message):
     with pytest.raises(ConfigError) as caught:
-        load(line)
+        load_agent(line)
     (problem,) = caught.value.problems
     assert message in problem.message

@@ -22,19 +22,19 @@ def only(documents, kind):
 
 @pytest.fixture
 def agent(tmp_path):
-    """Returns the DaemonSet's pod, and the configuration in its ConfigMap."""
+    """Returns the DaemonSet's pod, its container, and the configuration in its ConfigMap."""
     documents = read("daemonset.yaml")
     pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
     path = tmp_path / "agent.yaml"
     path.write_text(only(documents, "ConfigMap")["data"]["agent.yaml"])
-    environ = {entry["name"]: "worker" for entry in pod["containers"][0]["env"]}
+    (container,) = pod["containers"]
+    environ = {entry["name"]: "worker" for entry in container["env"]}
     assert environ.keys() == {"NODE_NAME", "MALLOC_MMAP_THRESHOLD_", "TMPDIR"}
-    return pod, load_config(str(path), environ=environ).config
+    return pod, container, load_config(str(path), environ=environ).config
 
 
 def test_the_agent_has_exactly_the_privileges_of_the_systemd_unit(agent):
-    pod, _ = agent
-    (container,) = pod["containers"]
+    pod, container, _ = agent
     assert pod["hostPID"]
     assert not pod["automountServiceAccountToken"]
     security = container["securityContext"]
@@ -48,8 +48,7 @@ def test_the_agent_has_exactly_the_privileges_of_the_systemd_unit(agent):
 
 
 def test_the_agents_probes_query_its_health_endpoint(agent):
-    pod, config = agent
-    (container,) = pod["containers"]
+    _, container, config = agent
     port = int(config.service.health.endpoint.rpartition(":")[2])
     for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
         probe = container[kind]["httpGet"]
@@ -59,8 +58,7 @@ def test_the_agents_probes_query_its_health_endpoint(agent):
 
 def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
     """The host's files are mounted read-only below /host, so as not to hide the container's."""
-    pod, _ = agent
-    (container,) = pod["containers"]
+    pod, container, _ = agent
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
     mounted = {
         mount["mountPath"]: paths[mount["name"]]
@@ -75,8 +73,7 @@ def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
 
 
 def test_the_agents_spool_is_on_a_volume_of_the_node(agent):
-    pod, config = agent
-    (container,) = pod["containers"]
+    pod, container, config = agent
     storage = config.exporters["otlp_grpc"].sending_queue.storage
     (mount,) = [
         mount for mount in container["volumeMounts"] if storage.startswith(f"{mount['mountPath']}/")
@@ -87,7 +84,7 @@ def test_the_agents_spool_is_on_a_volume_of_the_node(agent):
 
 
 def test_the_agent_sends_to_the_gateway(agent):
-    _, config = agent
+    _, _, config = agent
     gateway = read("gateway.yaml")
     service = only(gateway, "Service")
     host, _, port = config.exporters["otlp_grpc"].endpoint.rpartition(":")
@@ -126,11 +123,7 @@ def test_the_gateway_gets_the_variables_used_in_its_configuration():
 def test_the_gateway_may_read_pods_and_nothing_else():
     gateway = read("gateway.yaml")
     (rule,) = only(gateway, "ClusterRole")["rules"]
-    assert rule == {
-        "apiGroups": [""],
-        "resources": ["pods"],
-        "verbs": ["get", "list", "watch"],
-    }
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     account = only(gateway, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
     (subject,) = only(gateway, "ClusterRoleBinding")["subjects"]
     assert subject["name"] == only(gateway, "ServiceAccount")["metadata"]["name"] == account

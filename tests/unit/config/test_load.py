@@ -6,16 +6,7 @@ import pytest
 
 from otel_kprofiler.config import dump_config, find_exposure, load_config, parse_config
 from otel_kprofiler.errors import ConfigError
-
-MINIMAL = """\
-receivers:
-  kprofiler:
-exporters:
-  debug:
-service:
-  pipelines:
-    profiles: {receivers: [kprofiler], exporters: [debug]}
-"""
+from tests.unit.config.minimal import MINIMAL, with_receiver
 
 
 def load(text, **environ):
@@ -30,8 +21,7 @@ def problems(text, **environ):
 
 def receiver(block, **environ):
     """Returns the problems in a receiver block, without their common prefix."""
-    lines = "".join(f"    {line}\n" for line in block.splitlines())
-    result = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
+    result = problems(with_receiver(block), **environ)
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
 
 
@@ -106,26 +96,6 @@ def test_invalid_keys_outside_the_receiver_are_reported(text, message):
     assert any(message in problem for problem in problems(text))
 
 
-def test_every_key_of_a_copied_receiver_block_is_supported_or_explained():
-    """The block holds all keys of opentelemetry-ebpf-profiler's receiver, at its defaults."""
-    block = {
-        "reporter_interval": "5s", "reporter_jitter": 0.2, "monitor_interval": "5s",
-        "samples_per_second": 20, "probabilistic_interval": "1m", "probabilistic_threshold": 100,
-        "clock_sync_interval": "3m", "send_idle_frames": "false", "filter_min_process_age": "0",
-        "verbose_mode": "false", "map_scale_factor": 0, "bpf_verifier_log_level": 0,
-        "no_kernel_version_check": "false", "error_mode": "PROPAGATE", "pin_cpu_ids": '""',
-    }  # fmt: skip
-    refused = (
-        "frame_cache_size", "interpreters", "send_error_frames", "off_cpu_threshold",
-        "include_env_vars", "max_grpc_retries", "max_rpc_msg_size", "bpf_fs_root",
-        "obi_process_ctx", "pid_namespace_translation", "probes",
-    )  # fmt: skip
-    lines = [f"{key}: {value}" for key, value in block.items()]
-    result = receiver("\n".join([*lines, *(f"{key}: 1" for key in refused)]))
-    assert [line.split(": ")[1] for line in result] == list(refused)
-    assert all(": not available: " in line for line in result)
-
-
 def test_the_removed_key_symbol_names_is_explained():
     (problem,) = receiver("symbol_names: compressed")
     assert "symbol_names: not available: " in problem
@@ -188,8 +158,9 @@ def test_the_schema_version_reaches_the_exporter(kind, version):
     ],
 )
 def test_resource_attributes_are_parsed(value, expected):
-    text = MINIMAL.replace("kprofiler:\n", f"kprofiler: {{resource: {{k: {value}}}}}\n", 1)
-    assert load(text).config.receiver.resource == {"k": expected}
+    assert load(with_receiver(f"resource: {{k: {value}}}")).config.receiver.resource == {
+        "k": expected
+    }
 
 
 @pytest.mark.parametrize("value", ["{a: 1}", "[1, a]", "[[1]]", "~"])
@@ -283,11 +254,6 @@ def test_messages_never_show_a_misplaced_secret(text):
     assert any("characters" in problem for problem in result), result
 
 
-def test_a_misspelled_key_is_quoted():
-    result = problems(MINIMAL.replace("kprofiler:", "kprofiler: {sampels_per_second: 1}"))
-    assert "receivers.kprofiler.sampels_per_second: unknown key" in result[0]
-
-
 @pytest.mark.parametrize(
     ("line", "secret"),
     [
@@ -318,5 +284,4 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
 
 @pytest.mark.parametrize(("written", "read"), [("off", 0), ("false", 0), ("0", 0), ("9", 9)])
 def test_the_key_python_frames_accepts_a_number_or_off(written, read):
-    text = MINIMAL.replace("kprofiler:\n", f"kprofiler:\n    python_frames: {written}\n")
-    assert load(text).config.receiver.python_frames == read
+    assert load(with_receiver(f"python_frames: {written}")).config.receiver.python_frames == read

@@ -2,33 +2,15 @@
 
 import pytest
 
-from otel_kprofiler.agent import agent_config
-from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.sampling import OffCpuConfig
 from otel_kprofiler.sdk.schema import make_plan, read_settings
-
-TEXT = """
-receivers:
-  kprofiler:
-    {line}
-exporters:
-  debug:
-service:
-  pipelines:
-    profiles: {{receivers: [kprofiler], exporters: [debug]}}
-"""
-
+from tests.unit.config.minimal import load_agent
 
 EVERYTHING = (
     "off_cpu: {enabled: true, samples_per_second_per_cpu: 0, min_duration: 2ms, wakers: true, "
     "causes: false}"
 )
-
-
-def load(line):
-    config = parse_config(TEXT.format(line=line), path="agent.yaml", environ={}).config
-    return agent_config(config).sampler.off_cpu
 
 
 @pytest.mark.parametrize(
@@ -52,7 +34,7 @@ def load(line):
     ],
 )
 def test_off_cpu_keys_set_the_agents_sampler(line, expected):
-    assert load(line) == expected
+    assert load_agent(line).sampler.off_cpu == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +48,7 @@ def test_off_cpu_keys_set_the_agents_sampler(line, expected):
 )
 def test_invalid_off_cpu_settings_are_reported(line, message):
     with pytest.raises(ConfigError) as caught:
-        load(line)
+        load_agent(line)
     (problem,) = caught.value.problems
     assert message in f"{problem.key} {problem.message}"
 

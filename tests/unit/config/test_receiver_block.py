@@ -5,30 +5,8 @@ The keys come from ``collector/config/config_linux.go`` as of August 2026.
 
 import pytest
 
-from otel_kprofiler.agent import agent_config
-from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
-
-KEYS = (
-    "reporter_interval", "reporter_jitter", "monitor_interval", "samples_per_second",
-    "frame_cache_size", "probabilistic_interval", "probabilistic_threshold", "interpreters",
-    "clock_sync_interval", "send_error_frames", "send_idle_frames", "filter_min_process_age",
-    "verbose_mode", "off_cpu_threshold", "include_env_vars", "map_scale_factor",
-    "bpf_verifier_log_level", "no_kernel_version_check", "max_grpc_retries", "max_rpc_msg_size",
-    "bpf_fs_root", "error_mode", "obi_process_ctx", "pid_namespace_translation", "pin_cpu_ids",
-    "probes",
-)  # fmt: skip
-
-BLOCK = """
-receivers:
-  kprofiler:
-{block}
-exporters:
-  debug:
-service:
-  pipelines:
-    profiles: {{receivers: [kprofiler], exporters: [debug]}}
-"""
+from tests.unit.config.minimal import load_agent
 
 # The value in the file, and the value passed to the component, by key.
 HONOURED = {
@@ -64,13 +42,7 @@ REFUSED = {
 
 
 def load(values):
-    lines = "\n".join(f"    {key}: {value}" for key, value in values.items())
-    text = BLOCK.format(block=lines)
-    return agent_config(parse_config(text, path="agent.yaml", environ={}).config)
-
-
-def test_every_key_is_either_supported_or_unsupported():
-    assert sorted([*HONOURED, *REFUSED]) == sorted(KEYS)
+    return load_agent("\n".join(f"{key}: {value}" for key, value in values.items()))
 
 
 @pytest.mark.parametrize("key", HONOURED)
@@ -78,6 +50,13 @@ def test_supported_keys_take_effect(key):
     value, read, expected = HONOURED[key]
     assert read(load({key: value})) == expected
     assert read(load({"stacks": "kernel"})) != expected, "the test would pass without the key"
+
+
+def test_defaults_at_the_edge_of_the_valid_values_are_accepted():
+    assert load({
+        "probabilistic_threshold": "100", "filter_min_process_age": "0", "map_scale_factor": "0",
+        "bpf_verifier_log_level": "0", "error_mode": "PROPAGATE", "pin_cpu_ids": '""',
+    }).must_sample  # fmt: skip
 
 
 def test_all_unsupported_keys_are_reported_at_once_with_reasons():

@@ -1,13 +1,11 @@
 """Built-in modules are encoded, shown in reports, and can be selected."""
 
-from dataclasses import replace
-
 import pytest
 
 from otel_kprofiler.formats import function_rows, select_modules, table
-from otel_kprofiler.model import Form, ResourceSamples, Stack
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
-from tests.unit.formats.conftest import EXT4_READ, GAP, kernel
+from otel_kprofiler.model import Form, Stack, WindowSample
+from tests.unit.formats.conftest import DD, EXT4_READ, GAP, kernel
+from tests.windows import make_window, send
 
 EXT4_HERE = kernel("ext4_write", 0x400)._replace(builtin=("ext4",))
 SHARED = kernel("cpdma_start", 0x500)._replace(builtin=("ti_cpsw", "ti_davinci_emac"))
@@ -16,25 +14,16 @@ STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GA
 
 
 @pytest.fixture
-def built_in(windows):
-    (group, _), sample = (
-        windows[0].profiles[0].resources,
-        windows[0].profiles[0].resources[0].samples[0],
-    )
+def built_in():
     samples = [
-        sample._replace(stack=stack, timestamps_unix_ns=[5_000 + at])
-        for at, stack in enumerate(STACKS)
+        WindowSample(stack, 7, "dd", 0, None, [5_000 + at]) for at, stack in enumerate(STACKS)
     ]
-    profile = replace(windows[0].profiles[0], resources=[ResourceSamples(group.resource, samples)])
-    return replace(windows[0], profiles=[profile])
+    return make_window(5_000, 15_000, (DD, samples), period_ns=1000)
 
 
 @pytest.mark.parametrize("form", Form)
 def test_builtin_modules_survive_an_otlp_round_trip(built_in, form):
-    (batch,) = encode_window(built_in, form=form).batches
-    assert check_payload(batch.payload) == []
-    (window,) = decode_windows(batch.payload)
-    results = [sample.stack.frames[0] for sample in window.profiles[0].resources[0].samples]
+    results = [sample.stack.frames[0] for _, sample in send(built_in, form).samples]
     assert [frame.builtin for frame in results] == [
         ("ext4",), ("ti_cpsw", "ti_davinci_emac"), ("snd_seq",), ()
     ]  # fmt: skip
@@ -60,8 +49,5 @@ def test_reports_show_builtin_modules_in_brackets(built_in):
 )
 def test_a_module_is_selected_whether_built_in_or_loaded(built_in, names, found):
     (window,) = select_modules([built_in], names)
-    kept = [
-        sample.stack.frames[0] for group in window.profiles[0].resources for sample in group.samples
-    ]
-    assert kept == found
+    assert [sample.stack.frames[0] for _, sample in window.samples] == found
     assert (window.profiles[0].taken, window.profiles[0].lost) == (len(found), {})

@@ -3,19 +3,16 @@
 from otel_kprofiler.formats import function_rows
 from otel_kprofiler.formats.entries import frame_entries
 from otel_kprofiler.model import (
-    ON_CPU,
     USER_SIDE,
     FileId,
     Frame,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
     WindowSample,
 )
+from tests.windows import make_window
 
 LIBRARY = Module("libx.so", ModuleKind.USER, None, FileId("1" * 32), 0)
 
@@ -34,6 +31,6 @@ def test_a_nameless_function_shows_its_start():
 def test_nameless_functions_have_separate_rows():
     stacks = [Stack.from_frames([unnamed(0x1200 + at, at % 0x100)]) for at in (1, 2, 0x101)]
     samples = [WindowSample(stack, 1, "t", 0, None, [1], []) for stack in stacks]
-    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}, ""), samples)], 3, {})
-    rows = {row.function: row.self_count for row in function_rows([profile])}
+    window = make_window(0, 9, ({}, samples))
+    rows = {row.function: row.self_count for row in function_rows([window])}
     assert rows == {"fun_1200": 2, "fun_1300": 1}

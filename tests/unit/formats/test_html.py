@@ -10,6 +10,7 @@ from otel_kprofiler.formats import FORMATS, html, page
 from tests.page import data
 
 VIEWER = Path(__file__).parents[3] / "viewer"
+ASSET = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
 
 
 def test_columns_are_consistent_and_contain_every_sample(windows):
@@ -53,20 +54,17 @@ def test_the_page_was_built_from_the_committed_sources():
     digest = hashlib.sha256((VIEWER / "package-lock.json").read_bytes())
     for path in sorted((VIEWER / "src").iterdir()):
         digest.update(path.read_bytes())
-    asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
-    assert f"viewer {digest.hexdigest()}" in asset, "run `make viewer`"
+    assert f"viewer {digest.hexdigest()}" in ASSET, "run `make viewer`"
 
 
 def test_the_page_has_no_external_references():
-    asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
-    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", asset))
+    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", ASSET))
     assert {address for address in addresses if "www.w3.org" not in address} == set()
 
 
 def test_the_content_policy_allows_only_the_pages_scripts_and_styles():
-    asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
     for name, element in (("style", "<style>"), ("script", "<script>")):
-        text = asset.partition(element)[2].partition(f"</{name}>")[0]
+        text = ASSET.partition(element)[2].partition(f"</{name}>")[0]
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{name}-src 'sha256-{digest}'" in asset
-    assert "unsafe" not in asset.partition("<title>")[0]
+        assert f"{name}-src 'sha256-{digest}'" in ASSET
+    assert "unsafe" not in ASSET.partition("<title>")[0]

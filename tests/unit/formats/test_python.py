@@ -9,22 +9,18 @@ from otel_kprofiler.formats import folded, function_rows, html, pprof, speedscop
 from otel_kprofiler.formats.entries import frame_entries
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     PYTHON_SIDE,
     STACK_TRUNCATED,
     Form,
     Frame,
     Line,
-    Profile,
-    Resource,
-    ResourceSamples,
     Side,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from tests.windows import make_window, send
+from tests.wire import fields
 
 GETDENTS = Frame(None, 1 << 63, (Line("iterate_dir"),), 0, KERNEL_SIDE)
 UNKNOWN = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
@@ -35,20 +31,13 @@ def python(function, line, start, file="/srv/app/views.py"):
     return Frame(None, 0, (Line(function, "", file, line, start),), 0, PYTHON_SIDE)
 
 
-def window_of(*stacks):
+def sent(*stacks, form=Form.PROTOBUF):
     samples = [
         WindowSample(stack, number, "python3", 0, None, [5_000])
         for number, stack in enumerate(stacks)
     ]
-    resource = Resource({"process.pid": 7, "process.executable.name": "python3"})
-    return Window(5_000, 15_000, [Profile(ON_CPU, 1000, [ResourceSamples(resource, samples)])])
-
-
-def sent(*stacks, form=Form.PROTOBUF):
-    (batch,) = encode_window(window_of(*stacks), form=form).batches
-    assert check_payload(batch.payload) == []
-    (decoded,) = decode_windows(batch.payload)
-    return decoded
+    attributes = {"process.pid": 7, "process.executable.name": "python3"}
+    return send(make_window(5_000, 15_000, (attributes, samples), period_ns=1000), form)
 
 
 def stack_of(*frames, status=0):
@@ -103,26 +92,7 @@ def test_every_format_shows_the_line():
 
 
 def strings(profile):
-    """Returns the strings of a pprof profile (field 6 of the outer message)."""
-    raw, at = gzip.decompress(profile), 0
-
-    def number():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = raw[at]
-            value |= (byte & 127) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 128:
-                return value
-
-    while at < len(raw):
-        field, kind = divmod(number(), 8)
-        size = number()
-        if kind == 2:
-            if field == 6:
-                yield raw[at : at + size]
-            at += size
+    return [text for field, text in fields(gzip.decompress(profile)) if field == 6]
 
 
 @pytest.mark.parametrize("place", ["function", "file"])

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.formats import FORMATS
-from otel_kprofiler.host import Access
-from otel_kprofiler.recording import RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
-from tests.records import in_ring, pack_record
+from tests.recordings import write_recording
+from tests.records import pack_record
 
 pytestmark = pytest.mark.system
 
@@ -32,17 +31,7 @@ main()
 @pytest.fixture
 def recording(tmp_path):
     record = pack_record(100, (0xFFFFFFFF81000010,), comm=b"worker")
-    kallsyms = tmp_path / "host" / "proc" / "kallsyms"
-    kallsyms.parent.mkdir(parents=True)
-    kallsyms.write_text("ffffffff81000000 T _text\nffffffff82000000 T _etext\n")
-    path = str(tmp_path / "recording")
-    writer = RecordingWriter(path)
-    writer.capture(Access(str(tmp_path / "host")))
-    writer.add_records(in_ring(record), 150)
-    writer.finish(
-        RecordingFacts(10**18, 10_000_000, 24, 500, {"on_cpu": SamplerCounts(1, {}, 0, {}, 1)})
-    )
-    return path
+    return write_recording(tmp_path, {}, [record], {"on_cpu": SamplerCounts(1, {}, 0, {}, 1)})
 
 
 @pytest.mark.parametrize("words", [["-o", "x.threads"], ["-o", "x.y", "--format", "threads"]])

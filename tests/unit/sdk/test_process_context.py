@@ -26,7 +26,7 @@ from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.fuse import mounted
-from tests.raw_forks import run_in_raw_child
+from tests.raw_forks import raw_fork, run_in_child
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -184,7 +184,7 @@ def test_a_child_forked_in_c_does_not_touch_the_page_of_its_parent(first):
         return context and context.resource["service.name"]
 
     expected = "child" if first == "publish" else "None"
-    assert run_in_raw_child(child) == (expected, 0)
+    assert run_in_child(raw_fork, child) == (expected, 0)
     assert read_process_context(os.getpid()).resource["service.name"] == "parent"
 
 

@@ -2,19 +2,12 @@
 
 import contextlib
 import json
-import os
 from collections import Counter
 
 from otel_kprofiler.formats import process_id, process_name, stack_entries
 from otel_kprofiler.text import escape_controls
 from otel_kprofiler.viewing.query import StoreAnswers
 from tests import page
-
-
-def resident_bytes(pid):
-    """Returns the resident memory of a process, in bytes; see proc_pid_statm(5)."""
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def answer(store, query, now_ns):

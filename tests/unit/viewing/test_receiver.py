@@ -19,22 +19,11 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
     ExportProfilesServiceResponse,
 )
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.errors import HostError, KProfilerError
 from otel_kprofiler.export import PROFILES, OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
 from otel_kprofiler.export.grpc import parse_retry_delay
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Form,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import Form, WindowSample
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.viewing import (
     Counts,
@@ -48,8 +37,9 @@ from otel_kprofiler.viewing import (
 from otel_kprofiler.viewing.grpc_receiver import MOST_CALLS, THREADS
 from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
 from tests.unit.viewing import http2
-from tests.unit.viewing.shown import answer, expected, resident_bytes, shown
+from tests.unit.viewing.shown import answer, expected, shown
 from tests.waiting import wait_until
+from tests.windows import encode, make_stack, make_window
 from tests.wire import pack_field
 
 pytestmark = pytest.mark.system
@@ -59,19 +49,14 @@ PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "a
 
 
 def window(count=3, start=NOW - 10**9):
-    frame = Frame(None, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
-    sample = WindowSample(
-        Stack.from_frames([frame]), 7, "x", 0, None, [start + at for at in range(count)]
-    )
-    resource = Resource({"process.pid": 7, "process.executable.name": "nginx", "host.name": "web"})
-    return Window(
-        start, start + 10**9, [Profile(ON_CPU, 10**7, [ResourceSamples(resource, [sample])])]
-    )
+    times = [start + at for at in range(count)]
+    sample = WindowSample(make_stack("vfs_read"), 7, "x", 0, None, times)
+    attributes = {"process.pid": 7, "process.executable.name": "nginx", "host.name": "web"}
+    return make_window(start, start + 10**9, (attributes, [sample]), period_ns=10**7)
 
 
 def payload(one=None, form=Form.PROTOBUF):
-    (batch,) = encode_window(one or window(), form=form).batches
-    return batch.payload
+    return encode(one or window(), form)
 
 
 @pytest.fixture
@@ -475,7 +460,7 @@ def read_all(client):
 
 def test_calls_reset_immediately_take_little_memory(receivers, clients):
     assert is_taken(receivers)
-    start = highest = resident_bytes(os.getpid())
+    start = highest = read_resident_bytes(os.getpid())
     for _ in range(4):
         client = clients(b"")
         reader = threading.Thread(target=read_all, args=(client,))
@@ -484,7 +469,7 @@ def test_calls_reset_immediately_take_little_memory(receivers, clients):
             client.sendall(http2.reset_calls(first, 200))
         client.shutdown(socket.SHUT_RDWR)
         reader.join()
-        highest = max(highest, resident_bytes(os.getpid()))
+        highest = max(highest, read_resident_bytes(os.getpid()))
     assert is_taken(receivers)
     assert highest - start < 30 << 20
 

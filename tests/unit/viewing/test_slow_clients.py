@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -11,9 +10,16 @@ import urllib.error
 
 import pytest
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from tests.unit.viewing import slow_clients
-from tests.unit.viewing.shown import resident_bytes
-from tests.unit.viewing.test_view_command import VIEW, get, listen, recent  # noqa: F401
+from tests.unit.viewing.test_view_command import (
+    VIEW,
+    get,
+    listen,
+    read_addresses,
+    recent,  # noqa: F401
+)
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -62,13 +68,12 @@ def test_slow_clients_do_not_affect_others_and_their_resources_are_released(coun
     if most < count // PROCESSES + 64:
         pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; the limit is {most}")
     with listen() as (command, address):
-        said = [command.stderr.readline().decode() for _ in range(2)]
-        places = [re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said]
+        places = read_addresses(command)
         ports = [place.rpartition(":")[2] for place in (*places, address.strip("/"))]
         assert get(address, "profile.json")
-        resident, opened = resident_bytes(command.pid), count_open(command.pid)
+        resident, opened = read_resident_bytes(command.pid), count_open(command.pid)
         with connected(count, ports):
-            for place in (f"grpc://{places[0]}", f"http://{places[1]}"):
+            for place in places:
                 sending = [*VIEW[:-1], "send", recent, place]
                 retry(
                     lambda words=sending: subprocess.run(
@@ -76,11 +81,9 @@ def test_slow_clients_do_not_affect_others_and_their_resources_are_released(coun
                     )
                 )
             assert b"nginx" in retry(lambda: get(address, "profile.json"))
-            grown = resident_bytes(command.pid) - resident
+            grown = read_resident_bytes(command.pid) - resident
             connections = count_open(command.pid)[0]
         sys.stdout.write(f"{count} clients: {connections} descriptors, {grown >> 20} MiB more\n")
         assert grown < MOST_BYTES
-        end = time.monotonic() + 60
-        while any(map(int.__gt__, count_open(command.pid), [number + 16 for number in opened])):
-            assert time.monotonic() < end, (count_open(command.pid), opened)
-            time.sleep(0.2)
+        most_open = [number + 16 for number in opened]
+        wait_until(lambda: all(map(int.__le__, count_open(command.pid), most_open)))

@@ -16,11 +16,8 @@ from otel_kprofiler.model import (
     ON_CPU,
     PYTHON_SIDE,
     USER_SIDE,
-    FileId,
     Frame,
     Line,
-    Module,
-    ModuleKind,
     Profile,
     ProfileKind,
     RawFrames,
@@ -40,17 +37,15 @@ from otel_kprofiler.viewing import Query, QueryError, SampleStore
 from otel_kprofiler.viewing.query import StoreAnswers
 from tests import page
 from tests.unit.viewing.shown import answer, expected, shown
+from tests.windows import LIBC, make_frame, make_stack
 
 SECOND = 10**9
 NOW = 1_700_000_000 * SECOND
 WAITING = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
-LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 
 
 def stack(*names):
-    frames = [Frame(VMLINUX, 1, (Line(name),), 0, KERNEL_SIDE) for name in names]
-    return Stack.from_frames([*frames, Frame(LIBC, 2, (Line("main"),), 0, USER_SIDE)])
+    return Stack.from_frames([*make_stack(*names).frames, make_frame("main", USER_SIDE, LIBC)])
 
 
 READ, WRITE = stack("vfs_read", "sys_read"), stack("vfs_write", "sys_write")

@@ -15,31 +15,20 @@ import urllib.request
 
 import pytest
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.cli.view import has_browser
 from otel_kprofiler.cli.view_sources import describe_endpoint
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    PYTHON_SIDE,
-    FileId,
-    Frame,
-    Line,
-    Module,
-    ModuleKind,
-    Stack,
-    WindowSample,
-)
-from otel_kprofiler.otlp import encode_window
+from otel_kprofiler.model import PYTHON_SIDE, Frame, Line, Stack, WindowSample
 from tests import page
 from tests.unit.viewing import http2
-from tests.unit.viewing.shown import resident_bytes
-from tests.windows import make_window
+from tests.waiting import wait_until
+from tests.windows import make_frame, make_window, write_otlp
 
 pytestmark = pytest.mark.system
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
 VIEW = [sys.executable, "-m", "otel_kprofiler", "view"]
-VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 
 
 @contextlib.contextmanager
@@ -61,7 +50,7 @@ def get(address, path=""):
         return answer.read()
 
 
-READ = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
+READ = make_frame("vfs_read")
 
 
 def write(path, times, start, frame=READ):
@@ -73,8 +62,7 @@ def write(path, times, start, frame=READ):
         for pid, (name, its_times) in enumerate(times.items(), 7)
     )
     window = make_window(start, start + 3 * SECOND, *groups, period_ns=10**7)
-    path.write_bytes(encode_window(window).batches[0].payload)
-    return str(path)
+    return write_otlp(path, window)
 
 
 @pytest.fixture
@@ -144,10 +132,15 @@ def listen(*words):
     return view("--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", *words)
 
 
-def send(command, profile):
+def read_addresses(command):
+    """Returns the addresses of the command's receivers, which it has printed."""
     said = [command.stderr.readline().decode() for _ in range(2)]
     grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
-    for address in (f"grpc://{grpc}", f"http://{http}"):
+    return f"grpc://{grpc}", f"http://{http}"
+
+
+def send(command, profile):
+    for address in read_addresses(command):
         sending = [*VIEW[:-1], "send", profile, address]
         subprocess.run(sending, check=True, capture_output=True, timeout=60)
 
@@ -177,9 +170,8 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
 def test_memory_used_by_hostile_requests_is_released(recent):
     """One-byte indices that repeat a 4-kB header (RFC 7541) leave the memory fragmented."""
     with listen() as (command, address):
-        said = command.stderr.readline().decode()
-        port = int(said.rpartition(":")[2])
-        before = resident_bytes(command.pid)
+        port = int(read_addresses(command)[0].rpartition(":")[2])
+        before = read_resident_bytes(command.pid)
         for _ in range(12):
             with contextlib.ExitStack() as stack:
                 clients = [
@@ -192,10 +184,7 @@ def test_memory_used_by_hostile_requests_is_released(recent):
                 for client in clients:
                     while client.recv(1 << 16):
                         pass
-        end = time.monotonic() + 60
-        while resident_bytes(command.pid) > before + (150 << 20) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert resident_bytes(command.pid) <= before + (150 << 20)
+        wait_until(lambda: read_resident_bytes(command.pid) <= before + (150 << 20))
         assert get(address, "profile.json")
 
 

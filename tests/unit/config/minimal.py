@@ -1,0 +1,25 @@
+"""The smallest configuration file, to which tests add the lines that they are about."""
+
+from otel_kprofiler.agent import agent_config
+from otel_kprofiler.config import parse_config
+
+MINIMAL = """\
+receivers:
+  kprofiler:
+exporters:
+  debug:
+service:
+  pipelines:
+    profiles: {receivers: [kprofiler], exporters: [debug]}
+"""
+
+
+def with_receiver(block):
+    """Returns the file with lines in the receiver's block."""
+    lines = "".join(f"    {line}\n" for line in block.splitlines())
+    return MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}")
+
+
+def load_agent(block):
+    """Returns the settings of an agent whose receiver has a block of lines."""
+    return agent_config(parse_config(with_receiver(block), path="agent.yaml", environ={}).config)
