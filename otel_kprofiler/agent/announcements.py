@@ -22,10 +22,7 @@ _MISSED: Final = (
 
 
 def describe_start(
-    sampler: EbpfSampler,
-    exporters: Iterable[ProfileExporter],
-    user_symbols: str,
-    files: HostFiles,
+    sampler: EbpfSampler, exporters: Iterable[ProfileExporter], user_symbols: str, files: HostFiles
 ) -> str:
     """Describes what the agent samples, where the samples go, and which data is left out."""
     missing = read_capabilities(files).missing(OF_OTHERS)

@@ -292,9 +292,7 @@ def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> l
 
 
 def group_stacks(
-    stacks: Sequence[Stack],
-    rows: Iterable[Weighed],
-    frames: Callable[[Stack], Occurrence | None],
+    stacks: Sequence[Stack], rows: Iterable[Weighed], frames: Callable[[Stack], Occurrence | None]
 ) -> list[Group]:
     """Groups samples by their stacks, which are given as indices into a table."""
     weights, counts = Counter[int](), Counter[int]()

@@ -162,10 +162,7 @@ def _explain(error: Exception) -> KProfilerError | None:
             hint="redirect it to a file on a disk with free space",
         )
     if isinstance(error, OSError) and error.filename is not None:
-        return KProfilerError(
-            f"{error.filename!s}: {error.strerror}",
-            hint=FILE_FIX,
-        )
+        return KProfilerError(f"{error.filename!s}: {error.strerror}", hint=FILE_FIX)
     return None
 
 

@@ -55,8 +55,7 @@ def open_receiver(address: str) -> OtlpSender:
     if not _is_taken(answer):
         shown = redact_address(address)
         raise ExportError(
-            f"cannot send profiles to {shown}: {answer.reason}",
-            hint=_find_fix(address, answer),
+            f"cannot send profiles to {shown}: {answer.reason}", hint=_find_fix(address, answer)
         )
     return _open(address)
 

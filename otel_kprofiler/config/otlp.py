@@ -320,8 +320,7 @@ class OtlpHttp(_Client):
     )
     encoding: Literal["proto", "json"] = Field(default="proto", description="Encoding of requests.")
     proxy_url: str = Field(
-        default="",
-        description="URL of the proxy. Proxy variables in the environment are ignored.",
+        default="", description="URL of the proxy. Proxy variables in the environment are ignored."
     )
     tls: HttpTls = HttpTls()
 

@@ -73,9 +73,7 @@ class Limits(Section):
         description="Limit on the agent's CPU usage, where 100 is one core. 0 means no limit.",
     )
     max_rss_megabytes: int = Field(
-        default=0,
-        ge=0,
-        description="Limit on the agent's resident memory. 0 means no limit.",
+        default=0, ge=0, description="Limit on the agent's resident memory. 0 means no limit."
     )
 
 

@@ -141,9 +141,7 @@ TOP: Final[Mapping[str, str]] = {
     "resource": "use receivers.kprofiler.resource",
     "profiling": "put the sampler's settings under receivers.kprofiler",
 }
-RECEIVERS: Final[Mapping[str, str]] = {
-    "profiling": "use kprofiler, which has the same keys",
-}
+RECEIVERS: Final[Mapping[str, str]] = {"profiling": "use kprofiler, which has the same keys"}
 EXPORTERS: Final[Mapping[str, str]] = {
     "otlp": "use otlp_grpc",
     "otlphttp": "use otlp_http",

@@ -111,11 +111,7 @@ class PageServer:
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        page: str,
-        answer: Answer,
-        names_file: NamesFile = lambda _: False,
+        self, endpoint: str, page: str, answer: Answer, names_file: NamesFile = lambda _: False
     ) -> None:
         try:
             self._server = _Server(endpoint, page.encode(), answer, names_file)

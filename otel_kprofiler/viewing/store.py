@@ -193,11 +193,7 @@ class SampleStore:
         return Added(count - repeated, outdated, repeated)
 
     def _rows(
-        self,
-        resource: Resource,
-        samples: Iterable[WindowSample],
-        kind: int,
-        paths: _Paths,
+        self, resource: Resource, samples: Iterable[WindowSample], kind: int, paths: _Paths
     ) -> Iterator[_Row]:
         owner = self._resource(resource)
         for sample in samples:
