@@ -17,22 +17,43 @@ def object_btf():
     raise AssertionError("no .BTF in the object")
 
 
+class Btf:
+    """Builds BTF, type by type."""
+
+    def __init__(self):
+        self.text, self.types, self.count = bytearray(b"\0"), b"", 0
+
+    def name(self, text):
+        name = text.encode() + b"\0"
+        at = self.text.find(b"\0" + name) + 1 if text else 0
+        if text and not at:
+            at = len(self.text)
+            self.text += name
+        return at
+
+    def add(self, name, kind, last, count=0, tail=b""):
+        """Adds a type; returns its number."""
+        self.types += struct.pack("=III", self.name(name), kind << 24 | count, last) + tail
+        self.count += 1
+        return self.count
+
+    def struct(self, name, size, members):
+        rows = [struct.pack("=III", self.name(n), number, at * 8) for n, at, number in members]
+        return self.add(name, 4, size, len(rows), b"".join(rows))
+
+    def tracepoint(self, name, *arguments):
+        words = b"".join(struct.pack("=II", 0, number) for number in (0, *arguments))
+        proto = self.add("", 13, 0, len(arguments) + 1, words)
+        self.add(f"btf_trace_{name}", 8, self.add("", 2, proto))
+
+    def pack(self):
+        head = (0xEB9F, 1, 0, 24, 0, len(self.types), len(self.types), len(self.text))
+        return struct.pack("=HBBIIIII", *head) + self.types + bytes(self.text)
+
+
 def btf(*structs):
     """Returns BTF for structs: (name or "", size, [(member, offset, type number)])."""
-    text, types = bytearray(b"\0"), b""
-
-    def add(name):
-        if not name:
-            return 0
-        at = text.find(b"\0" + name.encode() + b"\0")
-        if at >= 0:
-            return at + 1
-        text.extend(name.encode() + b"\0")
-        return len(text) - len(name) - 1
-
-    for name, size, members in structs:
-        types += struct.pack("=III", add(name), 4 << 24 | len(members), size)
-        for member, offset, number in members:
-            types += struct.pack("=III", add(member), number, offset * 8)
-    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(text))
-    return head + types + bytes(text)
+    made = Btf()
+    for fields in structs:
+        made.struct(*fields)
+    return made.pack()

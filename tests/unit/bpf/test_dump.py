@@ -46,21 +46,20 @@ def test_a_thread_on_a_cpu_has_no_wait():
 
 def test_a_queued_thread_is_runnable_whatever_its_state():
     assert row(state=1, queued=6_000).wait_state is WaitState.RUNNABLE
-    assert row(state=1, queued=6_000).since_ns == 6_000
 
 
-def test_a_wait_begins_after_the_last_run():
-    assert row().since_ns == 5_050
-
-
-def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
-    # After a change of scheduling class, ran_ns covers more than the last run.
-    assert row(ran=10_000).since_ns == 5_100
-
-
-def test_the_start_of_a_wait_comes_from_the_run_queue_if_the_last_arrival_is_unknown():
-    assert row(arrived=0).since_ns == 5_100
-    assert row(arrived=0, until=0).since_ns == 0
+@pytest.mark.parametrize(
+    ("fields", "since_ns"),
+    [
+        ({}, 5_050),  # the last run began at 5,000, and lasted 50
+        ({"ran": 10_000}, 5_100),  # ran_ns covers more after a change of scheduling class
+        ({"arrived": 0}, 5_100),  # the last arrival is unknown
+        ({"arrived": 0, "until": 0}, 0),
+        ({"queued": 6_000}, 6_000),
+    ],
+)
+def test_a_wait_begins_after_the_last_run(fields, since_ns):
+    assert row(**fields).since_ns == since_ns
 
 
 def test_exited_threads_are_recognized():

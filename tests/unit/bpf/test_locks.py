@@ -7,8 +7,8 @@ from otel_kprofiler.bpf import KernelTypes, find_lock_offsets, pack_lock_layout,
 from otel_kprofiler.bpf.layout import FIRST_EVENT, number_kinds
 from otel_kprofiler.bpf.locks import LOCK_PHASE, LockOffsets, parse_lock_lines
 from otel_kprofiler.model import LOCK_CONTENTION, LockHolder, LockTotal, LockWait
+from tests.bpf_object import Btf
 from tests.records import in_ring, pack_record
-from tests.unit.bpf.test_tracepoints import Btf
 
 SPIN, WRITE, UNKNOWN = 1, 4, 63
 
@@ -37,10 +37,10 @@ def make_types(*tracepoints, has_owners=True):
     number = made.add("unsigned int", 1, 4, tail=bytes(4))
     for name in tracepoints:
         made.tracepoint(name, number, number)
-    member = made.name("owner" if has_owners else "rtmutex")
+    member = "owner" if has_owners else "rtmutex"
     for name, at in (("mutex", 0), ("rw_semaphore", 8)):
-        made.add(name, 4, 32, 1, struct.pack("=III", member, number, 8 * at))
-    made.add("task_struct", 4, 99, 1, struct.pack("=III", made.name("pid"), number, 8 * 40))
+        made.struct(name, 32, [(member, at, number)])
+    made.struct("task_struct", 99, [("pid", 40, number)])
     return KernelTypes(made.pack())
 
 

@@ -4,7 +4,7 @@ import struct
 
 from otel_kprofiler.bpf import KernelTypes, TracepointConstants, TracepointValue, list_tracepoints
 from otel_kprofiler.bpf.tracepoints import count_recursions
-from tests.bpf_object import btf
+from tests.bpf_object import Btf, btf
 
 NOTHING = 255
 
@@ -24,37 +24,10 @@ def test_a_value_is_an_argument_or_in_a_struct():
         assert struct.unpack("=10Q", packed) == (1, 1, 0, 0, *words, 1)
 
 
-class Btf:
-    """Builds BTF that contains tracepoints with arguments of given types."""
-
-    def __init__(self):
-        self.text, self.types, self.count = bytearray(b"\0"), b"", 0
-
-    def name(self, text):
-        if not text:
-            return 0
-        self.text += text.encode() + b"\0"
-        return len(self.text) - len(text) - 1
-
-    def add(self, name, kind, last, count=0, tail=b""):
-        self.types += struct.pack("=III", self.name(name), kind << 24 | count, last) + tail
-        self.count += 1
-        return self.count
-
-    def tracepoint(self, name, *arguments):
-        words = b"".join(struct.pack("=II", 0, number) for number in (0, *arguments))
-        proto = self.add("", 13, 0, len(arguments) + 1, words)
-        self.add(f"btf_trace_{name}", 8, self.add("", 2, proto))
-
-    def pack(self):
-        head = (0xEB9F, 1, 0, 24, 0, len(self.types), len(self.types), len(self.text))
-        return struct.pack("=HBBIIIII", *head) + self.types + bytes(self.text)
-
-
 def test_tracepoint_arguments_are_listed_by_type():
     made = Btf()
     number = made.add("unsigned int", 1, 4, tail=bytes(4))
-    request = made.add("request", 4, 8)
+    request = made.struct("request", 8, [])
     pointer = made.add("", 2, made.add("", 10, request))  # const
     size = made.add("size_t", 8, number)
     made.tracepoint("block", pointer, number, size)

@@ -43,12 +43,6 @@ def test_owners_take_turns_regardless_of_queue_length(queue):
     assert queue.take() is None
 
 
-def test_work_of_one_owner_is_served_in_order(queue):
-    for number in range(3):
-        queue.put("only", number)
-    assert [serve(queue)[1] for _ in range(3)] == [0, 1, 2]
-
-
 def test_an_owner_of_costly_work_gets_fewer_turns(queue):
     for number in range(20):
         queue.put("costly", number)

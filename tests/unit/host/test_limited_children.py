@@ -55,14 +55,6 @@ def test_a_child_reads_the_file_as_standard_input(run, tmp_path):
         assert os.pread(output.fileno(), 100, 0) == b"result\n"
 
 
-def test_a_failure_carries_the_cause_reported_by_the_child(run):
-    assert failure(run, "sys.exit('damaged')") == (ChildProblem.FAILED, "damaged")
-
-
-def test_a_child_without_a_report_is_described_by_its_status(run):
-    assert failure(run, "os._exit(3)") == (ChildProblem.FAILED, "status 3")
-
-
 _IGNORING = """
 import os, signal, sys
 from otel_kprofiler.host import ChildFailed, ChildLimits, CpuRate, LimitedChildren
@@ -112,14 +104,6 @@ def test_the_cpu_time_of_a_child_is_limited_by_its_input_size(run):
     assert failure(run, "\nwhile True: pass", LIMITS._replace(cpu=cpu)) == expected
 
 
-def test_a_child_that_takes_too_long_is_terminated(run):
-    limits = LIMITS._replace(wall_s=0.1)
-    assert failure(run, "import time; time.sleep(1000)", limits) == (
-        ChildProblem.TIME,
-        "took over 0.1 s",
-    )
-
-
 def test_the_error_for_a_missing_program_names_it(run):
     with pytest.raises(ChildFailed, match=r"no process could be started: .*nowhere") as caught:
         run.children.run(["/nowhere"], 0, LIMITS)
@@ -140,22 +124,30 @@ def test_stopping_kills_children_and_starts_no_more(run):
     assert failure(run, "") == (ChildProblem.STOPPED, "the profiler is stopping")
 
 
+FAILED, MEMORY = ChildProblem.FAILED, ChildProblem.MEMORY
+
+
 @pytest.mark.parametrize(
-    ("code", "limits", "may_pass"),
+    ("code", "limits", "problem", "cause", "may_pass"),
     [
-        ("import time; time.sleep(1000)", LIMITS._replace(wall_s=0.1), True),
-        ("os.kill(os.getpid(), 9)", LIMITS, True),
-        ("os._exit(os.EX_TEMPFAIL)", LIMITS, True),
-        ("sys.exit('damaged')", LIMITS, False),
-        ("bytearray(60 << 20)", LIMITS._replace(memory_bytes=40 * MIB), False),
-        ("os.abort()", LIMITS, False),
+        ("import time; time.sleep(1000)", {"wall_s": 0.1}, ChildProblem.TIME, "took over 0.1 s",
+         True),
+        ("os.kill(os.getpid(), 9)", {}, MEMORY, "SIGKILL", True),
+        ("os._exit(os.EX_TEMPFAIL)", {}, FAILED, "status 75", True),
+        ("os._exit(3)", {}, FAILED, "status 3", False),
+        ("sys.exit('damaged')", {}, FAILED, "damaged", False),
+        ("bytearray(60 << 20)", {"memory_bytes": 40 * MIB}, MEMORY, "MemoryError", False),
+        ("os.abort()", {}, MEMORY, "SIGABRT", False),
     ],
-    ids=("slow", "killed", "full_disk", "damaged", "large", "aborted"),
-)
-def test_failures_state_whether_they_are_temporary(run, code, limits, may_pass):
+    ids=("slow", "killed", "full_disk", "silent", "damaged", "large", "aborted"),
+)  # fmt: skip
+def test_a_failure_has_its_cause_and_whether_it_is_temporary(
+    *, run, code, limits, problem, cause, may_pass
+):
     with pytest.raises(ChildFailed) as caught:
-        run(code, limits)
-    assert caught.value.may_pass is may_pass
+        run(code, LIMITS._replace(**limits))
+    assert (caught.value.problem, caught.value.may_pass) == (problem, may_pass)
+    assert cause in str(caught.value)
 
 
 def test_a_memory_shortage_in_the_cgroup_is_temporary(run, monkeypatch):

@@ -32,6 +32,20 @@ def start():
         child.wait()
 
 
+@pytest.fixture
+def start_lingering(start):
+    """Starts a child whose own child keeps the output pipe open until nobody reads from it."""
+
+    def start_lingering(first="pass"):
+        ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
+        writes = "while True: print('.', flush=True); time.sleep(0.05)"
+        child = start(f"import os, signal, time\n{first}\n{ends}\n{writes}")
+        assert child.stdout.readline()  # printed by the child or its fork
+        return child
+
+    return start_lingering
+
+
 def test_a_child_blocked_by_its_file_system_is_abandoned(fuse, start):
     children = PatientChildren(patience_s=1, retry_s=0)
     fuse.freeze("read")
@@ -75,26 +89,22 @@ def test_a_child_that_takes_too_long_is_killed(start):
     children.check(HERE)
 
 
-def test_a_child_slow_to_exit_does_not_block_its_device(start):
-    """A grandchild keeps the output pipe open, and exits once nobody reads from the pipe."""
+def test_a_child_slow_to_exit_does_not_block_its_device(start_lingering):
     children = PatientChildren(patience_s=0.5, retry_s=1000)
-    ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
-    writes = "while True: print('.', flush=True); time.sleep(0.05)"
-    child = start(f"import os, signal, time; {ends}; os.fork()\n{writes}")
-    assert child.stdout.readline()  # printed by the child or its fork
+    child = start_lingering()
     with pytest.raises(subprocess.TimeoutExpired):
         children.wait(child, HERE, 0.1)
     assert child.returncode is None, "it has ended in time"
     children.check(HERE)
 
 
-BURNS = "import time\nwhile time.process_time() < 0.3: pass"
+BURNS = "while time.process_time() < 0.3: pass"
 
 
 def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     children, other_ns = PatientChildren(), []
     began_ns = children_time_ns()
-    children.wait(start(BURNS), HERE, LONG_S)
+    children.wait(start(f"import time\n{BURNS}"), HERE, LONG_S)
     first_ns = children_time_ns() - began_ns
     endless = start("print('begins', flush=True)\nwhile True: pass")
     assert endless.stdout.readline()
@@ -107,12 +117,8 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     assert other_ns == [0]
 
 
-def test_the_cpu_time_of_an_abandoned_child_is_counted(start):
-    """A grandchild keeps the output pipe open, and exits once nobody reads from the pipe."""
-    waits = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
-    writes = "while True: print('.', flush=True); time.sleep(0.05)"
-    child = start(f"import os, signal; {BURNS}\n{waits}\n{writes}")
-    assert child.stdout.readline()
+def test_the_cpu_time_of_an_abandoned_child_is_counted(start_lingering):
+    child = start_lingering(BURNS)
     began_ns = children_time_ns()
     with pytest.raises(subprocess.TimeoutExpired):
         PatientChildren(patience_s=0.5).wait(child, HERE, 0.1)

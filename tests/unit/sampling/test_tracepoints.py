@@ -11,7 +11,7 @@ from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import Access, parse_event
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sampling.tracepoints import plan_tracepoints
-from tests.unit.bpf.test_tracepoints import Btf
+from tests.bpf_object import Btf
 
 
 @pytest.fixture

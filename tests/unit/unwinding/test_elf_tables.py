@@ -12,6 +12,9 @@ from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.table import MAX_ENTRIES
 from tests.unit.unwinding.files import PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
 
+OUTSIDE = (-(1 << 31), -0x300, 0x7FFFFFFF, 0x4000)
+"""Distances from the search table that lead out of the frames."""
+
 
 def refusal(data):
     with pytest.raises(TableRefused) as caught:
@@ -73,13 +76,16 @@ def test_a_file_too_short_for_an_elf_header_is_rejected():
     assert refusal(b"") is Refusal.NOT_ELF
 
 
-@pytest.mark.parametrize(("at", "form", "value"), [(0x36, "<H", 57), (0x38, "<H", 0xFFFF)])
-def test_damaged_headers_are_rejected(at, form, value):
-    assert refusal(Elf().put(form, at, value).data) is Refusal.DAMAGED_HEADERS
-
-
-def test_program_headers_outside_the_file_are_rejected():
-    assert refusal(Elf().put("<Q", 0x20, 1 << 63).data) is Refusal.OUT_OF_BOUNDS
+@pytest.mark.parametrize(
+    ("at", "form", "value", "reason"),
+    [
+        (0x36, "<H", 57, Refusal.DAMAGED_HEADERS),  # size of a program header
+        (0x38, "<H", 0xFFFF, Refusal.DAMAGED_HEADERS),  # number of program headers
+        (0x20, "<Q", 1 << 63, Refusal.OUT_OF_BOUNDS),  # offset of the program headers
+    ],
+)
+def test_damaged_headers_are_rejected(at, form, value, reason):
+    assert refusal(Elf().put(form, at, value).data) is reason
 
 
 @pytest.mark.parametrize(("field", "value"), [(8, 1 << 20), (32, 1 << 40), (16, (1 << 64) - 16)])
@@ -119,16 +125,17 @@ def test_a_header_of_four_bytes_has_no_search_table():
     assert find(elf.data) is None
 
 
-def test_more_pairs_than_fit_into_the_header_are_rejected():
+@pytest.mark.parametrize(
+    ("field", "form", "value", "reason"),
+    [
+        (8, "<I", 1000, Refusal.OUT_OF_BOUNDS),  # more pairs than fit
+        (8, "<I", MAX_ENTRIES + 1, Refusal.TOO_LARGE),
+        *((16, "<i", entry, Refusal.OUT_OF_BOUNDS) for entry in OUTSIDE),
+    ],
+)
+def test_pairs_that_the_bpf_program_cannot_search_are_rejected(field, form, value, reason):
     elf = Elf()
-    elf.put("<I", elf.search_at() + 8, 1000)
-    assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
-
-
-def test_more_pairs_than_the_bpf_program_can_search_are_rejected():
-    elf = Elf()
-    elf.put("<I", elf.search_at() + 8, MAX_ENTRIES + 1)
-    assert refusal(elf.data) is Refusal.TOO_LARGE
+    assert refusal(elf.put(form, elf.search_at() + field, value).data) is reason
 
 
 def test_unsorted_pairs_are_rejected():
@@ -137,13 +144,6 @@ def test_unsorted_pairs_are_rejected():
     first, second = elf.data[at : at + 8], elf.data[at + 8 : at + 16]
     elf.data[at : at + 16] = second + first
     assert refusal(elf.data) is Refusal.NOT_SORTED
-
-
-@pytest.mark.parametrize("distance", [-(1 << 31), -0x300, 0x7FFFFFFF, 0x4000])
-def test_a_pair_that_points_outside_the_frames_is_rejected(distance):
-    elf = Elf()
-    elf.put("<i", elf.search_at() + 16, distance)
-    assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
 
 
 def test_the_last_entry_may_not_exceed_its_segment():
