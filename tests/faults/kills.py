@@ -27,8 +27,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
-
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
@@ -38,10 +36,9 @@ from otel_kprofiler.export.queue import QueueCounts
 from otel_kprofiler.model import Batch
 from otel_kprofiler.sdk import InMemoryProfileExporter
 from tests.faults.table.kinds.receivers import FINAL, GOOD, LOSING, TRANSIENT, at_random
+from tests.faults.table.payloads import EARLIER, STREAM, Received
 from tests.faults.table.receivers import HttpReceiver, Request
 
-STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
-NOT_IN_WINDOWS = {"ring_full", "self_profiled"}
 LONGEST_S = 2.5
 LAST_RUN_S = 5.0
 SHARE_OF_RUNS = 0.8
@@ -78,91 +75,13 @@ def unless_stored(refuse):
 ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
-class Stream(NamedTuple):
-    """The totals in the last request of a stream, in samples.
-
-    Attributes:
-        samples: the number of samples in all windows of the stream.
-        lost: the number of these samples that are lost, by cause.
-        earlier: the samples in the spool's earlier streams, and their losses by cause.
-        unknown_since_ns: the time after which the previous run's samples are unknown.
-    """
-
-    samples: int
-    lost: dict[str, int]
-    earlier: dict[str, int]
-    unknown_since_ns: int
-
-
-class Arrived(NamedTuple):
-    """The data received: distinct samples, and the latest time and totals of each stream."""
-
-    samples: int
-    requests: int
-    twice: int
-    last_ns: dict[str, int]
-    streams: dict[str, Stream]
-
-
-def read(payloads) -> Arrived:
-    sizes: dict[bytes, int] = {}
-    streams: dict[str, Stream] = {}
-    last_ns: dict[str, int] = {}
-    twice = 0
-    for payload in payloads:
-        request = service.ExportProfilesServiceRequest.FromString(payload)
-        strings, table = request.dictionary.string_table, request.dictionary.attribute_table
-        for resource in request.resource_profiles:
-            for scope in resource.scope_profiles:
-                for profile in scope.profiles:
-                    times = [t for sample in profile.samples for t in sample.timestamps_unix_nano]
-                    twice += len(times) if profile.profile_id in sizes else 0
-                    assert sizes.setdefault(profile.profile_id, len(times)) == len(times)
-                    values = {
-                        strings[table[at].key_strindex]: table[at].value
-                        for at in profile.attribute_indices
-                    }
-                    if f"{STREAM}id" not in values:
-                        continue
-                    stream = values[f"{STREAM}id"].string_value
-                    counts = {name: value.int_value for name, value in values.items()}
-                    last_ns[stream] = max(last_ns.get(stream, 0), *times, 0)
-                    streams[stream] = Stream(
-                        samples=counts[f"{STREAM}samples"],
-                        lost=_below(counts, f"{STREAM}lost."),
-                        earlier=_below(counts, EARLIER),
-                        unknown_since_ns=counts.get(f"{STREAM}unknown_since_unix_ns", 0),
-                    )
-    return Arrived(sum(sizes.values()), len(payloads), twice, last_ns, streams)
-
-
-def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
-    return {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
-
-
-def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
-    """Returns samples taken minus samples arrived or reported lost, and the losses by cause.
-
-    The last stream reports the samples and losses of all earlier streams of the spool.
-    """
-    last = list(arrived.streams.values())[-1]
-    lost = {cause: n for cause, n in last.lost.items() if cause not in NOT_IN_WINDOWS}
-    for name, count in last.earlier.items():
-        if name.startswith("lost."):
-            cause = name.removeprefix("lost.")
-            lost[cause] = lost.get(cause, 0) + count
-    stated = last.samples + last.earlier.get("samples", 0)
-    return stated - arrived.samples - sum(lost.values()), lost
-
-
-def check_unknown(arrived: Arrived) -> list[str]:
+def check_unknown(received: Received) -> list[str]:
     """Lists streams whose unknown time begins before the last sample of the previous stream."""
     wrong = []
-    names = list(arrived.streams)
-    for before, after in itertools.pairwise(names):
-        since = arrived.streams[after].unknown_since_ns
-        if since < arrived.last_ns[before]:
-            wrong.append(f"{after}: unknown since {since}, before {arrived.last_ns[before]}")
+    for before, after in itertools.pairwise(received.streams("on_cpu")):
+        since = received.accounts["on_cpu", after].get(f"{STREAM}unknown_since_unix_ns", 0)
+        if since < received.last_ns[before]:
+            wrong.append(f"{after}: unknown since {since}, before {received.last_ns[before]}")
     return wrong
 
 
@@ -195,8 +114,15 @@ class Agent:
 
 
 class Result(NamedTuple):
-    kills: int
-    arrived: Arrived
+    """The outcome of a series of kills.
+
+    Attributes:
+        lost: the losses that the last stream reports.
+        difference: samples taken minus samples arrived or reported as lost.
+        wrong: streams whose unknown time begins too late.
+    """
+
+    received: Received
     lost: dict[str, int]
     difference: int
     wrong: list[str]
@@ -222,9 +148,13 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
     receiver.close()
     assert account["gaps"] == []
     assert account["exporters"]["otlp_http"]["pending"] == 0, account
-    arrived = read(receiver.payloads)
-    difference, lost = count_difference(arrived)
-    return Result(kills, arrived, lost, difference, check_unknown(arrived))
+    received = Received(receiver.payloads)
+    *earlier, last = received.streams("on_cpu")
+    totals = received.accounts["on_cpu", last]
+    # The last stream reports the samples and losses of all earlier streams of the spool.
+    assert not earlier or f"{EARLIER}samples" in totals
+    lost = {name: count for name, count in totals.items() if ".lost." in name}
+    return Result(received, lost, received.missing("on_cpu"), check_unknown(received))
 
 
 def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
@@ -286,11 +216,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as directory:
             kills = (options.kills + 1 - at) // 2
             result = run_kills(Path(directory), kills, fsync, options.seed + at)
-        arrived = result.arrived
-        print(f"fsync {fsync}, seed {options.seed + at}: {kills} kills, {len(arrived.streams)} "
-              f"streams, {arrived.requests} requests, {arrived.samples} samples arrived, "
-              f"{arrived.twice} of them twice, lost {result.lost}, "
-              f"difference {result.difference}, {result.wrong}", flush=True)  # fmt: skip
+        received = result.received
+        print(f"fsync {fsync}, seed {options.seed + at}: {kills} kills, {len(received.accounts)} "
+              f"streams, {received.sum('on_cpu')} samples arrived, {received.twice} of them twice, "
+              f"lost {result.lost}, difference {result.difference}, {result.wrong}",
+              flush=True)  # fmt: skip
         is_exact = is_exact and not result.difference and not result.wrong
     with tempfile.TemporaryDirectory() as directory:
         wrong = run_truncations(Path(directory), options.kills, options.seed)

@@ -10,7 +10,6 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 KINDS = {"samples": "on_cpu", "off_cpu": "off_cpu"}
 STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
 EARLIER_LOST = EARLIER + "lost."
-EARLIER_SAMPLES = "otel_kprofiler.earlier.samples"
 IN_NO_WINDOW = ("ring_full", "self_profiled")
 CONTROL_FUNCTION = "answer_requests"
 
@@ -26,10 +25,15 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 class Received:
-    """The distinct samples and the last accounts in received requests, by kind and stream."""
+    """The distinct samples and the last accounts in received requests, by kind and stream.
 
-    def __init__(self, payloads: Iterable[bytes], control_pid: int):
+    ``last_ns`` has the time of each stream's last sample, and ``twice`` is the number of samples in
+    repeated requests.
+    """
+
+    def __init__(self, payloads: Iterable[bytes], control_pid: int = -1):
         self.samples, self.accounts = Counter(), {}
+        self.last_ns, self.twice = Counter(), 0
         self._control, sizes = [], {}
         for payload in payloads:
             request = service.ExportProfilesServiceRequest.FromString(payload)
@@ -56,12 +60,16 @@ class Received:
                             )
                         held.append((kind, profile, pids))
             for kind, profile, pids in held:
-                size = sum(len(sample.timestamps_unix_nano) for sample in profile.samples)
+                stream = streams[kind]
+                times = [t for sample in profile.samples for t in sample.timestamps_unix_nano]
+                size = len(times)
+                self.last_ns[stream] = max(self.last_ns[stream], *times, 0)
                 if profile.profile_id in sizes:
                     assert sizes[profile.profile_id] == size, "one id, and two sizes"
+                    self.twice += size
                     continue
                 sizes[profile.profile_id] = size
-                self.samples[kind, streams[kind]] += size
+                self.samples[kind, stream] += size
                 if kind == "on_cpu" and pids == [control_pid]:
                     self._add_control(request.dictionary, profile)
 
