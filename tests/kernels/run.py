@@ -127,10 +127,10 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Boots a kernel and runs the tests in ``tests`` that ``expression`` selects."""
+        """Boots a kernel; runs the named files' tests (or all) that ``expression`` selects."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
-        places = [f"tests/kernels/{name}" for name in tests] or ["tests/kernels"]
+        places = [f"tests/kernels/test_{name}.py" for name in tests] or ["tests/kernels"]
         arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, *places]
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if self.cycles:

@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +16,7 @@ from benchmarks.receiver import Receiver as GrpcReceiver
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
+from tests.servers import HttpServer
 
 pytestmark = pytest.mark.kernel
 
@@ -49,51 +48,28 @@ service:
 WANTED_REQUESTS = 2
 
 
-class Receiver(ThreadingHTTPServer):
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.payloads = []
-        self.enough = threading.Event()
-
-    def accept(self, payload):
-        self.payloads.append(payload)
-        if len(self.payloads) >= WANTED_REQUESTS:
-            self.enough.set()
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.server.accept(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments):
-        """Logs nothing, to keep the test's output readable."""
-
-
 @pytest.fixture
 def receiver():
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    def accept(request):
+        server.payloads.append(request.body)
+        request.reply(Content_Type="application/x-protobuf")
+
+    with HttpServer(accept) as server:
+        server.payloads = []
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.one_boot
 def test_the_agent_delivers_every_sample(receiver, tmp_path):
     """The agent delivers every sample that it took and names the test module's functions."""
-    deliver_all(receiver, tmp_path, receiver.server_port)
+    deliver_all(receiver, tmp_path, receiver.port)
 
 
 @pytest.mark.built_programs
 @pytest.mark.skipif(not COLLECTOR.exists(), reason="needs go on the host")
 def test_every_sample_arrives_through_a_collector(receiver, tmp_path):
     """Every sample that the agent took arrives through an OpenTelemetry Collector."""
-    with collector(receiver.server_port, tmp_path):
+    with collector(receiver.port, tmp_path):
         deliver_all(receiver, tmp_path, COLLECTOR_PORT)
 
 
@@ -112,19 +88,20 @@ def collector(receiver_port, directory):
     assert process.wait(120) == 0, log.read_text()
 
 
+def start_agent(config):
+    command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+
 def deliver_all(receiver, directory, port):
     """Runs the agent, and compares its account with the profiles that arrive at the receiver."""
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(port=port))
     with spinning() as file:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        while agent.poll() is None and not receiver.enough.wait(0.5):
-            pass
+        agent = start_agent(config)
+        while agent.poll() is None and len(receiver.payloads) < WANTED_REQUESTS:
+            time.sleep(0.5)
         agent.send_signal(signal.SIGTERM)
         output, log = agent.communicate(timeout=600)
     assert agent.returncode == 0, log
@@ -156,12 +133,7 @@ def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
     config = tmp_path / "agent.yaml"
     config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))
     with spinning():
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        agent = start_agent(config)
         try:
             receiver.wait_first(600)
             while len(receiver.requests) < WANTED_REQUESTS:  # startup has ended by then

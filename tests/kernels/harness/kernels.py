@@ -51,18 +51,18 @@ class KernelFiles:
 
 @dataclass(frozen=True)
 class DebianKernel:
-    """A Debian kernel, given by the package that depends on the newest image.
+    """A Debian kernel, given by the packages that depend on the newest image and its headers.
 
     Attributes:
+        package: the end of the packages' names, after ``linux-image-`` and ``linux-headers-``.
         release: the code name of the Debian release that has it; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
-        tests: the test files to run; empty for all.
+        tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.
         machine: the machine type; if it differs from the host's, ``release`` must be given.
     """
 
     name: str
-    image: str
-    headers: str
+    package: str
     release: str = ""
     boots: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -80,12 +80,14 @@ class DebianKernel:
         if self.release:
             name = "-".join(filter(None, ("apt", self.release, foreign)))
             archive = open_release(self.release, cache_dir() / name, foreign)
-        image = _find_dependency(archive, self.image, r"linux-image-\S+")
-        headers = _find_dependency(archive, self.headers, r"linux-headers-\S+")
+        image, headers = (
+            _find_dependency(archive, prefix + self.package, prefix + r"\S+")
+            for prefix in ("linux-image-", "linux-headers-")
+        )
         release = image.removeprefix("linux-image-")
         if not release.startswith(self.series + "."):
             raise MatrixError(
-                f"{self.image} has version {release} here, not {self.series}",
+                f"linux-image-{self.package} has version {release} here, not {self.series}",
                 "run the matrix on Debian 12, whose archive has this kernel",
             )
         version = archive.version(image)
@@ -145,70 +147,23 @@ class DirectoryKernel:
 
 Kernel = DebianKernel | DirectoryKernel
 
-_ARM64_TESTS = (
-    "test_boot.py",
-    "test_sampler.py",
-    "test_symbols.py",
-    "test_unwinding.py",
-    "test_python_frames.py",
-    "test_thread_contexts.py",
-    "test_waits.py",
-    "test_spin.py",
-    "test_events.py",
-    "test_record.py",
-    "test_agent.py",
-)
+_COMMON = ("boot", "sampler", "symbols", "unwinding", "python_frames", "thread_contexts", "waits")
+_ARM64 = (*_COMMON, "spin", "events", "record", "agent")
+
+
+def _arm64(name: str, package: str) -> DebianKernel:
+    return DebianKernel(name, package, "bookworm", ("kaslr",), _ARM64, AARCH64)
+
 
 KERNELS: dict[str, Kernel] = {
     row.name: row
     for row in (
-        DebianKernel(
-            "5.10",
-            "linux-image-amd64",
-            "linux-headers-amd64",
-            release="bullseye",
-            boots=("kaslr",),
-            tests=(
-                "test_boot.py",
-                "test_sampler.py",
-                "test_symbols.py",
-                "test_unwinding.py",
-                "test_python_frames.py",
-                "test_thread_contexts.py",
-                "test_waits.py",
-                "test_dump.py",
-                "test_events.py",
-            ),
-        ),
-        DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
-        DebianKernel("6.12", "linux-image-6.12-amd64", "linux-headers-6.12-amd64"),
-        DebianKernel(
-            "6.1-arm64",
-            "linux-image-arm64",
-            "linux-headers-arm64",
-            release="bookworm",
-            boots=("kaslr",),
-            tests=_ARM64_TESTS,
-            machine=AARCH64,
-        ),
-        DebianKernel(
-            "6.12-arm64",
-            "linux-image-6.12-arm64",
-            "linux-headers-6.12-arm64",
-            release="bookworm",
-            boots=("kaslr",),
-            tests=_ARM64_TESTS,
-            machine=AARCH64,
-        ),
-        DebianKernel(
-            "6.12-arm64-16k",
-            "linux-image-6.12-arm64-16k",
-            "linux-headers-6.12-arm64-16k",
-            release="bookworm",
-            boots=("kaslr",),
-            tests=_ARM64_TESTS,
-            machine=AARCH64,
-        ),
+        DebianKernel("5.10", "amd64", "bullseye", ("kaslr",), (*_COMMON, "dump", "events")),
+        DebianKernel("6.1", "amd64"),
+        DebianKernel("6.12", "6.12-amd64"),
+        _arm64("6.1-arm64", "arm64"),
+        _arm64("6.12-arm64", "6.12-arm64"),
+        _arm64("6.12-arm64-16k", "6.12-arm64-16k"),
     )
 }
 
