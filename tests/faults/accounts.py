@@ -1,11 +1,55 @@
 """Checks that every sample arrived or was counted as lost by cause."""
 
 import re
+from collections import Counter
 from pathlib import Path
+
+from otel_kprofiler.otlp import check_payload, decode_windows
 
 UNHURRIED = "shutdown_timeout: 60s"
 """A line of the configuration that allows time to deliver everything on a busy machine."""
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+class Arrived:
+    """The samples and the last account of each stream in a receiver's data.
+
+    Attributes:
+        twice: the number of samples that repeat another sample's time and CPU; ``twice_in`` counts
+            them by stream.
+        requests_twice: the number of requests that were received again.
+    """
+
+    def __init__(self, payloads):
+        self.samples, self.totals, self.starts = Counter(), {}, []
+        seen, first = Counter(), Counter(payloads)
+        for payload in payloads:
+            assert check_payload(payload) == []
+            for window in decode_windows(payload):
+                (profile,) = window.profiles
+                stream = profile.totals.stream_id
+                self.totals[stream] = profile.totals
+                self.starts.append((window.start_unix_ns, window.end_unix_ns))
+                for _, sample in profile.samples:
+                    self.samples[stream] += len(sample.timestamps_unix_ns)
+                    for stamp in sample.timestamps_unix_ns:
+                        seen[stream, sample.cpu, stamp] += 1
+        self.twice_in = Counter()
+        for (stream, _, _), count in seen.items():
+            self.twice_in[stream] += count - 1
+        self.twice = sum(self.twice_in.values())
+        self.requests_twice = sum(count - 1 for count in first.values())
+
+    @property
+    def in_order(self):
+        return self.starts == sorted(self.starts)
+
+
+def stop_and_check(agent, receiver, exporter="otlp_grpc"):
+    """Stops an agent and checks its account; returns account, exporter's account, and samples."""
+    account = agent.stop()
+    got = Arrived(receiver.payloads)
+    return account, check_account(account, got, exporter), got
 
 
 def check_account(account, arrived, exporter="otlp_grpc"):

@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 from tests.servers import HttpServer, free_port, serve_grpc
@@ -88,40 +86,6 @@ class HttpReceiver:
         request.reply(200 if len(body) <= self.max_bytes else 413)
 
 
-class Arrived:
-    """The samples and the last account of each stream in a receiver's data.
-
-    Attributes:
-        twice: the number of samples that repeat another sample's time and CPU; ``twice_in`` counts
-            them by stream.
-        requests_twice: the number of requests that were received again.
-    """
-
-    def __init__(self, payloads):
-        self.samples, self.totals, self.starts = Counter(), {}, []
-        seen, first = Counter(), Counter(payloads)
-        for payload in payloads:
-            assert check_payload(payload) == []
-            for window in decode_windows(payload):
-                (profile,) = window.profiles
-                stream = profile.totals.stream_id
-                self.totals[stream] = profile.totals
-                self.starts.append((window.start_unix_ns, window.end_unix_ns))
-                for _, sample in profile.samples:
-                    self.samples[stream] += len(sample.timestamps_unix_ns)
-                    for stamp in sample.timestamps_unix_ns:
-                        seen[stream, sample.cpu, stamp] += 1
-        self.twice_in = Counter()
-        for (stream, _, _), count in seen.items():
-            self.twice_in[stream] += count - 1
-        self.twice = sum(self.twice_in.values())
-        self.requests_twice = sum(count - 1 for count in first.values())
-
-    @property
-    def in_order(self):
-        return self.starts == sorted(self.starts)
-
-
 class Agent:
     """A running agent; ``health`` is the ``host:port`` of its health endpoint."""
 
@@ -192,6 +156,9 @@ class Agent:
                 return error.code, json.load(error)
         except OSError:
             return 0, {}
+
+    def count_pending(self):
+        return self.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"]
 
     def wait_until(self, condition, seconds=60):
         deadline = time.monotonic() + seconds
@@ -266,11 +233,6 @@ def run_agent(sampling_host, tmp_path):
         agent.process.wait()
         if agent.process.stdout:
             agent.process.stdout.close()
-
-
-@pytest.fixture
-def arrived():
-    return Arrived
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from otel_kprofiler.model import LossCause
-from tests.faults.accounts import UNHURRIED, check_account, check_stream
+from tests.faults.accounts import UNHURRIED, Arrived, check_stream, stop_and_check
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -26,7 +26,7 @@ OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "1.5"))
     "storage",
     [pytest.param(False, marks=pytest.mark.long, id="memory"), pytest.param(True, id="storage")],
 )
-def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, tmp_path, storage):
+def test_every_sample_survives_a_receiver_outage(run_agent, receiver, tmp_path, storage):
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver.up()
     agent = run_agent(receiver.endpoint, queue=queue)
@@ -38,19 +38,16 @@ def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, t
     time.sleep(OUTAGE_S)
     receiver.up()
     agent.wait_until(lambda: not agent.get("/status")[1]["unreachable"])
-    account = agent.stop()
-    got = arrived(receiver.payloads)
+    _, exporter, got = stop_and_check(agent, receiver)
     assert got.in_order
     assert got.twice == 0
-    exporter = check_account(account, got)
     assert (exporter["lost"], exporter["pending"]) == ({}, 0)
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
 
 
 @pytest.mark.long
 def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
-    run_agent, receiver, arrived, tmp_path
+    run_agent, receiver, tmp_path
 ):
     receiver.up()
     kills = []
@@ -64,7 +61,7 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
         receiver.up()
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     account = agent.stop()
-    got = arrived(receiver.payloads)
+    got = Arrived(receiver.payloads)
     assert got.requests_twice <= 3
     assert got.in_order or got.requests_twice
     exporter = account["exporters"]["otlp_grpc"]
@@ -81,23 +78,19 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived, tmp_path):
+def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, tmp_path):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
-    agent.wait_until(
-        lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"] > 0
-    )
+    agent.wait_until(agent.count_pending)
     first = agent.stop()
     waiting = first["exporters"]["otlp_grpc"]["pending"]
     assert waiting == first["received"] > 0
     receiver.up()
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     agent.wait_until(lambda: len(receiver.payloads) > 2)
-    second = agent.stop()
-    got = arrived(receiver.payloads)
-    assert second["exporters"]["otlp_grpc"]["carried"] == waiting
+    _, exporter, got = stop_and_check(agent, receiver)
+    assert exporter["carried"] == waiting
     assert got.in_order
     assert got.twice == 0
-    check_account(second, got)
     for stream in got.totals:
         check_stream(got, stream)
 
@@ -113,7 +106,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
     ],
 )
 def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
-    *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
+    *, run_agent, limited_receiver, tmp_path, exporter, storage
 ):
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
@@ -121,22 +114,20 @@ def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
         receiver.endpoint, exporter=exporter, queue=queue, interval="1s", more=UNHURRIED
     )
     agent.wait_until(lambda: len(receiver.payloads) > 20)
-    account = agent.stop()
+    account, delivery, got = stop_and_check(agent, receiver, exporter)
     assert "rejects requests of" in agent.log.read_text()
     assert max(map(len, receiver.payloads)) <= 3000
-    got = arrived(receiver.payloads)
     assert got.in_order
     assert got.twice == 0
-    lost = check_account(account, got, exporter)["lost"]
+    lost = delivery["lost"]
     # Even a single sample may be too large, if it has a deep stack with names.
     assert lost.keys() <= {LossCause.TOO_LARGE.value}
     assert sum(lost.values()) < account["received"]
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
 
 
 @pytest.mark.long
-def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, receiver, arrived):
+def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, receiver):
     refuse = iter([False, True, False, True, True])
 
     def answer(request, context):
@@ -148,18 +139,15 @@ def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, rec
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.wait_until(lambda: len(receiver.payloads) > 4)
-    account = agent.stop()
-    got = arrived(receiver.payloads)
-    exporter = check_account(account, got)
+    _, exporter, got = stop_and_check(agent, receiver)
     assert exporter["lost"]["rejected"] > 0
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
     assert "not like this" in agent.log.read_text()
 
 
 @pytest.mark.long
 def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
-    run_agent, receiver, arrived, tmp_path
+    run_agent, receiver, tmp_path
 ):
     answered = threading.Event()
 
@@ -174,9 +162,7 @@ def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
         queue=f"{{storage: '{tmp_path}/spool'}}",
         more=UNHURRIED,
     )
-    agent.wait_until(
-        lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"] > 0
-    )
+    agent.wait_until(agent.count_pending)
     agent.process.send_signal(signal.SIGTERM)
     time.sleep(1)
     assert agent.process.poll() is None, "it waits for its receiver"
@@ -189,13 +175,12 @@ def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
     receiver.payloads.clear()
     receiver.up()
     again = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
-    account = again.stop()
-    assert account["exporters"]["otlp_grpc"]["carried"] > 0
-    check_account(account, arrived(receiver.payloads))
+    _, exporter, _ = stop_and_check(again, receiver)
+    assert exporter["carried"] > 0
 
 
 @pytest.mark.long
-def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver, arrived):
+def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver):
     """The receiver is too slow and there is no spool, so most pending samples are lost."""
 
     def answer(request, context):
@@ -206,18 +191,13 @@ def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver
     receiver.up()
     agent = run_agent(receiver.endpoint, interval="100ms", more="shutdown_timeout: 8s")
     agent.wait_until(lambda: len(receiver.payloads) > 6)
-    account = agent.stop()
-    got = arrived(receiver.payloads)
-    exporter = check_account(account, got)
+    _, exporter, got = stop_and_check(agent, receiver)
     assert exporter["lost"]["shutdown"] > 0
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
 
 
 @pytest.mark.long
-def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
-    run_agent, open_receiver, arrived
-):
+def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(run_agent, open_receiver):
     first, second = open_receiver(), open_receiver()
     first.up()
     second.up()
@@ -233,22 +213,18 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
     not_offered = account["exporters"]["otlp_grpc/second"]["not_offered"]
     assert not_offered > 0
     for receiver, lost in ((first, {}), (second, {LossCause.NOT_OFFERED: not_offered})):
-        got = arrived(receiver.payloads)
+        got = Arrived(receiver.payloads)
         (stream,) = got.totals
         assert got.totals[stream].lost == {**got.totals[stream].lost, **lost}
         check_stream(got, stream)
 
 
 @pytest.mark.long
-def test_removing_the_spool_of_a_running_agent_loses_nothing(
-    run_agent, receiver, arrived, tmp_path
-):
+def test_removing_the_spool_of_a_running_agent_loses_nothing(run_agent, receiver, tmp_path):
     """A cleaner of temporary files may remove a spool."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
-    agent.wait_until(
-        lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"]
-    )
+    agent.wait_until(agent.count_pending)
     shutil.rmtree(spool)
     agent.wait_until(lambda: "the directory was removed" in agent.log.read_text())
     agent.wait_until(lambda: list(spool.glob("otlp_grpc/*.spool")))
@@ -261,7 +237,5 @@ def test_removing_the_spool_of_a_running_agent_loses_nothing(
     assert before["lost"] == {}
     receiver.up()
     again = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
-    account = again.stop()
-    assert account["exporters"]["otlp_grpc"]["carried"] == before["pending"]
-    assert account["exporters"]["otlp_grpc"]["lost"] == {}
-    check_account(account, arrived(receiver.payloads))
+    _, after, _ = stop_and_check(again, receiver)
+    assert (after["carried"], after["lost"]) == (before["pending"], {})

@@ -7,6 +7,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor, read_threads
 from otel_kprofiler.host.privileges import SAMPLING
+from tests.faults.accounts import Arrived
 
 pytestmark = [
     pytest.mark.live,
@@ -39,7 +40,7 @@ def test_every_thread_holds_only_capabilities_that_doctor_lists(run_agent, recei
     agent.stop()
 
 
-def test_drop_all_drops_every_capability_and_sampling_continues(run_agent, receiver, arrived):
+def test_drop_all_drops_every_capability_and_sampling_continues(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint, more="privileges: {drop_all: true}")
     assert set(threads_of(agent).values()) == {frozenset()}
@@ -49,7 +50,7 @@ def test_drop_all_drops_every_capability_and_sampling_continues(run_agent, recei
     assert "dropped CAP_PERFMON, which is needed for sampling CPUs that come online later" in log
     account = agent.stop()
     assert account["taken"] > 100
-    assert sum(arrived(receiver.payloads).samples.values()) == account["received"]
+    assert sum(Arrived(receiver.payloads).samples.values()) == account["received"]
 
 
 def test_no_thread_can_regain_capabilities_by_exec(run_agent, receiver):

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from tests.faults.accounts import UNHURRIED, check_account, check_stream
+from tests.faults.accounts import UNHURRIED, check_stream, stop_and_check
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -33,21 +33,18 @@ FOREIGN = (
 )  # fmt: skip
 
 
-def check_all_accounted(agent, receiver, arrived):
+def check_all_accounted(agent, receiver):
     """Checks that taken = arrived + lost, in both the printed and the received account."""
-    account = agent.stop()
-    got = arrived(receiver.payloads)
-    exporter = check_account(account, got)
+    account, exporter, got = stop_and_check(agent, receiver)
     assert exporter["pending"] == 0
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
     return account
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.long
-def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, arrived, number):
+def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, number):
     running = []
     for rate, stacks in AGENTS:
         receiver = open_receiver()
@@ -65,7 +62,7 @@ def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, 
     time.sleep(AFTER_S)
     for name, agent, receiver in running:
         assert agent.get("/livez")[0] == 200
-        account = check_all_accounted(agent, receiver, arrived)
+        account = check_all_accounted(agent, receiver)
         assert "stalled" not in agent.log.read_text()
         lost = sum(account["lost"].values())
         line = f"round {number}, {name}: {account['taken']} taken, {lost} lost in the ring"
@@ -73,11 +70,11 @@ def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, 
 
 
 @pytest.mark.long
-def test_unrelated_signals_neither_kill_nor_disturb_the_agent(run_agent, receiver, arrived):
+def test_unrelated_signals_neither_kill_nor_disturb_the_agent(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)
     until = time.monotonic() + 2
     while time.monotonic() < until:
         for number in FOREIGN:
             agent.process.send_signal(number)
-    check_all_accounted(agent, receiver, arrived)
+    check_all_accounted(agent, receiver)

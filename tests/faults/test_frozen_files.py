@@ -12,7 +12,7 @@ import pytest
 
 from otel_kprofiler.otlp import decode_windows
 from tests.agent_account import parse_account
-from tests.faults.accounts import check_account, check_stream
+from tests.faults.accounts import Arrived, check_account, check_stream
 from tests.fuse import mounted
 
 pytestmark = pytest.mark.live
@@ -120,9 +120,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
 
 
 @pytest.mark.long
-def test_a_frozen_file_system_does_not_delay_shutdown(
-    run_agent, receiver, arrived, frozen, healthy
-):
+def test_a_frozen_file_system_does_not_delay_shutdown(run_agent, receiver, frozen, healthy):
     receiver.up()
     frozen()
     agent = run_agent(
@@ -133,9 +131,8 @@ def test_a_frozen_file_system_does_not_delay_shutdown(
     account, took_s = stop(agent)
     agent.process.wait(10)
     assert took_s < 2 * SHUTDOWN_S  # with a margin for a busy machine
-    got = arrived(receiver.payloads)
+    got = Arrived(receiver.payloads)
     assert check_account(account, got)["pending"] == 0
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
     assert agent.process.returncode == 0
     assert agent.log.read_text().count("fuse/frozen0") == 1

@@ -15,8 +15,7 @@ from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.host import parse_mount_points
 from otel_kprofiler.otlp import decode_windows
 from tests.collector.units import UNIT, parse_unit
-from tests.faults.accounts import check_account, check_stream
-from tests.faults.conftest import Arrived
+from tests.faults.accounts import check_stream, stop_and_check
 from tests.unit.symbols.user import hostile_dwarf, hostile_files
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
@@ -178,12 +177,9 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
             if sample.stack.frames
         }
         time.sleep(0.5)
-    account = agent.stop()
-    got = Arrived(receiver.payloads)
-    exporter = check_account(account, got)
+    account, exporter, got = stop_and_check(agent, receiver)
     assert exporter["pending"] == 0
-    (stream,) = got.totals
-    check_stream(got, stream)
+    check_stream(got, *got.totals)
     figures = (
         f"{user_symbols}: {account['taken']} taken, {sum(account['lost'].values())} lost in the "
         f"ring, RSS {highest >> 20} MiB, cgroup {cgroup.peak_bytes >> 20} MiB, "

@@ -14,7 +14,7 @@ import pytest
 
 from otel_kprofiler.model import COARSE
 from otel_kprofiler.otlp import decode_windows
-from tests.faults.accounts import UNHURRIED, check_account, check_stream
+from tests.faults.accounts import UNHURRIED, check_stream, stop_and_check
 from tests.further import further, further_of
 
 pytestmark = pytest.mark.live
@@ -204,9 +204,7 @@ def count_coarse(agent, kind):
 
 
 @pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks",)))
-def test_other_processes_lose_no_samples_to_a_noisy_process(
-    run_agent, receiver, arrived, tmp_path, kind
-):
+def test_other_processes_lose_no_samples_to_a_noisy_process(run_agent, receiver, tmp_path, kind):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
         agent = run_agent(receiver.endpoint, rate=RATE, interval="1s", more=UNHURRIED)
@@ -215,9 +213,7 @@ def test_other_processes_lose_no_samples_to_a_noisy_process(
             assert good.poll() is None
             time.sleep(0.1)
         ran_ns = cpu_ns(good.pid) - before_ns
-        account = agent.stop()
-    got = arrived(receiver.payloads)
-    check_account(account, got)
+        account, _, got = stop_and_check(agent, receiver)
     check_stream(got, *got.totals)
     count = sum(number for _, number in samples_of(receiver.payloads, good.pid))
     expected = ran_ns * RATE / 1e9
@@ -226,7 +222,7 @@ def test_other_processes_lose_no_samples_to_a_noisy_process(
 
 
 def test_only_the_process_above_its_budget_gets_coarser_samples(
-    run_agent, receiver, arrived, public_directory
+    run_agent, receiver, public_directory
 ):
     receiver.up()
     (public_directory / "sitecustomize.py").write_text(SMALL_BUDGET)
@@ -241,8 +237,7 @@ def test_only_the_process_above_its_budget_gets_coarser_samples(
         )
         agent.wait_until(lambda: count_coarse(agent, "stack") > 100)
         agent.wait_until(lambda: count_coarse(agent, "group") > 100)
-        account = agent.stop()
-    check_account(account, arrived(receiver.payloads))
+        stop_and_check(agent, receiver)
     marked = {pid: Counter() for pid in (noisy.pid, good.pid)}
     for pid, counts in marked.items():
         for sample, number in samples_of(receiver.payloads, pid):
@@ -255,7 +250,7 @@ def test_only_the_process_above_its_budget_gets_coarser_samples(
 
 @pytest.mark.parametrize("kind", ["forks", *further("executables")])
 def test_a_fork_storm_shares_one_budget_and_other_processes_keep_theirs(
-    run_agent, receiver, arrived, public_directory, kind
+    run_agent, receiver, public_directory, kind
 ):
     receiver.up()
     (public_directory / "sitecustomize.py").write_text(SMALL_BUDGET)
@@ -269,8 +264,7 @@ def test_a_fork_storm_shares_one_budget_and_other_processes_keep_theirs(
             environment={"PYTHONPATH": str(public_directory)},
         )
         agent.wait_until(lambda: count_coarse(agent, "resource") > 100)
-        account = agent.stop()
-    check_account(account, arrived(receiver.payloads))
+        stop_and_check(agent, receiver)
     samples = [sample for sample, _ in samples_of(receiver.payloads, good.pid)]
     assert samples
     assert {sample.thread_name for sample in samples} == {"good"}

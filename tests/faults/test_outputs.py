@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.faults.accounts import check_account
+from tests.faults.accounts import stop_and_check
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -38,14 +38,12 @@ def full_socket(tmp_path):
         yield path
 
 
-def test_an_unread_notify_socket_does_not_block_the_agent(
-    run_agent, receiver, arrived, full_socket
-):
+def test_an_unread_notify_socket_does_not_block_the_agent(run_agent, receiver, full_socket):
     receiver.up()
     environment = {"NOTIFY_SOCKET": full_socket, "WATCHDOG_USEC": "200000"}
     agent = run_agent(receiver.endpoint, environment=environment)
     agent.wait_until(lambda: len(receiver.payloads) > 4)
-    check_account(agent.stop(), arrived(receiver.payloads))
+    stop_and_check(agent, receiver)
 
 
 def reload(agent, receiver):
@@ -57,11 +55,11 @@ def reload(agent, receiver):
 
 
 @pytest.mark.long
-def test_an_unread_standard_error_does_not_block_the_agent(run_agent, receiver, arrived, full_pipe):
+def test_an_unread_standard_error_does_not_block_the_agent(run_agent, receiver, full_pipe):
     receiver.up()
     agent = run_agent(receiver.endpoint, stderr=full_pipe)
     reload(agent, receiver)
-    check_account(agent.stop(), arrived(receiver.payloads))
+    stop_and_check(agent, receiver)
 
 
 @pytest.mark.long

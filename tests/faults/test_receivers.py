@@ -24,6 +24,7 @@ from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 from tests.servers import HttpServer, free_port, make_certificate, serve_grpc
 
 QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
+ONCE = dataclasses.replace(QUICK, max_elapsed_time_s=0.3)
 BATCHES = 4
 SAMPLES = 3
 
@@ -197,14 +198,9 @@ def test_a_slow_receiver_delays_only_its_own_queue():
     quick.close()
 
 
-@pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_an_unreachable_receiver_is_retried(kind):
-    port = free_port()
-    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
-    if kind == "grpc":
-        exporter = OtlpGrpcExporter(f"http://127.0.0.1:{port}", retry=once)
-    else:
-        exporter = OtlpHttpExporter(f"http://127.0.0.1:{port}", retry=once, proxy_url="")
+@pytest.mark.parametrize("make", [OtlpGrpcExporter, OtlpHttpExporter])
+def test_an_unreachable_receiver_is_retried(make):
+    exporter = make(f"http://127.0.0.1:{free_port()}", retry=ONCE, proxy_url="")
     counts = run(exporter)
     assert counts.lost == {LossCause.RETRIES_EXHAUSTED: BATCHES * SAMPLES}
     assert "attempts" in exporter.find_outage()
@@ -302,8 +298,7 @@ def test_batches_above_4_mib_are_either_not_sent_or_rejected_once():
 
 
 def test_a_failed_name_lookup_is_retried():
-    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
-    exporter = OtlpHttpExporter("http://nowhere.invalid:4318", retry=once, proxy_url="")
+    exporter = OtlpHttpExporter("http://nowhere.invalid:4318", retry=ONCE, proxy_url="")
     counts = run(exporter, [numbered(0)])
     assert counts.lost == {LossCause.RETRIES_EXHAUSTED: SAMPLES}
 
@@ -344,9 +339,8 @@ def test_data_is_sent_only_to_verified_receivers_with_tls_1_2_or_newer(
     certificates, ca, newest, arrives
 ):
     receiver = HttpReceiver([], server_context(certificates, newest))
-    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
     tls = Tls(ca_file=str(certificates / f"{ca}.pem"))
-    counts = run(receiver.exporter(tls=tls, retry=once, timeout_s=5), [numbered(0)])
+    counts = run(receiver.exporter(tls=tls, retry=ONCE, timeout_s=5), [numbered(0)])
     assert receiver.arrived == ([ALL[0]] if arrives else [])
     assert counts.exported == (SAMPLES if arrives else 0)
     receiver.close()

@@ -37,6 +37,7 @@ unique_subject = no
 [any]
 commonName = supplied
 """
+SIGNING = ("ca", "-config", "authority", "-cert", "ca.pem", "-keyfile", "ca.key")
 CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
@@ -53,9 +54,8 @@ class Authority:
         subprocess.run(["openssl", *words], cwd=self.directory, check=True, capture_output=True)
 
     def revoke(self, name):
-        signing = ("ca", "-config", "authority", "-cert", "ca.pem", "-keyfile", "ca.key")
-        self.run(*signing, "-revoke", f"{name}.pem")
-        self.run(*signing, "-gencrl", "-crldays", "30", "-out", "ca.crl")
+        self.run(*SIGNING, "-revoke", f"{name}.pem")
+        self.run(*SIGNING, "-gencrl", "-crldays", "30", "-out", "ca.crl")
 
     def sign(self, name, host="localhost", start_s=-DAY_S, end_s=DAY_S):
         start, end = (
@@ -66,9 +66,8 @@ class Authority:
             "-keyout", f"{name}.key", "-out", f"{name}.csr",
         )  # fmt: skip
         self.run(
-            "ca", "-batch", "-config", "authority", "-cert", "ca.pem", "-keyfile", "ca.key",
-            "-in", f"{name}.csr", "-out", f"{name}.pem", "-startdate", start, "-enddate", end,
-            "-notext",
+            *SIGNING, "-batch", "-in", f"{name}.csr", "-out", f"{name}.pem", "-startdate", start,
+            "-enddate", end, "-notext",
         )  # fmt: skip
 
     def use(self, name, *, only="key pem"):
@@ -87,19 +86,23 @@ def authority(tmp_path_factory):
     authority.sign("expired", start_s=-9000, end_s=-3600)
     authority.sign("early", start_s=3600)
     authority.sign("elsewhere", host="elsewhere.example")
-    authority.sign("first")
-    authority.sign("second")
-    authority.sign("revoked")
+    for name in ("first", "second", "revoked"):
+        authority.sign(name)
     authority.revoke("revoked")
     return authority
 
 
-def open_http(directory, name):
+def server_context(directory, name):
+    """Returns the TLS context of a server that requires a client certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / f"{name}.pem", directory / f"{name}.key")
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(directory / "ca.pem")
-    clients = []
+    return context
+
+
+def open_http(directory, name):
+    context, clients = server_context(directory, name), []
 
     def answer(request):
         subject = dict(part[0] for part in request.connection.getpeercert()["subject"])
@@ -168,11 +171,8 @@ def answer_early(authority):
     servers = []
 
     def serve(answer=b"", *, revoke=False):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(directory / "server.pem", directory / "server.key")
+        context = server_context(directory, "server")
         context.set_alpn_protocols(["h2", "http/1.1"])
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(directory / "ca.pem")
         if revoke:
             context.load_verify_locations(directory / "ca.crl")
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
