@@ -35,11 +35,7 @@ class LibbpfLoader:
     @staticmethod
     def is_installed() -> bool:
         """Returns whether libbpf.so.1 is installed."""
-        try:
-            ctypes.CDLL(_LIBRARY)
-        except OSError:
-            return False
-        return True
+        return bool(LibbpfLoader.find_version())
 
     @staticmethod
     def find_version() -> str:
@@ -202,15 +198,10 @@ class _Messages:
     def _print(self, level: int, text: bytes, arguments: int) -> int:
         if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO; LIBBPF_DEBUG is omitted
             buffer = ctypes.create_string_buffer(_LOG_BYTES)
-            self._library_vsnprintf(buffer, text, arguments)
+            size, va_list = ctypes.c_size_t(_LOG_BYTES), ctypes.c_void_p(arguments)
+            ctypes.CDLL(None).vsnprintf(buffer, size, text, va_list)
             self._parts.append(buffer.value)
         return 0
-
-    @staticmethod
-    def _library_vsnprintf(buffer: Any, text: bytes, arguments: int) -> None:
-        ctypes.CDLL(None).vsnprintf(
-            buffer, ctypes.c_size_t(_LOG_BYTES), text, ctypes.c_void_p(arguments)
-        )
 
 
 def _open_library() -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes
@@ -96,15 +95,10 @@ def parse_lock_lines(lines: bytes) -> LockTotals:
     """Sums the counters of all lines (``struct lock_line``) by type of lock."""
     words = memoryview(lines).cast("Q")
     totals: LockTotals = {}
-    for name, total in _sums(words):
-        totals = add_lock_totals(totals, {name: total})
-    gaps = sum(sum(words[place::_LINE_WORDS]) for place in range(_GAPS))
-    return {**totals, UNCOUNTED_LOCK: LockTotal(gaps, 0)} if gaps else totals
-
-
-def _sums(words: memoryview[int]) -> Iterator[tuple[str, LockTotal]]:
     for flags in range(_FLAGS):
         first = _FIRST_SUM + 2 * flags
         waits, total_ns = (sum(words[place::_LINE_WORDS]) for place in (first, first + 1))
         if waits:
-            yield name_lock(flags), LockTotal(waits, total_ns)
+            totals = add_lock_totals(totals, {name_lock(flags): LockTotal(waits, total_ns)})
+    gaps = sum(sum(words[place::_LINE_WORDS]) for place in range(_GAPS))
+    return {**totals, UNCOUNTED_LOCK: LockTotal(gaps, 0)} if gaps else totals

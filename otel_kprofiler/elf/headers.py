@@ -18,9 +18,9 @@ from otel_kprofiler.elf.source import Source
 from otel_kprofiler.model import BuildId, Segment
 
 # elf(5), /usr/include/elf.h
-_IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
-_HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
-_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
+HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
+PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
@@ -92,7 +92,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     the headers are damaged, or if the file is not an ELF file for the machine.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
-    headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size)))
+    headers = list(PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size)))
     loads, texts, search = _segments(headers, source.size)
     notes = [(offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_NOTE]
     build_id, is_go = _read_notes(source, notes)
@@ -118,7 +118,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     ``ElfError`` if the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
-    headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
+    headers = PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size))
     return [(row[3], row[3] + row[6]) for row in headers if row[0] == _PT_LOAD]
 
 
@@ -128,7 +128,7 @@ def read_dynamic_linker(source: Source) -> bytes:
     Raises ``ElfError`` if the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
-    headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
+    headers = PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size))
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
     offset, size = next(places, (0, 0))
     if size > MAX_PATH_BYTES:
@@ -195,15 +195,15 @@ def _read_header(
     source: Source, machine: str | None
 ) -> tuple[int, int, int, int, tuple[int, int, int]]:
     """Returns machine, entry point, and the locations of the program and section headers."""
-    if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
+    if source.size < HEADER.size or source.read(0, len(IDENT)) != IDENT:
         raise ElfError(ElfProblem.NOT_ELF)
-    header = _HEADER.unpack(source.read(0, _HEADER.size))
+    header = HEADER.unpack(source.read(0, HEADER.size))
     kind, code, _, entry, at, sections = header[:6]
     program_bytes, count, section_bytes, section_count, names = header[8:]
     machines = MACHINES.values() if machine is None else [MACHINES.get(machine)]
     if kind not in _EXECUTABLE_TYPES or code not in machines:
         raise ElfError(ElfProblem.NOT_ELF, f"e_type {kind}, e_machine {code}")
-    if (count and program_bytes != _PROGRAM_HEADER.size) or count > MAX_PROGRAM_HEADERS:
+    if (count and program_bytes != PROGRAM_HEADER.size) or count > MAX_PROGRAM_HEADERS:
         raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{count} program headers")
     if section_bytes != _SECTION_HEADER.size:
         section_count = 0

@@ -12,14 +12,12 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from otel_kprofiler.elf.headers import HEADER, IDENT, PROGRAM_HEADER
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
 """Reads memory, given an address and a byte count. Raises ``OSError`` if any byte is unmapped."""
 
-_IDENT: Final = b"\x7fELF\x02\x01\x01"
-_HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
-_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _DYNAMIC: Final = struct.Struct("<QQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _RELOCATION: Final = struct.Struct("<QQq")
@@ -110,15 +108,15 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     Raises ``ElfError`` if the file is damaged, or not an ELF file for ``machine`` (``e_machine``),
     and ``OSError`` if the memory cannot be read.
     """
-    header = read(base, _HEADER.size)
-    if not header.startswith(_IDENT):
+    header = read(base, HEADER.size)
+    if not header.startswith(IDENT):
         raise ElfError(ElfProblem.NOT_ELF)
-    _, code, _, _, at, _, _, _, size, count, *_ = _HEADER.unpack(header)
-    is_odd = size != _PROGRAM_HEADER.size or not 0 < count <= MAX_PROGRAM_HEADERS
+    _, code, _, _, at, _, _, _, size, count, *_ = HEADER.unpack(header)
+    is_odd = size != PROGRAM_HEADER.size or not 0 < count <= MAX_PROGRAM_HEADERS
     if code != machine or is_odd or at > _HEADER_SPACE:
         raise ElfError(ElfProblem.DAMAGED_HEADERS, f"e_machine {code}, e_phnum {count}")
     bias, storage, dynamic = None, None, (0, 0)
-    rows = [*_PROGRAM_HEADER.iter_unpack(read(base + at, size * count))]
+    rows = [*PROGRAM_HEADER.iter_unpack(read(base + at, size * count))]
     for row in rows:
         kind, _, offset, address, _, _, memory_size, alignment = row
         if kind == _PT_LOAD and not offset and bias is None:

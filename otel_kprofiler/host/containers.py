@@ -45,21 +45,14 @@ def find_containers(files: HostFiles) -> list[Container]:
             pids.setdefault(container, []).append(int(entry))
             cgroups[container] = cgroups.get(container) or _cut_cgroup(text, container)
     in_pods = read_pod_names(files) if pids else {}
-    names = {
-        container: in_pods[container].all
-        if container in in_pods
-        else (read_runtime_name(files, container),)
-        for container in pids
-    }
-    return [
-        Container(
-            container,
-            tuple(filter(None, names[container])),
-            cgroups[container],
-            tuple(pids[container]),
-        )
-        for container in sorted(pids)
-    ]
+
+    def find_names(container: str) -> tuple[str, ...]:
+        if container in in_pods:
+            return in_pods[container].all
+        name = read_runtime_name(files, container)
+        return (name,) if name else ()
+
+    return [Container(key, find_names(key), cgroups[key], tuple(pids[key])) for key in sorted(pids)]
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:

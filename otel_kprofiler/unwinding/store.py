@@ -142,23 +142,20 @@ class TableStore:
         """
         self._is_preloading = True
         try:
-            self._load_early(requests, until_s)
+            for request in requests:
+                with self._lock:
+                    if not self._wait_early(_MOST_EARLY - 1, until_s):
+                        return
+                    try:
+                        self._maps.set_file(request.key, FileState.PENDING)
+                    except OSError:  # the map is full
+                        return
+                    self._early.add(request.key)
+                self.request(request)
+            with self._lock:
+                self._wait_early(0, until_s)
         finally:
             self._is_preloading = False
-
-    def _load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        for request in requests:
-            with self._lock:
-                if not self._wait_early(_MOST_EARLY - 1, until_s):
-                    return
-                try:
-                    self._maps.set_file(request.key, FileState.PENDING)
-                except OSError:  # the map is full
-                    return
-                self._early.add(request.key)
-            self.request(request)
-        with self._lock:
-            self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Waits until at most ``most`` early requests are pending. Returns False on timeout.
