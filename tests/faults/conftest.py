@@ -43,6 +43,13 @@ service:
 """
 
 
+SETTINGS = {
+    "exporter": "otlp_grpc", "timeout": "2s", "queue": "{}", "rate": 199, "stacks": "both",
+    "interval": "250ms", "user_symbols": "off", "more": "",
+}  # fmt: skip
+"""The default values of the settings in ``CONFIG``."""
+
+
 class Receiver:
     """A gRPC receiver that can go down and come back at the same address.
 
@@ -94,45 +101,22 @@ class Agent:
         directory,
         endpoint,
         *,
-        exporter="otlp_grpc",
-        timeout="2s",
-        queue="{}",
-        rate=199,
-        stacks="both",
-        interval="250ms",
-        user_symbols="off",
-        more="",
         limits=(),
         environment=None,
         stdout=subprocess.PIPE,
         stderr=None,
+        **settings,
     ):
+        assert settings.keys() <= SETTINGS.keys()
+        settings = {**SETTINGS, **settings}
+        tls = "tls: {insecure: true}" if settings["exporter"] == "otlp_grpc" else ""
         self.health = f"127.0.0.1:{free_port()}"
         self.log = directory / "agent.log"
         self.config = directory / "agent.yaml"
         self.config.write_text(
-            CONFIG.format(
-                rate=rate,
-                stacks=stacks,
-                interval=interval,
-                user_symbols=user_symbols,
-                endpoint=endpoint,
-                exporter=exporter,
-                tls="tls: {insecure: true}" if exporter == "otlp_grpc" else "",
-                timeout=timeout,
-                queue=queue,
-                health=self.health,
-                more=more,
-            )
+            CONFIG.format(endpoint=endpoint, health=self.health, tls=tls, **settings)
         )
-        command = [
-            *get_public_python().words,
-            "-m",
-            "otel_kprofiler",
-            "run",
-            "-c",
-            str(self.config),
-        ]
+        command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", self.config]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*limits, *command],

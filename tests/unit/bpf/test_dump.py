@@ -24,28 +24,22 @@ def test_a_row_has_the_values_that_the_program_wrote():
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    ("fields", "expected"),
     [
-        (0, WaitState.RUNNABLE),
-        (0x1, WaitState.INTERRUPTIBLE),
-        (0x2, WaitState.UNINTERRUPTIBLE),
-        (0x102, WaitState.UNINTERRUPTIBLE),  # killable
-        (0x4, WaitState.STOPPED),
-        (0x8, WaitState.STOPPED),
-        (0x402, WaitState.IDLE),
-        (0x200, WaitState.RUNNABLE),  # being woken
+        ({"state": 0}, WaitState.RUNNABLE),
+        ({"state": 0x1}, WaitState.INTERRUPTIBLE),
+        ({"state": 0x2}, WaitState.UNINTERRUPTIBLE),
+        ({"state": 0x102}, WaitState.UNINTERRUPTIBLE),  # killable
+        ({"state": 0x4}, WaitState.STOPPED),
+        ({"state": 0x8}, WaitState.STOPPED),
+        ({"state": 0x402}, WaitState.IDLE),
+        ({"state": 0x200}, WaitState.RUNNABLE),  # being woken
+        ({"state": 0x1, "queued": 6_000}, WaitState.RUNNABLE),
+        ({"state": 0x1, "flags": ON_A_CPU}, None),
     ],
 )
-def test_wait_states_match_the_state_of_the_task(state, expected):
-    assert row(state=state).wait_state is expected
-
-
-def test_a_thread_on_a_cpu_has_no_wait():
-    assert row(flags=ON_A_CPU).wait_state is None
-
-
-def test_a_queued_thread_is_runnable_whatever_its_state():
-    assert row(state=1, queued=6_000).wait_state is WaitState.RUNNABLE
+def test_wait_states_match_the_state_of_the_task(fields, expected):
+    assert row(**fields).wait_state is expected
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,12 @@ def test_damaged_frames_are_rejected(frames):
         make_pairs(frames, 0x1000, 0x1000)
 
 
+FAR = cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
+
+
 def test_functions_too_far_away_for_a_32_bit_offset_are_rejected():
-    frames = cie(data=b"\x00")
-    frames += fde(frames, 1 << 40, form="<QQ", relative=False)
     with pytest.raises(ValueError, match="far"):
-        make_pairs(frames, 0x1000, 0x1000)
+        make_pairs(FAR, 0x1000, 0x1000)
 
 
 def in_process(tmp_path, frames, children=None, **limits):
@@ -130,9 +131,7 @@ def test_a_table_is_built_even_if_the_kernel_discards_the_childs_status(tmp_path
 
 def test_the_reason_for_a_rejection_is_returned(tmp_path):
     with pytest.raises(TableRefused, match="far from") as caught:
-        in_process(
-            tmp_path, cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
-        )
+        in_process(tmp_path, FAR)
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
@@ -159,8 +158,7 @@ def test_frames_that_take_too_much_cpu_time_for_their_size_are_rejected(tmp_path
 
 def test_rejected_frames_are_not_indexed_again_until_they_change(tmp_path, monkeypatch):
     children, path = Children(), tmp_path / "frames"
-    far = cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
-    path.write_bytes(far.ljust(1 << 20, b"\0"))
+    path.write_bytes(FAR.ljust(1 << 20, b"\0"))
     with open(path, "rb+") as file:
         index = functools.partial(
             index_frames, file.fileno(), Segment(0, 1 << 20, 0x1000), children=children
