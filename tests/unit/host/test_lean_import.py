@@ -22,17 +22,13 @@ FILES = {
 def package(tmp_path, monkeypatch, request):
     """Creates a package whose ``__init__`` imports all its modules, and returns its name."""
     name = f"package_of_{request.node.name}"
-    write(tmp_path / name, name, FILES)
+    (tmp_path / name).mkdir()
+    for path, text in FILES.items():
+        (tmp_path / name / path).write_text(text.format(name=name))
     monkeypatch.syspath_prepend(tmp_path)
     yield name
     for module in [module for module in sys.modules if module.partition(".")[0] == name]:
         del sys.modules[module]
-
-
-def write(directory, name, files):
-    directory.mkdir()
-    for path, text in files.items():
-        (directory / path).write_text(text.format(name=name))
 
 
 def test_only_modules_in_use_are_imported(package):

@@ -1,9 +1,7 @@
 """The unwinder's arm64 code, built for this machine, unwinds stacks from an arm64 kernel."""
 
-import lzma
 import shutil
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +9,8 @@ from tests.truth import native
 from tests.truth.recorded import read_recorded
 from tests.truth.reference import ARM64, unwind
 from tests.truth.tables import ElfTables
+from tests.unit.unwinding.files import DATA, content
 
-DATA = Path(__file__).parents[2] / "data" / "unwinding"
 PROGRAMS = ("arm64", "arm64-pac")
 SAME, AT_CFA, IN_REGISTER, UNDEFINED = 0, 1, 3, 4
 KINDS = {"OFFSET": AT_CFA, "REGISTER": IN_REGISTER, "UNDEFINED": UNDEFINED, "SAME_VALUE": SAME}
@@ -33,7 +31,7 @@ def built(tmp_path_factory):
 @pytest.fixture(params=PROGRAMS)
 def program(request, tmp_path):
     path = tmp_path / request.param
-    path.write_bytes(lzma.decompress((DATA / f"{request.param}.xz").read_bytes()))
+    path.write_bytes(content(request.param))
     return path
 
 
@@ -90,7 +88,7 @@ class Records:
 
     def __init__(self, built, tmp_path):
         path = tmp_path / "records"
-        path.write_bytes(lzma.decompress((DATA / "arm64-records.xz").read_bytes()))
+        path.write_bytes(content("arm64-records"))
         self.unwinder = native.NativeUnwinder(built, "aarch64")
         self.unwinder.add_table(path, 1)
         self.unwinder.add_mapping(self.base, self.base + 4096, 0, 1)

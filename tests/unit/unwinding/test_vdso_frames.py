@@ -2,9 +2,7 @@
 
 import base64
 import json
-import lzma
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,9 @@ from otel_kprofiler.model import FrameSource
 from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 from tests.truth import native
 from tests.truth.recorded import read_recorded
+from tests.unit.unwinding.files import DATA, content
 from tests.unit.unwinding.test_go_frames import decode
 
-DATA = Path(__file__).parents[2] / "data" / "unwinding"
 CLOCK_GETTIME = 0x2D0
 """Address of ``__kernel_clock_gettime`` in the recorded vDSO."""
 SP, LINK = 31, 30
@@ -23,18 +21,18 @@ SP, LINK = 31, 30
 
 @pytest.fixture(scope="module")
 def vdso():
-    recorded = json.loads(lzma.decompress((DATA / "arm64.json.xz").read_bytes()))
+    recorded = json.loads(content("arm64.json"))
     return base64.b64decode(recorded["arm64"]["vdso"])
 
 
-def make(content, machine="aarch64"):
-    source = ImageSource(content)
+def make(code, machine="aarch64"):
+    source = ImageSource(code)
     return make_vdso_tables(source, read_elf(source, machine))
 
 
-def rules(content):
+def rules(code):
     """Returns the rule of the return address in each function, by its start."""
-    entries = decode(make(content).made_frames, 0)
+    entries = decode(make(code).made_frames, 0)
     result = {}
     for start, entry in entries.items():
         (row,) = entry.get_decoded().table
@@ -68,7 +66,7 @@ def test_unrecognized_vdsos_get_no_tables(vdso):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_a_thread_in_the_vdso_is_unwound_to_its_caller(tmp_path):
     program, path = tmp_path / "arm64", tmp_path / "vdso"
-    program.write_bytes(lzma.decompress((DATA / "arm64.xz").read_bytes()))
+    program.write_bytes(content("arm64"))
     recorded = read_recorded(DATA / "arm64.json.xz", "arm64", program, path)
     unwinder = native.NativeUnwinder(native.build(tmp_path), "aarch64")
     recorded.add_to(unwinder, program, path)
