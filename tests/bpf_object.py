@@ -17,6 +17,12 @@ def object_btf():
     raise AssertionError("no .BTF in the object")
 
 
+def check_adjacent(types, name, fields, step=8, first=0):
+    """Asserts that fields of a struct of ``step`` bytes each lie one after the other."""
+    places = [types.offset(name, field) for field in fields]
+    assert places == list(range(first, first + step * len(fields), step)), name
+
+
 class Btf:
     """Builds BTF, type by type."""
 

@@ -45,7 +45,7 @@ from otel_kprofiler.model import (
     pack_python_stack,
     pack_user_stack,
 )
-from tests.bpf_object import object_btf
+from tests.bpf_object import check_adjacent, object_btf
 from tests.records import in_ring, pack_record
 
 TRACE, SPAN = 0x000102030405060708090A0B0C0D0E0F, 0x08090A0B0C0D0E0F
@@ -221,26 +221,25 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert places("span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
     assert places("config", numbers) == (*range(0, 128, 8), 160)
-    layout = places("span_layout", SpanLayout._fields)
-    assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
-    program = places("program_offsets", ProgramOffsets._fields)
-    assert program == tuple(range(0, 40, 8))
-    assert places("config", ("interrupt_text",)) == (160 + 8 * len(layout),)
+    check_adjacent(types, "span_layout", SpanLayout._fields)
+    check_adjacent(types, "program_offsets", ProgramOffsets._fields)
+    assert types.offset("config", "interrupt_text") == 160 + 8 * len(SpanLayout._fields)
     counters = places("cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
     assert places("cpu_line", ("counted", "overflows", "unused")) == (72, 80, 96)
     assert _CPU_LINE_BYTES == 96 + 4 * 8
-    assert places("event_layout", (*EventOffsets._fields, "cpus", "tracepoints")) == (0, 8, 16, 24)
+    check_adjacent(types, "event_layout", (*EventOffsets._fields, "cpus", "tracepoints"))
     tracepoint = ("number", "period", "by", "python", "argument", "pointer", "member")
     tracepoint = (*tracepoint, "is_order", "unit", "calls")
-    assert places("tracepoint", tracepoint) == tuple(range(0, 8 * len(tracepoint), 8))
+    check_adjacent(types, "tracepoint", tracepoint)
     assert places("cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
-    for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
-        assert places(name, fields) == tuple(range(0, 8 * len(fields), 8))
+    check_adjacent(types, "span_path", SpanPath._fields)
+    check_adjacent(types, "span_class", SpanClass._fields)
     vector = ("length_at", "first_at", "entry_at")
     place = ("start_time_ns", "stack_start", "offset", "module", "generation", *vector)
     place = (*place, "kind", "wrap_at", "vector_at", "m_at", "current_at", "labels_at")
-    assert places("context_place", place) == tuple(range(0, PLACE_BYTES, 8))
+    check_adjacent(types, "context_place", place)
+    assert 8 * len(place) == PLACE_BYTES
 
 
 def test_the_path_to_spans_is_packed_with_the_span_classes():

@@ -13,7 +13,7 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.bpf.python_codes import _DESCRIPTION, _HEAD, CodeParser
 from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS, PYTHON_OUTCOMES
 from otel_kprofiler.model import PythonCode
-from tests.bpf_object import object_btf
+from tests.bpf_object import check_adjacent, object_btf
 from tests.records import in_ring
 
 ID = 1 << 27 | 5  # an id from the first CPU
@@ -117,8 +117,7 @@ def test_an_inconsistent_record_is_rejected(record):
 def test_python_and_the_compiled_program_agree_on_every_struct():
     types = KernelTypes(object_btf())
     for name, fields in WORDS.items():
-        places = [types.offset(name, field) for field in fields]
-        assert places == list(range(0, 8 * len(fields), 8)), name
+        check_adjacent(types, name, fields)
         assert types.size(name) == 8 * len(fields)
     assert _PROCESS.size == types.size("python_process")
     assert types.size("python_line") == _LINE_BYTES >= 8 * len(PYTHON_OUTCOMES)

@@ -29,7 +29,7 @@ from otel_kprofiler.bpf.wait_maps import (
     WaitThread,
 )
 from otel_kprofiler.model import OFF_CPU, WaitState, Waker
-from tests.bpf_object import object_btf
+from tests.bpf_object import check_adjacent, object_btf
 from tests.records import in_ring, pack_record
 
 THRESHOLD_NS = 77 * WAIT_UNIT_NS
@@ -45,28 +45,25 @@ def pack(thread, task=0xFFFF888000000000):
     )  # fmt: skip
 
 
-def words(types, name, fields, step=8, first=0):
-    places = [types.offset(name, field) for field in fields]
-    assert places == list(range(first, first + step * len(fields), step))
-
-
 def test_python_and_the_compiled_program_agree_on_every_struct():
     types = KernelTypes(object_btf())
-    words(types, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
+    check_adjacent(types, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
     wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold", "likely")
-    words(types, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
-    words(types, "thread", ("total_ns",), first=64)
-    words(types, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
+    check_adjacent(types, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
+    check_adjacent(types, "thread", ("total_ns",), first=64)
+    check_adjacent(
+        types, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104
+    )
     last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "ran_ns")
-    words(types, "thread", last, 4, 144)
-    words(types, "thread", ("begun_ns", "waker_comm"), first=168)
+    check_adjacent(types, "thread", last, 4, 144)
+    check_adjacent(types, "thread", ("begun_ns", "waker_comm"), first=168)
     assert types.size("thread") == THREAD_BYTES
     assert types.size("bucket") == PLACES * 8
     assert types.size("wait_line") == 192
-    words(types, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
-    words(types, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
+    check_adjacent(types, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
+    check_adjacent(types, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
     assert types.size("wait_layout") == len(WaitOffsets(1, 2, 3).pack(64))
-    words(types, "wait_config", WaitConfig._fields)
+    check_adjacent(types, "wait_config", WaitConfig._fields)
 
 
 def test_settings_are_written_where_the_program_reads_them(tmp_path):
