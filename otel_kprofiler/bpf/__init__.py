@@ -5,9 +5,7 @@ from typing import Final
 
 from otel_kprofiler.bpf.bcc import BccLoader
 from otel_kprofiler.bpf.btf import (
-    VMLINUX as VMLINUX_BTF,
-)
-from otel_kprofiler.bpf.btf import (
+    VMLINUX_BTF,
     KernelTypes,
     ProgramBtf,
     list_tracepoints,

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-VMLINUX: Final = "/sys/kernel/btf/vmlinux"
+VMLINUX_BTF: Final = "/sys/kernel/btf/vmlinux"
 _MAGIC: Final = 0xEB9F
 _HEADER: Final = struct.Struct("=HBBIIIII")
 _TYPE: Final = struct.Struct("=III")  # name_off, info, size or type

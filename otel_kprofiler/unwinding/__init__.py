@@ -2,21 +2,15 @@
 
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Limits
-from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
-from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import VDSO
+from otel_kprofiler.unwinding.maps import MapSizes, TableMaps
 from otel_kprofiler.unwinding.running import list_running, map_files
 from otel_kprofiler.unwinding.store import TableStore
 
 __all__ = [
-    "VDSO",
-    "FileState",
     "Limits",
     "MapSizes",
-    "Refusal",
     "TableCounts",
     "TableMaps",
-    "TableRefused",
     "TableStore",
     "list_running",
     "map_files",

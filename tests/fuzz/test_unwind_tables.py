@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.elf import ElfError, ImageSource, find_section, make_pairs, read_elf
-from otel_kprofiler.unwinding import TableRefused
 from otel_kprofiler.unwinding.frame_writing import pack_tables
 from otel_kprofiler.unwinding.go_frames import make_tables
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
+from otel_kprofiler.unwinding.refusal import TableRefused
 from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import NAMES, content
 from tests.unit.unwinding.go_files import ARM64_ORDINARY, ORDINARY, go_file

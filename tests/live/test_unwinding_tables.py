@@ -21,16 +21,14 @@ from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.unwinding import (
-    VDSO,
-    FileState,
     Limits,
-    Refusal,
-    TableRefused,
     TableStore,
 )
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
-from otel_kprofiler.unwinding.maps import TableMaps
+from otel_kprofiler.unwinding.maps import FileState, TableMaps
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.request import VDSO
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live

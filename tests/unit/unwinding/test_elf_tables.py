@@ -7,8 +7,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from otel_kprofiler.elf import ImageSource, find_section, make_pairs, read_elf
-from otel_kprofiler.unwinding import Refusal, TableRefused
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import MAX_ENTRIES
 from tests.unit.unwinding.files import PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
 

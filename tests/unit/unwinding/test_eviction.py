@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.model import FileKey
-from otel_kprofiler.unwinding import Limits, Refusal, TableRefused
+from otel_kprofiler.unwinding import Limits
 from otel_kprofiler.unwinding.eviction import TableSpace
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 SLOTS = 5
 LIMITS = Limits(total_bytes=100, file_bytes=60, idle_ns=10)

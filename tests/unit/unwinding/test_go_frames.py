@@ -18,11 +18,12 @@ from elftools.elf.elffile import ELFFile
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.elf import ElfFile, FileSource, find_section, read_elf, read_sections
 from otel_kprofiler.host import OpenedFile, limited_children
-from otel_kprofiler.unwinding import TableRefused, go_frames, go_x86, loading
+from otel_kprofiler.unwinding import go_frames, go_x86, loading
 from otel_kprofiler.unwinding.frame_writing import Segment, pack_tables
 from otel_kprofiler.unwinding.go_frames import find_text, make_tables
 from otel_kprofiler.unwinding.go_table import Code, Table
 from otel_kprofiler.unwinding.indexing import Children, index_go
+from otel_kprofiler.unwinding.refusal import TableRefused
 from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
 ADDRESS = 0x700000

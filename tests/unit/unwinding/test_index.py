@@ -14,8 +14,8 @@ import pytest
 from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.host import limited_children
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import Refusal, TableRefused
 from otel_kprofiler.unwinding.indexing import Children, index_frames
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 pytestmark = pytest.mark.system
 
