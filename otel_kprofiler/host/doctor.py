@@ -243,22 +243,20 @@ def _cpus(files: HostFiles) -> Finding:
 
 def _stack_depth(files: HostFiles) -> Finding:
     name = "kernel.perf_event_max_stack"
-    depth = find_sysctl(files, name)
-    required = f"{MAX_FRAMES} or more"
-    if depth is None or depth >= MAX_FRAMES:
-        return Finding(name, Level.OK, "unknown" if depth is None else str(depth), required)
     fix = f"as root, before profiling: sysctl -w {name}={MAX_FRAMES}"
-    return Finding(name, Level.WARN, f"{depth}: deeper stacks are truncated", required, fix)
+    return _compare(files, name, MAX_FRAMES, "deeper stacks are truncated", fix)
 
 
 def _sample_rate(files: HostFiles) -> Finding:
-    limit, least = find_sysctl(files, MAX_SAMPLE_RATE), get_tick_rate() + 1
-    required = f"{least} or more"
-    if limit is None or limit >= least:
-        observed = "unknown" if limit is None else str(limit)
-        return Finding(MAX_SAMPLE_RATE, Level.OK, observed, required)
-    observed = f"{limit}: the kernel suspends the sampler after each sample"
-    return Finding(MAX_SAMPLE_RATE, Level.WARN, observed, required, THROTTLING_FIX)
+    effect = "the kernel suspends the sampler after each sample"
+    return _compare(files, MAX_SAMPLE_RATE, get_tick_rate() + 1, effect, THROTTLING_FIX)
+
+
+def _compare(files: HostFiles, name: str, least: int, effect: str, fix: str) -> Finding:
+    value, required = find_sysctl(files, name), f"{least} or more"
+    if value is None or value >= least:
+        return Finding(name, Level.OK, "unknown" if value is None else str(value), required)
+    return Finding(name, Level.WARN, f"{value}: {effect}", required, fix)
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:

@@ -13,13 +13,6 @@ EVERY_S = 0.1
 
 
 def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-        children = [int(word) for word in file.read().split()]
-        return children + [below for child in children for below in _children(child)]
-    return []
-
-
-def _all_children(pid: int) -> list[int]:
     """Returns the children of all threads of a process, and their descendants."""
     results = []
     with contextlib.suppress(OSError):
@@ -32,7 +25,7 @@ def _all_children(pid: int) -> list[int]:
 def resident_bytes(pid: int) -> int:
     """Returns the resident memory of a process, plus its children's private memory."""
     total = 0
-    for one in [pid, *_all_children(pid)]:
+    for one in [pid, *_children(pid)]:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{one}/statm") as file:
             _, resident, shared, *_ = map(int, file.read().split())
             total += (resident if one == pid else resident - shared) * PAGE
@@ -42,7 +35,7 @@ def resident_bytes(pid: int) -> int:
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time of a process and all its children, including exited ones."""
     total = 0
-    for one in [pid, *_all_children(pid)]:
+    for one in [pid, *_children(pid)]:
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{one}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
             total += sum(map(int, fields[11:15] if one == pid else fields[11:13]))
