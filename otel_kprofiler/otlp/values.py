@@ -16,7 +16,6 @@ from otel_kprofiler.model import AttributeScalar, AttributeValue
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
 """Maximum number of characters created from a message's maps, bytes and nested lists."""
 MAX_DEPTH: Final = 64
-_SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
 class Values:
@@ -31,13 +30,9 @@ class Values:
 
         Raises ``PayloadError`` if the value is nested too deeply, or is too large.
         """
-        which = value.WhichOneof("value")
-        if which == "array_value":
+        if value.WhichOneof("value") == "array_value":
             return tuple(map(self._item, value.array_value.values))
-        if which in ("kvlist_value", "bytes_value"):
-            return self._text(value)
-        scalar: AttributeScalar = self._plain(value, 0)
-        return scalar
+        return self._item(value)
 
     def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
         """Yields keys and values of resource or scope attributes, given inline or by reference."""
@@ -45,16 +40,9 @@ class Values:
             yield self._key(attribute), self.read(attribute.value)
 
     def _item(self, value: Any) -> AttributeScalar:
-        if value.WhichOneof("value") in _SCALARS:
-            scalar: AttributeScalar = self._plain(value, 0)
-            return scalar
-        return self._text(value)
-
-    def _text(self, value: Any) -> str:
-        which = value.WhichOneof("value")
-        if which in ("array_value", "kvlist_value"):
-            return json.dumps(self._plain(value, 0))
-        return str(self._plain(value, 0))
+        plain = self._plain(value, 0)
+        scalar: AttributeScalar = json.dumps(plain) if isinstance(plain, list | dict) else plain
+        return scalar
 
     def _plain(self, value: Any, depth: int) -> Any:
         which = value.WhichOneof("value")

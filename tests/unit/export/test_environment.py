@@ -145,12 +145,6 @@ def test_the_address_and_variables_select_the_exporter(address, variables, kind,
     exporter.shutdown(0)
 
 
-def test_the_timeout_covers_all_attempts():
-    exporter = exporter_from_environment(environ=environ({"TIMEOUT": "3"}))
-    assert (exporter._timeout_s, exporter._retry.max_elapsed_time_s) == (3, 3)
-    exporter.shutdown(0)
-
-
 def test_an_unsupported_address_is_rejected():
     with pytest.raises(ConfigError) as caught:
         exporter_from_environment("collector:4317", {})

@@ -84,14 +84,12 @@ def test_empty_data_decodes_to_no_windows_and_fails_validation():
     assert [item.rule for item in check_payload(b"")] == ["parsable"]
 
 
-def test_message_layouts_older_than_opentelemetry_proto_1_43_are_rejected(payload):
-    message = ExportProfilesServiceRequest.FromString(payload)
-    sample = message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
+def test_message_layouts_older_than_opentelemetry_proto_1_43_are_rejected(mutable):
+    sample = mutable.profile().samples[0]
     old = b"\x08\x01\x1a\x02\x01\x02"  # stack_index 1, attribute_indices in field 3
     sample.MergeFromString(old)
-    data = message.SerializeToString()
     with pytest.raises(PayloadError, match=r"opentelemetry-proto 1\.43"):
-        decode_windows(data)
+        decode_windows(mutable.message.SerializeToString())
 
 
 def test_json_from_other_producers_is_read(window, payload):
@@ -132,9 +130,8 @@ def test_frames_from_other_profilers_are_read(payload):
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 
-def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
-    message = ExportProfilesServiceRequest.FromString(payload)
-    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+def test_an_aggregated_value_gets_the_start_time_of_its_profile(mutable):
+    message, profile = mutable.message, mutable.profile()
     del profile.samples[1:]
     del profile.samples[0].timestamps_unix_nano[:]
     profile.samples[0].values.append(3)
@@ -146,10 +143,9 @@ def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
         decode_windows(message.SerializeToString())
 
 
-def test_values_stay_with_their_timestamps(payload):
+def test_values_stay_with_their_timestamps(mutable):
     """Off-CPU profiles from opentelemetry-ebpf-profiler have a duration for each timestamp."""
-    message = ExportProfilesServiceRequest.FromString(payload)
-    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+    message, profile = mutable.message, mutable.profile()
     del profile.samples[1:]
     start = profile.time_unix_nano
     profile.samples[0].timestamps_unix_nano[:] = [start, start + 1]
@@ -163,9 +159,8 @@ def test_values_stay_with_their_timestamps(payload):
         decode_windows(message.SerializeToString())
 
 
-def test_a_timestamp_at_the_end_extends_the_window(payload):
-    message = ExportProfilesServiceRequest.FromString(payload)
-    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+def test_a_timestamp_at_the_end_extends_the_window(mutable):
+    message, profile = mutable.message, mutable.profile()
     end = profile.time_unix_nano + profile.duration_nano
     profile.samples[0].timestamps_unix_nano.append(end)
     (window,) = decode_windows(message.SerializeToString())
@@ -173,8 +168,7 @@ def test_a_timestamp_at_the_end_extends_the_window(payload):
 
 
 @pytest.mark.parametrize("index", [-1, 999])
-def test_an_index_out_of_range_is_an_error(payload, index):
-    message = ExportProfilesServiceRequest.FromString(payload)
-    message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0].stack_index = index
+def test_an_index_out_of_range_is_an_error(mutable, index):
+    mutable.profile().samples[0].stack_index = index
     with pytest.raises(PayloadError, match="index"):
-        decode_windows(message.SerializeToString())
+        decode_windows(mutable.message.SerializeToString())
