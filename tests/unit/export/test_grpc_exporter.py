@@ -291,40 +291,41 @@ def test_shutdown_lets_a_running_attempt_finish(grpc_receiver, exporter, batch):
     assert results[0].exported == 3
 
 
-def server_credentials(certificates, *, mutual):
-    pair = [((certificates / f"server.{kind}").read_bytes()) for kind in ("key", "pem")]
-    ca = (certificates / "ca.pem").read_bytes() if mutual else None
-    return grpc.ssl_server_credentials([pair], ca, require_client_auth=mutual)
+CLIENT = {"cert_file": "client.pem", "key_file": "client.key"}
 
 
-def test_tls_verifies_the_receiver_and_https_overrides_insecure(
-    certificates, open_grpc_receiver, batch, quick
+@pytest.mark.parametrize(
+    ("mutual", "scheme", "settings", "delivered"),
+    [
+        (False, "https://", {"ca_file": "ca.pem"}, True),
+        (False, "https://", {"ca_file": "ca.pem", "insecure": True}, True),
+        (False, "https://", {"ca_file": "stranger.pem"}, False),
+        (False, "https://", {}, False),
+        # An endpoint without a scheme uses TLS unless insecure is set.
+        (
+            True,
+            "",
+            {"ca_file": "ca.pem", "cert_file": "client.pem", "key_file": "client.key"},
+            True,
+        ),
+        (True, "", {"ca_file": "ca.pem"}, False),
+    ],
+)
+def test_tls_verifies_the_receiver_and_authenticates_the_client(
+    *, certificates, open_grpc_receiver, batch, mutual, scheme, settings, delivered, monkeypatch
 ):
-    once = RetryPolicy(enabled=False)
-    with open_grpc_receiver(server_credentials(certificates, mutual=False)) as receiver:
-        for tls, delivered in [
-            (Tls(ca_file=str(certificates / "ca.pem")), True),
-            (Tls(ca_file=str(certificates / "ca.pem"), insecure=True), True),
-            (Tls(ca_file=str(certificates / "stranger.pem")), False),
-            (Tls(), False),
-        ]:
-            exporter = OtlpGrpcExporter(f"https://{receiver.endpoint}", tls=tls, retry=once)
-            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
-            exporter.shutdown()
-
-
-def test_mutual_tls_authenticates_the_client(certificates, open_grpc_receiver, batch):
-    once = RetryPolicy(enabled=False)
-    ca, pem, key = (str(certificates / name) for name in ("ca.pem", "client.pem", "client.key"))
-    with open_grpc_receiver(server_credentials(certificates, mutual=True)) as receiver:
-        for tls, delivered in [
-            (Tls(ca_file=ca, cert_file=pem, key_file=key), True),
-            (Tls(ca_file=ca), False),
-        ]:
-            # An endpoint without a scheme uses TLS unless insecure is set.
-            exporter = OtlpGrpcExporter(receiver.endpoint, tls=tls, retry=once)
-            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
-            exporter.shutdown()
+    monkeypatch.chdir(certificates)
+    key, certificate, ca = (
+        (certificates / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem")
+    )
+    credentials = grpc.ssl_server_credentials(
+        [(key, certificate)], ca if mutual else None, require_client_auth=mutual
+    )
+    with open_grpc_receiver(credentials) as receiver:
+        endpoint, once = f"{scheme}{receiver.endpoint}", RetryPolicy(enabled=False)
+        exporter = OtlpGrpcExporter(endpoint, tls=Tls(**settings), retry=once)
+        assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+        exporter.shutdown()
 
 
 EXPORT_DURING_IMPORT = """

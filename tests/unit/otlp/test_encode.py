@@ -84,6 +84,10 @@ def with_resources(window, resources):
     return replace(window, profiles=[replace(window.profiles[0], resources=resources)])
 
 
+def with_samples(window, samples):
+    return with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), samples)])
+
+
 def encoded(window, **options):
     (batch,) = encode_window(window, **options).batches
     return batch
@@ -91,7 +95,7 @@ def encoded(window, **options):
 
 def one_frame_window(window, *frames):
     sample = WindowSample(Stack.from_frames(frames), 1, "t", 0, None, [window.start_unix_ns])
-    return with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), [sample])])
+    return with_samples(window, [sample])
 
 
 def test_profiles_have_a_kind_a_period_and_an_interval(window):
@@ -447,7 +451,7 @@ def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
         for frame, count in ((normal, 2), (huge, 3), (normal, 4))
     ]
-    mixed = with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), samples)])
+    mixed = with_samples(window, samples)
     result = encode_window(mixed, form=form, max_bytes=4000)
     assert result.too_large == {"on_cpu": 3}
     assert sum(batch.sample_count for batch in result.batches) == 6
@@ -480,8 +484,7 @@ def test_merged_equal_samples_are_sized_correctly(window, form):
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])
         for number in range(200)
     ]
-    resource = Resource({"process.pid": 1})
-    equal = with_resources(window, [ResourceSamples(resource, samples)])
+    equal = with_samples(window, samples)
     size = len(encoded(equal, form=form).payload)
     assert len(encode_window(equal, form=form, max_bytes=size).batches) == 1
     assert len(encode_window(equal, form=form, max_bytes=size - 1).batches) == 2
@@ -507,18 +510,11 @@ def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
         for number in range(600)
     ]
     samples = [
-        WindowSample(
-            Stack.from_frames(tuple(frames[number * k % 600] for k in (1, 2, 7, 11))),
-            number,
-            "t",
-            0,
-            None,
-            [window.start_unix_ns],
-        )
+        WindowSample(Stack.from_frames(stack), number, "t", 0, None, [window.start_unix_ns])
         for number in range(1200)
+        for stack in [tuple(frames[number * k % 600] for k in (1, 2, 7, 11))]
     ]
-    resource = Resource({"process.pid": 1})
-    large = with_resources(window, [ResourceSamples(resource, samples)])
+    large = with_samples(window, samples)
     batches = encode_window(large, form=form, max_bytes=16_384).batches
     assert len(batches) > 5
     assert sum(batch.sample_count for batch in batches) == 1200

@@ -72,6 +72,16 @@ def contents(payloads):
     )
 
 
+def profile_ids(batches):
+    return [
+        profile.profile_id
+        for batch in batches
+        for payload in parse_payloads(batch.payload)
+        for resource in payload.message.resource_profiles
+        for profile in resource.scope_profiles[0].profiles
+    ]
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [None, 1 << 20])
 def test_a_message_within_the_limit_is_unchanged(form, limit):
@@ -100,13 +110,7 @@ def test_parts_are_valid_and_within_the_limit_and_contain_each_sample_once(form,
     assert [problem for batch in batches for problem in check_payload(batch.payload)] == []
     assert contents([batch.payload for batch in batches]) == expected
     assert sum(batch.sample_count for batch in batches) == len(expected) == 360
-    ids = [
-        profile.profile_id
-        for batch in batches
-        for payload in parse_payloads(batch.payload)
-        for resource in payload.message.resource_profiles
-        for profile in resource.scope_profiles[0].profiles
-    ]
+    ids = profile_ids(batches)
     assert len(set(ids)) == len(ids)
 
 
@@ -232,19 +236,13 @@ def test_dividing_a_batch_is_deterministic():
 def test_parts_of_parts_have_different_ids():
     """Receivers treat profiles with equal ids as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
-    waiting, ids = [batch], []
+    waiting, parts = [batch], []
     while waiting:
         part = waiting.pop()
         smaller = divide_batch(part, len(part.payload))
         waiting += smaller
-        if not smaller:
-            (payload,) = parse_payloads(part.payload)
-            ids += [
-                profile.profile_id
-                for resource in payload.message.resource_profiles
-                for scope in resource.scope_profiles
-                for profile in scope.profiles
-            ]
+        parts += [] if smaller else [part]
+    ids = profile_ids(parts)
     assert len(set(ids)) == len(ids) == 18
 
 

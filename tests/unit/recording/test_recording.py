@@ -63,8 +63,25 @@ def recorded(tmp_path, tree):
     return path
 
 
-def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
-    recording = Recording(recorded)
+@pytest.fixture
+def recording(recorded):
+    with contextlib.closing(Recording(recorded)) as recording:
+        yield recording
+
+
+def with_header(recorded, **values):
+    """Returns the path of a copy whose header has other values."""
+    changed = f"{recorded}.changed"
+    with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "recording.json":
+                content = json.dumps({**json.loads(content), **values})
+            new.writestr(name, content)
+    return changed
+
+
+def test_a_replay_returns_each_recorded_drain_with_its_watermark(recording):
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
     sampler.start()
@@ -81,11 +98,9 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     assert sampler.complete_until_ns() == FACTS.until_ns
     assert sampler.counts() == COUNTS
     assert sampler.period_ns == FACTS.period_ns
-    recording.close()
 
 
-def test_replayed_files_come_from_the_recorded_host(recorded):
-    recording = Recording(recorded)
+def test_replayed_files_come_from_the_recorded_host(recording):
     files = recording.files
     assert files.read_bytes("/proc/kallsyms") == b"ffffffff81000000 T _text\n"
     with open(files.open_fd("/proc/kallsyms"), "rb") as file:
@@ -93,11 +108,9 @@ def test_replayed_files_come_from_the_recorded_host(recorded):
     assert files.list_dir("/sys/module") == ["loop"]
     assert files.list_dir("/sys/module/loop") == ["coresize", "notes", "sections"]
     assert files.list_dir("/sys/module/loop/sections/") == [".text"]
-    recording.close()
 
 
-def test_missing_and_unreadable_files_cause_the_same_errors_in_a_replay(recorded):
-    recording = Recording(recorded)
+def test_missing_and_unreadable_files_cause_the_same_errors_in_a_replay(recording):
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
     with pytest.raises(FileNotFoundError):
@@ -106,15 +119,12 @@ def test_missing_and_unreadable_files_cause_the_same_errors_in_a_replay(recorded
         recording.files.read_link("/proc/self/exe")
     with pytest.raises(PermissionError):
         recording.files.open_fd("/sys/kernel/notes")
-    recording.close()
 
 
-def test_events_and_resources_survive_a_round_trip(recorded):
-    recording = Recording(recorded)
+def test_events_and_resources_survive_a_round_trip(recording):
     assert list(recording.blocks("events/modules")) == [(160, b"add loop")]
     assert recording.resources == {ProcessKey(3, 1, 7, 33): {"process.pid": 3, "tags": ("a", "b")}}
     assert recording.facts == FACTS
-    recording.close()
 
 
 def test_wait_totals_are_replayed_once_after_all_samples(tmp_path, tree):
@@ -144,16 +154,9 @@ def test_wait_totals_are_replayed_once_after_all_samples(tmp_path, tree):
     "row",
     [[1, 2, [1, 2, 3, 4], 5, 6], [1, 2, [1, 2, 3, 4, -5], 5, 6], [1, 2, 3], 7, [1, 2, 3, 4, 5]],
 )
-def test_damaged_wait_totals_are_rejected(recorded, tmp_path, row):
-    damaged = str(tmp_path / "damaged.kprofile")
-    with zipfile.ZipFile(recorded) as source, zipfile.ZipFile(damaged, "w") as target:
-        for name in source.namelist():
-            content = source.read(name)
-            if name == "recording.json":
-                content = json.dumps({**json.loads(content), "waits": [row]}).encode()
-            target.writestr(name, content)
+def test_damaged_wait_totals_are_rejected(recorded, row):
     with pytest.raises(KProfilerError, match="damaged"):
-        Recording(damaged)
+        Recording(with_header(recorded, waits=[row]))
 
 
 def test_blocks_keep_their_order_across_many_entries(tmp_path, monkeypatch):
@@ -180,16 +183,9 @@ def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_the_error_for_a_recording_of_another_version_names_the_version(recorded, tmp_path):
-    changed = str(tmp_path / "changed")
-    with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name == "recording.json":
-                content = json.dumps({**json.loads(content), "version": 99}).encode()
-            new.writestr(name, content)
+def test_the_error_for_a_recording_of_another_version_names_the_version(recorded):
     with pytest.raises(KProfilerError, match=r"format 99\."):
-        Recording(changed)
+        Recording(with_header(recorded, version=99))
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\5\6" + bytes(18)])
