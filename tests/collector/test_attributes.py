@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from otel_kprofiler.export import ExportOutcome, OtlpGrpcExporter, OtlpHttpExporter
-from otel_kprofiler.model import AttributeForm, Form, Stack, WindowSample
+from otel_kprofiler.export import ExportOutcome
+from otel_kprofiler.model import AttributeForm, Stack, WindowSample
 from otel_kprofiler.otlp import Scope, encode_window
+from tests.collector.test_delivery import open_exporter
 from tests.windows import make_window
 
 START = 1_790_000_000_000_000_001
@@ -24,11 +25,7 @@ def window():
 
 
 def send(collector, kind, **options):
-    if kind == "grpc":
-        exporter = OtlpGrpcExporter(f"http://{collector.grpc_endpoint}", **options)
-    else:
-        form = Form.JSON if kind == "http/json" else Form.PROTOBUF
-        exporter = OtlpHttpExporter(collector.http_endpoint, form=form, proxy_url="", **options)
+    exporter = open_exporter(kind, collector, **options)
     (batch,) = encode_window(window(), scope=SCOPE, **exporter.encoding._asdict()).batches
     assert exporter.export(batch).outcome is ExportOutcome.SUCCESS
     exporter.shutdown()

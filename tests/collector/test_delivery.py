@@ -31,11 +31,10 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
-from tests.collector.conftest import ALL_VERSIONS
+from tests.collector.conftest import ALL_VERSIONS, GATE
 from tests.further import further
 from tests.windows import make_window
 
-GATE = "--feature-gates=service.profilesSupport"
 START = 1_790_000_000_000_000_001
 ONCE = RetryPolicy(enabled=False)
 
@@ -93,21 +92,10 @@ def expected(window):
                 )
                 for frame in sample.stack.frames
             )
-            link = (
-                (sample.link.trace_id.hex(), sample.link.span_id.hex())
-                if sample.link
-                else ("",) * 2
-            )
+            link = sample.link and (sample.link.trace_id.hex(), sample.link.span_id.hex())
+            period_ns = window.profiles[0].period_ns
             for timestamp in sample.timestamps_unix_ns:
-                yield (
-                    resource,
-                    kind,
-                    window.profiles[0].period_ns,
-                    attributes,
-                    frames,
-                    link,
-                    timestamp,
-                )
+                yield resource, kind, period_ns, attributes, frames, link or ("", ""), timestamp
 
 
 def open_exporter(kind, collector, **options):
