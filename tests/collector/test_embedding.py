@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,16 @@ def load_until(condition, port, seconds):
         load(port, 1)
 
 
+def report_by_span(path):
+    command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (kind,) = json.loads(done.stdout)["kinds"]
+    return {
+        (row["place"] or "", row["name"] if row["place"] else ""): row["samples"]
+        for row in kind["groups"]
+    }
+
+
 @pytest.fixture
 def step_log(tmp_path):
     directory = tmp_path / "steps"
@@ -192,18 +203,9 @@ def test_span_links_agree_with_the_service_log_and_the_traces(
     assert right >= 0.99 * inside
     services = {dict(resource)["service.name"] for resource, *_ in samples}
     assert services == {"service"}
+    assert report_by_span(collector.output) == Counter(link for *_, link, _ in samples)
     pids = {dict(resource)["process.pid"] for resource, *_ in samples}
     assert len(pids) >= (1 if kind == "asyncio" else 2)
-
-
-def report_by_span(path):
-    command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    (kind,) = json.loads(done.stdout)["kinds"]
-    return {
-        (row["place"] or "", row["name"] if row["place"] else ""): row["samples"]
-        for row in kind["groups"]
-    }
 
 
 def names_of(stacks):
@@ -270,19 +272,3 @@ def test_the_batch_example_has_no_spans(open_collector, samples_of):
     assert len(samples) == taken > 50
     assert {link for *_, link, _ in samples} == {("", "")}
     assert report_by_span(collector.output) == {("", ""): taken}
-
-
-def test_report_by_span_counts_the_samples_of_each_span(
-    open_collector, samples_of, step_log, tmp_path
-):
-    collector = open_collector()
-    port = free_port()
-    env = environment(collector, STEP_LOG=str(step_log), START_PROFILER="1")
-    command = [sys.executable, str(SERVICES / "asyncio_logged.py"), str(port)]
-    with running(command, port, env, tmp_path / "log"):
-        load(port, 2)
-    collector.stop()
-    counts = {}
-    for *_, link, _ in samples_of(collector.arrived()):
-        counts[link] = counts.get(link, 0) + 1
-    assert report_by_span(collector.output) == counts
