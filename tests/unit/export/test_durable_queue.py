@@ -157,10 +157,10 @@ def test_a_full_spool_drops_and_counts_the_oldest_batches(open_queue):
     queue = open_queue(receiver, max_bytes=4000)
     for number in range(1, 60):
         queue.put(numbered(number))
-        check(queue)
-    counts = check(queue)
+        counts = check(queue)
+        assert counts.batches > 2 or not counts.lost, "only the oldest segment is dropped"
     assert counts.lost.keys() == {LossCause.SPOOL_FULL}
-    assert 2000 < counts.queued_bytes <= 4000, "only the oldest segment is dropped"
+    assert 0 < counts.queued_bytes <= 4000
     receiver.up.set()
     assert queue.force_flush(60_000)
     counts = check(queue)
