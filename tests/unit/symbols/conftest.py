@@ -1,4 +1,4 @@
-"""Captured kernels, which are loaded once."""
+"""Captured kernels, which are loaded once, and the command that reads them."""
 
 import lzma
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.cli.main import main
 from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
 
 # Tests import helpers from here.
@@ -85,3 +86,16 @@ def modules_files(modules_folder):
 def modules(modules_files):
     """Returns the captured kernel that has 126 modules."""
     return KernelSymbolizer.live(modules_files)
+
+
+@pytest.fixture
+def symbolize(capsysbinary):
+    """Returns a function that runs the command, and returns its status, output and errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["symbolize", *map(str, arguments)])
+        output, errors = capsysbinary.readouterr()
+        return ended.value.code or 0, output.decode(), errors.decode()
+
+    return run

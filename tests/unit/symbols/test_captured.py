@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from otel_kprofiler.cli.main import main
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import (
     ON_CPU,
@@ -63,16 +62,6 @@ def few_sections(modules_folder, tmp_path_factory):
 @pytest.fixture
 def small_copies(copies, few_sections):
     return {**copies, "sys_module": few_sections}
-
-
-@pytest.fixture
-def symbolize(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(["symbolize", *map(str, arguments)])
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 def options(copies):

@@ -11,7 +11,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from otel_kprofiler.cli.main import main
 from otel_kprofiler.cli.symbolize_output import parse_address
 from otel_kprofiler.elf import FileSource, hash_file
 from otel_kprofiler.model import (
@@ -70,17 +69,9 @@ def programs(program, unmarked, split):
     return program, unmarked, split
 
 
-@pytest.fixture
-def symbolize(capsysbinary, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_search(monkeypatch):
     monkeypatch.setattr(installed, "DIRECTORIES", ())  # a search of /usr takes a second
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(["symbolize", *map(str, arguments)])
-        output, errors = capsysbinary.readouterr()
-        return ended.value.code or 0, output.decode(), errors.decode()
-
-    return run
 
 
 @pytest.mark.parametrize(

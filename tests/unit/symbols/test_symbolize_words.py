@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from otel_kprofiler.cli.main import main
 from otel_kprofiler.cli.symbolize_words import Place, get_fixed_prefix, parse_place, read_words
 
 KALLSYMS = """\
@@ -26,17 +25,15 @@ MODULES = "ext4 16384 0 - Live 0xffffffffc0002000\n"
 
 
 @pytest.fixture
-def symbolize(capsys, monkeypatch, tmp_path):
+def symbolize(symbolize, monkeypatch, tmp_path):
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     (tmp_path / "modules").write_text(MODULES)
     copies = ["--kallsyms", str(tmp_path / "kallsyms"), "--modules", str(tmp_path / "modules")]
 
     def run(*words, stdin=""):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as ended:
-            main(["symbolize", *copies, *words])
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out.splitlines(), said.err.splitlines()
+        status, output, errors = symbolize(*copies, *words)
+        return status, output.splitlines(), errors.splitlines()
 
     return run
 

@@ -258,6 +258,11 @@ def test_dwarf_is_converted_again_30_s_after_a_temporary_failure(build, cache, o
     assert any(map(lines.open(opened(build("pie"))).lookup, code_addresses(build("pie"), 20)))
 
 
+def read_symbols(source, lines):
+    details = FileDetails("pie", None, FileId("0" * 32))
+    return SymbolSources(finders=(), lines=lines).read(source, read_elf(source), details)
+
+
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
@@ -268,11 +273,9 @@ def test_dwarf_is_converted_again_30_s_after_a_temporary_failure(build, cache, o
 def test_symbols_record_whether_their_lines_may_still_be_read(
     limits, expected, build, cache, opened
 ):
-    source = opened(build("pie"))
-    details = FileDetails(build("pie"), None, FileId("0" * 32))
-    sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
+    lines = SymbolicLines(cache, limits)
     for _ in range(2):  # the second read uses the remembered result
-        symbols = sources.read(source, read_elf(source), details)
+        symbols = read_symbols(opened(build("pie")), lines)
         assert (symbols.lines_problem, symbols.lines_may_come) == expected
 
 
@@ -288,9 +291,7 @@ def test_lines_are_still_expected_after_a_temporary_failure(error, build, opened
         def open(self, source, path, alternate=None):
             raise error
 
-    source = opened(build("pie"))
-    details = FileDetails(build("pie"), None, FileId("0" * 32))
-    symbols = SymbolSources(finders=(), lines=Failing()).read(source, read_elf(source), details)
+    symbols = read_symbols(opened(build("pie")), Failing())
     assert symbols.lines_problem is not None
     assert symbols.lines_may_come
 
