@@ -68,19 +68,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def keep():
-    tables = []
-
-    def keep(table):
-        tables.append(table)
-        return table
-
-    yield keep
-    for table in tables:
-        table.close()
-
-
 def text_range(path):
     rows = [line.split() for line in run("readelf", "-SW", str(path)).splitlines()]
     start, size = next((row[-8], row[-6]) for row in rows if " .text " in f" {' '.join(row)} ")
@@ -92,10 +79,10 @@ def places(table, address):
 
 
 @pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
-def test_lines_match_full_dwarf(name, folder, opened, keep):
+def test_lines_match_full_dwarf(name, folder, opened):
     alternate = opened(folder / "common") if name == "shared" else None
     source = opened(folder / name)
-    table = keep(LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate))
+    table = LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate)
     assert isinstance(table, DrgnLines)
     whole = SymbolicLines(None).open(opened(folder / "whole"))
     start, size = text_range(folder / "whole")
@@ -176,9 +163,9 @@ def test_a_worker_response_is_parsed():
     )
 
 
-def test_a_worker_that_exits_is_replaced(folder, opened, keep):
+def test_a_worker_that_exits_is_replaced(folder, opened):
     limits = WorkerLimits(idle_s=0.2)
-    table = keep(DrgnLines(opened(folder / "split"), str(folder / "split"), limits=limits))
+    table = DrgnLines(opened(folder / "split"), str(folder / "split"), limits=limits)
     first = table._worker._child
     first.wait(60)  # exits without requests
     table._task = table._task._replace(idle_s=300.0)
