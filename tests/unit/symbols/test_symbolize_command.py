@@ -5,9 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -29,6 +26,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.symbols import ElfResolver, FileIdentity, InstalledFiles, SymbolSources
 from otel_kprofiler.symbols.resolvers import installed
+from tests.servers import HttpServer
 from tests.unit.symbols.user.elf_programs import build, symbols_of, tool
 from tests.windows import make_window
 
@@ -270,24 +268,16 @@ def server(split, tmp_path, monkeypatch):
     """Runs a debuginfod server that has the stripped program's debug file."""
     _, folder, _ = split
     (debug,) = folder.rglob("*.debug")
-    build_id = debug.parent.name + debug.stem
-    served = tmp_path / "www" / "buildid" / build_id
-    served.mkdir(parents=True)
-    shutil.copy(debug, served / "debuginfo")
-    handler = partial(QuietHandler, directory=tmp_path / "www")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
-        monkeypatch.setenv("DEBUGINFOD_URLS", f"http://127.0.0.1:{http.server_port}")
+    path = f"/buildid/{debug.parent.name}{debug.stem}/debuginfo"
+
+    def answer(request):
+        found = request.path == path
+        request.reply(200 if found else 404, debug.read_bytes() if found else b"")
+
+    with HttpServer(answer) as http:
+        monkeypatch.setenv("DEBUGINFOD_URLS", http.url)
         monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
         yield
-        http.shutdown()
-        thread.join()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 def test_symbols_of_missing_files_come_from_servers(symbolize, tmp_path, server, split):
