@@ -54,15 +54,8 @@ class Server:
 
 @pytest.fixture
 def serve():
-    servers = []
-
-    def start(answer):
-        servers.append(Server(answer))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda answer: stack.enter_context(contextlib.closing(Server(answer)))
 
 
 @pytest.fixture
