@@ -52,12 +52,7 @@ from otel_kprofiler.bpf.layout import (
     parse_records,
 )
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
-from otel_kprofiler.bpf.loader import (
-    LoadedObject,
-    Loader,
-    ObjectSpec,
-    without_signals,
-)
+from otel_kprofiler.bpf.loader import LoadedObject, Loader, ObjectSpec, without_signals
 from otel_kprofiler.bpf.locks import (
     LOCK_BEGIN,
     LOCK_BUCKETS,
@@ -69,19 +64,9 @@ from otel_kprofiler.bpf.locks import (
     find_lock_offsets,
     pack_lock_layout,
 )
-from otel_kprofiler.bpf.map_calls import (
-    PAGE_BYTES,
-    create_inner_map,
-    delete_from_map,
-    update_map,
-)
+from otel_kprofiler.bpf.map_calls import PAGE_BYTES, create_inner_map, delete_from_map, update_map
 from otel_kprofiler.bpf.mapped_words import MappedWords
-from otel_kprofiler.bpf.python import (
-    PYTHON_CFRAME,
-    PYTHON_IS_ENTRY,
-    PythonLayout,
-    PythonProcess,
-)
+from otel_kprofiler.bpf.python import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import ProcessSeen, Program
 from otel_kprofiler.bpf.python_maps import (
     PythonMaps,

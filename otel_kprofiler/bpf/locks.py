@@ -9,13 +9,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.btf import KernelTypes
 from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.wait_maps import WAIT_UNIT_NS
-from otel_kprofiler.model import (
-    UNCOUNTED_LOCK,
-    LockTotal,
-    LockTotals,
-    add_lock_totals,
-    name_lock,
-)
+from otel_kprofiler.model import UNCOUNTED_LOCK, LockTotal, LockTotals, add_lock_totals, name_lock
 
 LOCK_BEGIN: Final = "kprofiler_lock_begin"
 LOCK_END: Final = "kprofiler_lock_end"

@@ -26,11 +26,7 @@ from otel_kprofiler.export.client import (
 )
 from otel_kprofiler.export.partial_success import parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
-from otel_kprofiler.export.sender import (
-    MAX_RESPONSE_BYTES,
-    OtlpSender,
-    user_agent,
-)
+from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
 from otel_kprofiler.export.tls_files import TlsFiles
 from otel_kprofiler.model import Batch
 from otel_kprofiler.redact import Secrets, redact_address

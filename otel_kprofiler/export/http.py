@@ -30,12 +30,7 @@ from otel_kprofiler.export.client import (
     Protocol,
     Signal,
 )
-from otel_kprofiler.export.http_answer import (
-    CONTENT_TYPES,
-    Body,
-    is_delivered,
-    parse_response,
-)
+from otel_kprofiler.export.http_answer import CONTENT_TYPES, Body, is_delivered, parse_response
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
 from otel_kprofiler.export.tls_files import TlsFiles

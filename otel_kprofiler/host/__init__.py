@@ -25,10 +25,7 @@ from otel_kprofiler.host.cgroups import (
 )
 from otel_kprofiler.host.child import child_command, limit_resources
 from otel_kprofiler.host.child_cpu import CpuRate, children_time_ns
-from otel_kprofiler.host.child_memory import (
-    grant_memory,
-    limit_memory,
-)
+from otel_kprofiler.host.child_memory import grant_memory, limit_memory
 from otel_kprofiler.host.container_names import (
     KnownContainers,
     OwnContainer,

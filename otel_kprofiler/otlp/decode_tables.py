@@ -30,10 +30,7 @@ from otel_kprofiler.model import (
     WindowWait,
 )
 from otel_kprofiler.otlp import conventions as names
-from otel_kprofiler.otlp.sample_attributes import (
-    SampleAttributes,
-    read_sample_attributes,
-)
+from otel_kprofiler.otlp.sample_attributes import SampleAttributes, read_sample_attributes
 from otel_kprofiler.otlp.shared_account import kind_key
 from otel_kprofiler.otlp.values import Values, as_integer, as_text
 

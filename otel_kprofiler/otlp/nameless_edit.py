@@ -13,12 +13,7 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import Line
 from otel_kprofiler.otlp.conventions import FUNCTION_START, UNRESOLVED
-from otel_kprofiler.otlp.references import (
-    STRINGS,
-    find_references,
-    find_table,
-    renumber_references,
-)
+from otel_kprofiler.otlp.references import STRINGS, find_references, find_table, renumber_references
 from otel_kprofiler.text import escape_surrogates
 
 _ATTRIBUTES: Final = "attribute_table"

@@ -32,12 +32,7 @@ from otel_kprofiler.otlp.references import (
     find_used,
     renumber_references,
 )
-from otel_kprofiler.otlp.shared_account import (
-    KindKey,
-    kind_key,
-    spread_accounts,
-    thin_accounts,
-)
+from otel_kprofiler.otlp.shared_account import KindKey, kind_key, spread_accounts, thin_accounts
 
 _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""

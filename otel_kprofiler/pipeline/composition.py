@@ -28,11 +28,7 @@ from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.schedule import WindowSchedule
-from otel_kprofiler.processes import (
-    ProcessContexts,
-    ProcessResources,
-    read_host_attributes,
-)
+from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_host_attributes
 from otel_kprofiler.recording import (
     EventSink,
     RecordedKsymbols,

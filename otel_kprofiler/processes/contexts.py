@@ -13,12 +13,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import (
-    TICK_NS,
-    HostFiles,
-    ProcessStat,
-    read_stat,
-)
+from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_stat
 from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext
 from otel_kprofiler.processes.hanging_processes import HangingProcesses

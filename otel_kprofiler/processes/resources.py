@@ -21,13 +21,7 @@ from otel_kprofiler.model import (
     Resource,
     SpanLink,
 )
-from otel_kprofiler.otlp import (
-    ENDED_PROCESSES,
-    KERNEL_THREAD,
-    SCHEMA_URL,
-    UNIT,
-    USER_UNIT,
-)
+from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.processes.shared_resources import SharedResources

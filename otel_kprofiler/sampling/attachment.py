@@ -66,21 +66,13 @@ from otel_kprofiler.sampling.python_frames import (
 from otel_kprofiler.sampling.record_waiter import RecordWaiter
 from otel_kprofiler.sampling.ring_size import plan_ring_bytes
 from otel_kprofiler.sampling.sampler import SamplerConfig
-from otel_kprofiler.sampling.target_maps import (
-    TargetMaps,
-    check_cgroups,
-    target_map_entries,
-)
+from otel_kprofiler.sampling.target_maps import TargetMaps, check_cgroups, target_map_entries
 from otel_kprofiler.sampling.thread_contexts import (
     context_map_entries,
     open_contexts,
     plan_contexts,
 )
-from otel_kprofiler.sampling.tracepoints import (
-    TracepointPlan,
-    open_tracepoints,
-    plan_tracepoints,
-)
+from otel_kprofiler.sampling.tracepoints import TracepointPlan, open_tracepoints, plan_tracepoints
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
     FRAME_POINTERS,

@@ -63,12 +63,7 @@ from otel_kprofiler.sampling.thread_contexts import (
     open_contexts,
     plan_contexts,
 )
-from otel_kprofiler.sampling.unwinder import (
-    UnwindPlan,
-    map_entries,
-    open_tables,
-    plan_unwinding,
-)
+from otel_kprofiler.sampling.unwinder import UnwindPlan, map_entries, open_tables, plan_unwinding
 
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore

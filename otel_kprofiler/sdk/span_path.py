@@ -24,13 +24,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 from opentelemetry.trace.propagation import _SPAN_KEY
 
-from otel_kprofiler.bpf import (
-    VALUES_BY_POINTER,
-    VALUES_INLINE,
-    VALUES_TAGGED,
-    SpanClass,
-    SpanPath,
-)
+from otel_kprofiler.bpf import VALUES_BY_POINTER, VALUES_INLINE, VALUES_TAGGED, SpanClass, SpanPath
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.sdk.label_sets import KEY as LABELS_KEY
 from otel_kprofiler.sdk.object_layout import find_context_offset, get_thread_state

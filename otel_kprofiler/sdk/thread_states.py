@@ -7,10 +7,7 @@ import functools
 import os
 import threading
 
-from otel_kprofiler.sdk.object_layout import (
-    THREAD_STATE_WORDS,
-    get_thread_state,
-)
+from otel_kprofiler.sdk.object_layout import THREAD_STATE_WORDS, get_thread_state
 
 
 @functools.cache

@@ -21,14 +21,7 @@ from otel_kprofiler.unwinding.frame_writing import (
     make_program,
     pack_number,
 )
-from otel_kprofiler.unwinding.go_table import (
-    TOP_FRAME,
-    WRITES_SP,
-    Function,
-    Shape,
-    Sizes,
-    Table,
-)
+from otel_kprofiler.unwinding.go_table import TOP_FRAME, WRITES_SP, Function, Shape, Sizes, Table
 
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _CODES: Final[dict[int, bytes]] = {}  # by frame size

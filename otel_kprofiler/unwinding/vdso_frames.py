@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from otel_kprofiler.elf import (
-    MACHINES,
-    ElfFile,
-    Source,
-    find_offset,
-    find_symbols,
-    read_sections,
-)
+from otel_kprofiler.elf import MACHINES, ElfFile, Source, find_offset, find_symbols, read_sections
 from otel_kprofiler.unwinding.arm64_code import CIE_REST, NO_RULE, WORD, find_changes
 from otel_kprofiler.unwinding.frame_writing import PAIR, make_program, pack_cie, pack_entry
 from otel_kprofiler.unwinding.table import Tables

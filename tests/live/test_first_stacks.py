@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import (
-    Access,
-    find_descendants,
-    parse_mappings,
-    read_maps,
-    read_processes,
-)
+from otel_kprofiler.host import Access, find_descendants, parse_mappings, read_maps, read_processes
 from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.unwinding import list_running

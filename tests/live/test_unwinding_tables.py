@@ -20,10 +20,7 @@ from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.stopping import stop_within
-from otel_kprofiler.unwinding import (
-    Limits,
-    TableStore,
-)
+from otel_kprofiler.unwinding import Limits, TableStore
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.maps import FileState, TableMaps

@@ -11,14 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from otel_kprofiler.checked import checked_number, checked_text
-from otel_kprofiler.model import (
-    AddressRange,
-    BuildId,
-    FileId,
-    Module,
-    ModuleKind,
-    RangeSource,
-)
+from otel_kprofiler.model import AddressRange, BuildId, FileId, Module, ModuleKind, RangeSource
 from otel_kprofiler.symbols.kernel.build import MAX_PAD_BYTES
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX

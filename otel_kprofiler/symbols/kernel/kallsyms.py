@@ -16,12 +16,7 @@ from operator import ne
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import is_mapping_symbol, marks_data
-from otel_kprofiler.symbols.kernel.build import (
-    END_TYPE,
-    TEXT_TYPES,
-    TableBuilder,
-    parse_addresses,
-)
+from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder, parse_addresses
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, PREAMBLE
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 

@@ -8,14 +8,7 @@ from typing import Final
 
 from otel_kprofiler.elf import find_build_id
 from otel_kprofiler.host import HostFiles
-from otel_kprofiler.model import (
-    AddressRange,
-    BuildId,
-    FileId,
-    Module,
-    ModuleKind,
-    RangeSource,
-)
+from otel_kprofiler.model import AddressRange, BuildId, FileId, Module, ModuleKind, RangeSource
 from otel_kprofiler.symbols.kernel.builtin import read_builtin
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause, find_hidden_cause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
@@ -40,12 +33,7 @@ from otel_kprofiler.symbols.kernel.modules import (
 )
 from otel_kprofiler.symbols.kernel.names import END_OF_TEXT
 from otel_kprofiler.symbols.kernel.read import read_pieces
-from otel_kprofiler.symbols.kernel.snapshot import (
-    VMLINUX,
-    CodeBlock,
-    ModuleSymbols,
-    Snapshot,
-)
+from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, CodeBlock, ModuleSymbols, Snapshot
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 
 PROC_KALLSYMS: Final = "/proc/kallsyms"

@@ -24,11 +24,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
-from otel_kprofiler.symbols.kernel.bpf import (
-    NOW_NS,
-    KsymbolSource,
-    KsymbolTable,
-)
+from otel_kprofiler.symbols.kernel.bpf import NOW_NS, KsymbolSource, KsymbolTable
 from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_release
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause

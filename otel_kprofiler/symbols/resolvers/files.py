@@ -6,14 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from otel_kprofiler.elf import (
-    ElfFile,
-    Source,
-    find_address,
-    hash_file,
-    read_debug_elf,
-    read_elf,
-)
+from otel_kprofiler.elf import ElfFile, Source, find_address, hash_file, read_debug_elf, read_elf
 from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.model import USER_SIDE, FileDetails, Frame, Module, Segment, Unresolved
 from otel_kprofiler.symbols.cache import BoundedCache

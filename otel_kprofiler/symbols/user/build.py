@@ -19,13 +19,7 @@ from itertools import compress, islice
 from operator import add
 from typing import Final
 
-from otel_kprofiler.elf import (
-    MAPPING_SYMBOL,
-    ElfFile,
-    Section,
-    Source,
-    read_sections,
-)
+from otel_kprofiler.elf import MAPPING_SYMBOL, ElfFile, Section, Source, read_sections
 from otel_kprofiler.symbols.user.bounds import read_bounds
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.columns import NamedCode

@@ -15,14 +15,7 @@ from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
 from otel_kprofiler.host import FairQueue, PatientCalls, Turn, children_time_ns, find_user
-from otel_kprofiler.model import (
-    MAX_FILES,
-    FileDetails,
-    FileKey,
-    OpenFile,
-    ProcessKey,
-    Unresolved,
-)
+from otel_kprofiler.model import MAX_FILES, FileDetails, FileKey, OpenFile, ProcessKey, Unresolved
 from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress

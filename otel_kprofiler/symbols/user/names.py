@@ -12,10 +12,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import FileDetails, OpenFile
 from otel_kprofiler.symbols.user.budget import ReadingBudget
-from otel_kprofiler.symbols.user.debug_files import (
-    HOST_SEARCH,
-    DebugSearch,
-)
+from otel_kprofiler.symbols.user.debug_files import HOST_SEARCH, DebugSearch
 from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.jit_code import ProcessCode
 from otel_kprofiler.symbols.user.jit_names import JitNames

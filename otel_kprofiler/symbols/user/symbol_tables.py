@@ -15,13 +15,7 @@ from itertools import compress
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from otel_kprofiler.elf import (
-    ElfError,
-    ElfProblem,
-    Section,
-    Source,
-    cut_versions,
-)
+from otel_kprofiler.elf import ElfError, ElfProblem, Section, Source, cut_versions
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 
 STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC = 0, 2, 10

@@ -4,12 +4,7 @@ import struct
 
 import pytest
 
-from otel_kprofiler.bpf import (
-    KernelTypes,
-    ProcessSeen,
-    PythonLayout,
-    PythonOffsets,
-)
+from otel_kprofiler.bpf import KernelTypes, ProcessSeen, PythonLayout, PythonOffsets
 from otel_kprofiler.bpf.python_codes import _DESCRIPTION, _HEAD, CodeParser
 from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS, PYTHON_OUTCOMES
 from otel_kprofiler.model import PythonCode

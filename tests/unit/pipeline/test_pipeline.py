@@ -6,14 +6,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Frame,
-    LossCause,
-    RawSample,
-    Stack,
-)
+from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, Frame, LossCause, RawSample, Stack
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline.pipeline import Pipeline
 from otel_kprofiler.processes import ProcessResources
