@@ -95,14 +95,7 @@ def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--raw", "x", "-o", "x", "-f", "html"], "are the same file"),
-        (["--export", "ftp://h:1"], "ftp://h:1 is not the address of a receiver"),
-    ],
-)
-def test_invalid_arguments_are_reported_before_sampling(words, message):
-    done = record(*words)
+def test_an_invalid_address_is_reported_before_sampling():
+    done = record("--export", "ftp://h:1")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "ftp://h:1 is not the address of a receiver" in done.stderr

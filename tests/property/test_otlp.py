@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import SCHEMA_URL, check_payload, decode_windows, encode_window
 from otel_kprofiler.otlp.payloads import parse_payloads
+from tests.windows import make_window
 
 START = 1_750_000_000_000_000_000
 BASE = 0xFFFFFFFFA0000000
@@ -346,38 +348,24 @@ def test_json_and_protobuf_are_equivalent(window):
     assert json_text.notes == ()
 
 
-def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly():
-    """Frequent frames get the first indices, which must not leave unused frames in parts."""
+@pytest.mark.parametrize("form", Form)
+def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly(form):
+    """Frequent frames get the first indices. Parts have no unused frames, and are still filled."""
     frames = [
-        Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, KERNEL_SIDE) for number in range(500)
+        Frame(None, 2**63 + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
+        for number in range(600)
     ]
     samples = [
-        WindowSample(
-            Stack.from_frames((frames[n], frames[n * 7 % 500], frames[499])),
-            n,
-            "t",
-            0,
-            None,
-            [START],
-        )
-        for n in range(500)
+        WindowSample(Stack.from_frames(stack), number, "t", 0, None, [START])
+        for number in range(1200)
+        for stack in [tuple(frames[number * k % 600] for k in (1, 2, 7, 11))]
     ]
-    window = Window(
-        START,
-        START + 1,
-        [
-            Profile(
-                ProfileKind("events", "events", "count"),
-                0,
-                [ResourceSamples(Resource({"process.pid": 1}), samples)],
-            )
-        ],
-    )
-    (whole,) = encode_window(window).batches
-    assert check_payload(whole.payload) == []
-    parts = encode_window(window, max_bytes=len(whole.payload) // 3).batches
-    assert len(parts) > 3
-    for part in parts:
+    window = make_window(START, START + 1, ({"process.pid": 1}, samples))
+    (whole,) = encode_window(window, form=form).batches
+    parts = encode_window(window, form=form, max_bytes=16_384).batches
+    assert len(parts) > 5
+    assert sum(len(part.payload) for part in parts) > 0.85 * 16_384 * (len(parts) - 1)
+    for part in (whole, *parts):
         assert check_payload(part.payload) == []
     assert content(*decode_windows(part.payload for part in parts)) == content(window)
 

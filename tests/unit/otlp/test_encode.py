@@ -503,24 +503,6 @@ def test_a_resource_of_several_kinds_counts_once_toward_the_limit(window, form):
     assert len(encode_window(both, form=form, max_bytes=size).batches) == 1
 
 
-@pytest.mark.parametrize("form", Form)
-def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
-    frames = [
-        Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
-        for number in range(600)
-    ]
-    samples = [
-        WindowSample(Stack.from_frames(stack), number, "t", 0, None, [window.start_unix_ns])
-        for number in range(1200)
-        for stack in [tuple(frames[number * k % 600] for k in (1, 2, 7, 11))]
-    ]
-    large = with_samples(window, samples)
-    batches = encode_window(large, form=form, max_bytes=16_384).batches
-    assert len(batches) > 5
-    assert sum(batch.sample_count for batch in batches) == 1200
-    assert sum(len(batch.payload) for batch in batches) > 0.85 * 16_384 * (len(batches) - 1)
-
-
 def test_the_json_form_follows_the_otlp_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
