@@ -88,22 +88,6 @@ def name_at(dump, address, at_ns):
     return result and result.name
 
 
-def test_a_name_applies_from_the_time_of_its_record():
-    with written(header(), load(5, 0x100, 0x10, b"first")) as (dump, path):
-        assert not dump.update(10)
-        assert dump.lookup(0x10F, 7)[:3] == (0x100, 0x110, "first")
-        assert dump.lookup(0x110, 7) is None
-        assert [name_at(dump, 0x100, at) for at in (4, 5, 10, 11)] == [None, "first", "first", None]
-        append(path, load(12, 0x108, 0x10, b"second"), load(18, 0x100, 4, b"third"))
-        dump.update(20)
-        assert [name_at(dump, 0x10A, at) for at in (11, 12, 20)] == ["first", "second", "second"]
-        assert [name_at(dump, 0x100, at) for at in (11, 12, 18)] == ["first", None, "third"]
-        append(path, move(22, 0x108, 0x200, 0x10), close(28))
-        dump.update(30)
-        assert [name_at(dump, 0x10A, at) for at in (21, 22)] == ["second", None]
-        assert [name_at(dump, 0x20A, at) for at in (21, 22, 28)] == [None, "second", None]
-
-
 def test_lines_are_looked_up_by_address():
     records = (
         header(),
