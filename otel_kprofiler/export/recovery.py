@@ -208,17 +208,13 @@ class Recovery:
             fd = self._directory.fd
             os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
-            self._warn(
-                "%s was written by another version (format %s) and cannot be renamed: %s",
-                name,
-                version,
-                error,
-            )
+            outcome = f"cannot be renamed: {error.strerror}"
         else:
-            self._warn(
-                "%s was written by another version (format %s), which can send it; kept as %s",
-                name, version, aside,
-            )  # fmt: skip
+            outcome = f"kept as {aside}"
+        self._warn(
+            "%s was written by another version (format %s), which can send it; %s",
+            name, version, outcome,
+        )  # fmt: skip
 
     def _warn(self, text: str, *values: object) -> None:
         _log.warning("the spool %s: " + text, self._directory.path, *values)

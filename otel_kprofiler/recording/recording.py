@@ -222,8 +222,9 @@ class Recording:
         self._archive = Archive(path)
         try:
             self.facts = parse_facts(self._archive.read_json(_HEADER))
-            errors = _parse_errors(self._archive.read_json("errors.json"))
-            self.files: HostFiles = RecordedFiles(self._archive, errors)
+            errors = self._archive.read_json("errors.json").items()
+            codes = {path: checked_number(code, 1) for path, code in errors}
+            self.files: HostFiles = RecordedFiles(self._archive, codes)
             self.resources = _parse_resources(self._rows("resources.json"))
             self.user_files = parse_user_files(self._rows(USER_FILES))
             self.user_names = RecordedNames(
@@ -293,10 +294,6 @@ class EventReader(Generic[_T]):
             except DAMAGED as error:
                 raise KProfilerError(f"the recording is damaged: {error}") from error
         return items, self._complete_ns
-
-
-def _parse_errors(errors: Any) -> dict[str, int]:
-    return {path: checked_number(code, 1) for path, code in errors.items()}
 
 
 def _parse_resources(rows: Iterable[Any]) -> dict[ProcessKey, Attributes]:

@@ -32,10 +32,6 @@ def test_retry_info_is_parsed(status_details, messages, delay):
     assert parse_retry_delay(status_details(*messages)) == delay
 
 
-def test_unreadable_status_details_are_ignored():
-    assert parse_retry_delay(b"\x0a\xff") is None
-
-
 @pytest.mark.parametrize(
     ("endpoint", "insecure", "target", "secure"),
     [
