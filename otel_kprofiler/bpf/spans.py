@@ -19,7 +19,7 @@ class SpanLayout(NamedTuple):
         flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: lowest bit of the number of digits within its word; the bits below are flags.
+        size_shift: position of the digit count in its word; the lower bits are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.
         unsampled: 1 to read unsampled spans, too; 0 to skip them.

@@ -68,7 +68,7 @@ def resolve_in_kernel(
 
 
 def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
-    """Finds symbols by linker name, displayed name or pattern."""
+    """Finds symbols by linkage name, displayed name or pattern."""
     prefix = get_fixed_prefix(name)
     if prefix is not None:
         matches = symbolizer.find(prefix, prefix=True)

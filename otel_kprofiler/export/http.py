@@ -138,8 +138,8 @@ class OtlpHttpExporter(OtlpSender):
         except _BROKEN as error:
             timed_out = late.is_set() or isinstance(error, _TIMEOUTS)
             status = "timeout" if timed_out else type(error).__name__
-            # Use the inner error, because the outer error's text contains the address with its
-            # query.
+            # Use the inner error, because the outer error's text contains the URL with its query
+            # string, which may hold a token.
             inner = error.args[0] if error.args else error
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:

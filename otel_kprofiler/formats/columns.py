@@ -40,7 +40,7 @@ class FrameRow(NamedTuple):
 
     Attributes:
         label: name, followed by the line if the function alone does not identify the code.
-        module: name of the module, or the source file of code without modules.
+        module: name of the module, or the source file of a Python frame.
         reason: reason for a missing name; empty if there is a name.
         color: a key of ``_KINDS``.
         inlined: 1 if inlined into the preceding frame, otherwise 0.

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
             ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
         module: name of the module; empty if unknown. A built-in module is shown as ``vmlinux``
-            followed by its name in brackets, as in kallsyms. For code without modules, this is the
+            followed by its name in brackets, as in kallsyms. For Python frames, this is the
             source file.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether the function was inlined into the preceding entry.

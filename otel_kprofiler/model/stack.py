@@ -194,7 +194,7 @@ SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 class Line(NamedTuple):
     """A function at an address, inlined or physical.
 
-    ``system_name`` is the linker name (``foo.isra.0``), or empty if it is the same. ``line`` and
+    ``system_name`` is the linkage name (``foo.isra.0``), or empty if it is the same. ``line`` and
     ``start_line`` are 1-based; 0 if unknown. ``file`` is empty if unknown.
     """
 

@@ -267,7 +267,7 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any, start: int) -> None:
-    """Replace the existing profile ids of a part by ids derived from its position ``start``."""
+    """Replace the profile ids of a part with ids derived from its position ``start``."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, start)

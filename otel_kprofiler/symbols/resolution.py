@@ -104,7 +104,7 @@ class Resolver(Protocol):
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all functions with this linker name or displayed name."""
+        """Finds all functions with this linkage name or displayed name."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

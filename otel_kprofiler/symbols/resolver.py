@@ -58,9 +58,9 @@ class SideResolver(Protocol[StateT]):
     def state(self, sample: RawSample) -> StateT:
         """Returns the state of the sample's process at the time of the sample.
 
-        States should be small, because caches keep them. An example is a process and a number that
-        grows with each change to the process's mappings. If two states are equal, equal raw sides
-        must resolve to equal results.
+        States should be small, because caches keep them. For example, a state may pair a process
+        with a counter that is incremented whenever its mappings change. If two states are equal,
+        equal raw sides must resolve to equal results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:

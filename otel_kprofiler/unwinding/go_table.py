@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A row of the table: a function's start, name number, and location of frame sizes."""
+    """A function's entry: its start, and the offsets of its name and its frame sizes (``pcsp``)."""
 
     start: int
     name: int

@@ -155,7 +155,7 @@ class Truth:
 
 
 def shown(frame):
-    """Returns a frame's module and linker name."""
+    """Returns a frame's module and linkage name."""
     if not frame.lines:
         return None
     return frame.module.name, frame.lines[-1].system_name or frame.lines[-1].function

@@ -3,8 +3,8 @@
  * Interprets .eh_frame: search table, CIE, FDE and their CFA programs.
  *
  * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Nothing in a table is trusted: offsets stay
- * inside .eh_frame, loops are bounded, and an unknown instruction ends the program. Registers other
- * than sp, fp and the return address are tracked only where calls preserve them.
+ * inside .eh_frame, loops are bounded, and an unknown instruction ends the program. Besides sp, fp
+ * and the return address, only callee-saved registers are tracked.
  */
 #pragma once
 

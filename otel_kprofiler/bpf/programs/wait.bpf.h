@@ -685,7 +685,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	now = find_switch_time(line, ctx[1]);
 	place = line->place;
-	/* The compiler must not replace ctx[1], a typed pointer, by line->task, a number. */
+	/* The compiler must not replace ctx[1], a typed pointer, with line->task, a number. */
 	asm volatile("" : "+r"(prev));
 	if (line->task != prev || line->epoch != c->epoch) {
 		task = bpf_get_current_task();

@@ -140,7 +140,7 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Yields the addresses of a module's pages that hold no code, except init pages."""
+    """Yields the first page of each section of a module that has no code and stays loaded."""
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK

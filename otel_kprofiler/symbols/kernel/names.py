@@ -58,7 +58,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """Returns the name without clone suffixes, and the linker name if it differs."""
+    """Returns the name without clone suffixes, and the linkage name if it differs."""
     system_name = name.decode("utf-8", "backslashreplace")
     function = strip_clone_suffix(system_name)
     return Line(function, system_name) if function != system_name else Line(system_name)

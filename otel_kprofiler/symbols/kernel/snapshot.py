@@ -195,7 +195,7 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with this linker name (including suffixes), or with this prefix.
+        """Finds all symbols with this linkage name (including suffixes), or with this prefix.
 
         The result is sorted by module and address, and includes markers such as ``_etext``.
         """

@@ -305,7 +305,7 @@ class KernelSymbolizer:
         return tuple(mixed.at(time_ns).frames)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with this linker name, or with this prefix."""
+        """Finds all symbols with this linkage name, or with this prefix."""
         matches = self.snapshot.find(name, prefix=prefix)
         return (*matches, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else matches
 

@@ -73,7 +73,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Replaces evaluation loops in a stack's sides (leaf to root) by Python frames."""
+        """Replaces the evaluation loops in a stack's sides (leaf to root) with Python frames."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:

@@ -54,7 +54,7 @@ class ElfResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds functions, and their file offsets for uprobes, by linker name or readable name."""
+        """Finds functions, with their offsets for uprobes, by linkage name or demangled name."""
         return [*map(self._answer, self._code.find(name))]
 
     def close(self) -> None:

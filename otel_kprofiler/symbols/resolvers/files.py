@@ -71,7 +71,7 @@ class CodeFile:
         return self.frame(svma)
 
     def find(self, name: str) -> Iterator[Frame]:
-        """Finds functions by linker name or readable name, sorted by address."""
+        """Finds functions by linkage name or demangled name, sorted by address."""
         if not isinstance(self.symbols, Unresolved):
             for function in self.symbols.find(name):
                 lines = (self.symbols.make_line(function.name),)

@@ -75,7 +75,7 @@ class ProcessesResolver:
         return resolutions
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a process's functions by linker name or readable name.
+        """Finds a process's functions by linkage name or demangled name.
 
         Reads every file that the process has mapped as executable.
         """
@@ -164,7 +164,7 @@ class ProcessResolver:
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds the process's functions by linker name or readable name."""
+        """Finds the process's functions by linkage name or demangled name."""
         process = self._asked(pid)
         return [] if process is None else self._processes.find_in(process, name)
 

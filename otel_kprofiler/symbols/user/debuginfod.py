@@ -293,4 +293,4 @@ def _check(fd: int, build_id: str) -> None:
     except ElfError as error:
         raise _DownloadError(f"sent a file that is not a debug file ({error})") from error
     if received_id != build_id:
-        raise _DownloadError(f"sent a file with another build id, {received_id}")
+        raise _DownloadError(f"sent a file with the wrong build id, {received_id}")

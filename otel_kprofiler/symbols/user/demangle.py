@@ -1,4 +1,4 @@
-"""Demangles C++ and Rust linker names."""
+"""Demangles C++ and Rust linkage names."""
 
 from __future__ import annotations
 

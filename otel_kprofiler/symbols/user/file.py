@@ -102,9 +102,9 @@ class FileSymbols:
         return NamedAddress((self.make_line(function.name),), start, None)
 
     def find(self, name: str) -> tuple[Function, ...]:
-        """Finds functions by linker name, or else by readable name, sorted by address.
+        """Finds functions by linkage name, or else by demangled name, sorted by address.
 
-        A readable name without parameters matches functions with any parameters. Compares at most
+        A demangled name without parameters matches functions with any parameters. Compares at most
         ``MAX_CANDIDATES`` names that contain the last identifier of ``name``.
         """
         if found := self.functions.find(name):
@@ -136,7 +136,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """Returns a linker name as shown in frames, usually from a cache."""
+        """Returns a linkage name as shown in frames, usually from a cache."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)
@@ -147,6 +147,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Returns whether a readable name equals ``name``, ignoring return type and parameters."""
+    """Returns whether a demangled name equals ``name``, ignoring return type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

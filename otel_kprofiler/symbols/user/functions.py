@@ -42,7 +42,7 @@ _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 class Function(NamedTuple):
     """A function at the SVMAs ``[start, end)``.
 
-    ``name`` is the linker name without a symbol version; empty if only the bounds are known.
+    ``name`` is the linkage name without a symbol version; empty if only the bounds are known.
     """
 
     start: int

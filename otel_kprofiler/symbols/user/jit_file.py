@@ -121,7 +121,10 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece of the file, in which ``left`` bytes remain, including the piece."""
+        """Parse the next piece of the file.
+
+        ``left`` is the number of bytes left in the file, including this piece.
+        """
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:

@@ -25,7 +25,7 @@ _MAX_DEPTH: Final = 100
 _MAX_STEPS: Final = 20_000
 """Maximum number of elements in a name. An element counts each time it is referenced."""
 MAX_CHARS: Final = 1 << 14
-"""Maximum number of characters in a readable name."""
+"""Maximum number of characters in a demangled name."""
 _BASE_62: Final = {
     digit: value
     for value, digit in enumerate("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
