@@ -1,7 +1,7 @@
 """Documents the public names of a package as reStructuredText, each where it is defined.
 
-Packages export names of their modules and of other packages, some on first use; autodoc's own
-choice of members would leave out the latter, and all constants.
+By default, autodoc would omit constants, and names that a package imports from other packages or
+only on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def document_package(package: str, documented: set[str]) -> Iterator[str]:
 
     Args:
         package: full name of the package.
-        documented: full names of all packages that have such a page; they describe their names.
+        documented: full names of all packages that have such a page.
     """
     module = importlib.import_module(package)
     if not hasattr(module, "__all__"):
@@ -43,7 +43,7 @@ def document_package(package: str, documented: set[str]) -> Iterator[str]:
 
 
 def find_home(package: str, name: str) -> str:
-    """Returns the module that defines a name, by the imports of packages that export it."""
+    """Returns the module that defines a name, following the imports of packages that export it."""
     module = importlib.import_module(package)
     if hasattr(module, "__path__"):
         for node in ast.walk(ast.parse(inspect.getsource(module))):

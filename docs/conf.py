@@ -1,7 +1,7 @@
 """Configuration of the documentation site, which ``make docs`` builds in build/docs.
 
-The source directory is the checkout: links lead where they do in a clone, README.md is the home
-page, linked files are downloads, and each linked directory gets a page with its files.
+The source directory is the checkout, so that links work as in a clone. README.md is the home page,
+linked files are downloads, and each linked directory gets a page that lists its files.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CONTENTS = {
     "api/analysis api/model api/tracking api/elf api/errors",
     "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",
 }
-"""The pages of the navigation by heading, as paths from docs/."""
+"""Pages in the navigation by heading, as paths relative to docs/."""
 
 LANGUAGES = {".yaml": "yaml", ".py": "python", ".sh": "sh", "": "sh"}
-"""Syntax of the files of linked directories by suffix; all others, and templates, are text."""
+"""Syntax highlighting by suffix in linked directories. Other files and templates are text."""
 
 project = "otel-kprofiler"
 author = "The otel-kprofiler authors"
@@ -76,7 +76,7 @@ def add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def link_directories(app: Sphinx, doctree: nodes.document) -> None:
-    """Resolve the links of a page to directories of the checkout."""
+    """Resolve a page's links to directories of the checkout."""
     page = app.env.docname
     for link in list(doctree.findall(pending_xref)):
         directory = Path(app.env.doc2path(page)).parent.joinpath(link["reftarget"]).resolve()
@@ -88,7 +88,7 @@ def link_directories(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def collect_directories(app: Sphinx) -> Iterator[tuple[str, dict[str, object], str]]:
-    """Yields a page of each linked directory, with the text of its files."""
+    """Yields a page for each linked directory, with the text of its files."""
     for name, directory in app.env.domaindata.get("directories", {}).items():
         title = html.escape(f"{directory.relative_to(ROOT)}/")
         body = [f"<h1>{title}</h1>"]
@@ -101,7 +101,7 @@ def collect_directories(app: Sphinx) -> Iterator[tuple[str, dict[str, object], s
 
 
 def add_index(app: Sphinx, error: Exception | None) -> None:
-    """Make the home page what a server shows first."""
+    """Copy the home page to index.html, which web servers serve by default."""
     if error is None and app.builder.format == "html":
         shutil.copy(app.outdir / "README.html", app.outdir / "index.html")
 

@@ -108,7 +108,7 @@ def _shut_down(sock: Any) -> None:
 
 
 class _Silencer(logging.Filter):
-    """Drops urllib3's log records during exchanges, because they contain URLs with queries."""
+    """Drops urllib3's log records during exchanges, because they contain query strings."""
 
     def __init__(self) -> None:
         super().__init__()

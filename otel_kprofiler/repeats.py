@@ -14,8 +14,8 @@ REPEAT_INTERVAL_S: Final = 60.0
 class RepeatFilter(logging.Filter):
     """Passes one message per pattern and interval, and counts suppressed messages.
 
-    Messages below WARNING always pass, because they are logged only once per event. The record
-    attribute ``subject`` distinguishes messages with the same pattern. Thread-safe.
+    Messages below WARNING always pass, because they are logged only once per event. The record's
+    ``subject`` attribute distinguishes messages with the same pattern. Thread-safe.
     """
 
     def __init__(

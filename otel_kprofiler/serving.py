@@ -37,8 +37,8 @@ class HttpServer(ThreadingHTTPServer):
     The constructor starts the server on ``endpoint``, as ``host:port`` or, for IPv6,
     ``[::1]:port``. Port 0 selects a free port. The constructor raises ``OSError`` if the server
     cannot listen there, and ``ValueError`` if the endpoint has no port. Within ``timeout_s``, a
-    client must send its request and read the response. ``name`` is the name of the server in the
-    log, and of its thread. :attr:`host` is in lower case and without brackets.
+    client must send its request and read the response. ``name`` is used in the log, and as the name
+    of the server's thread. :attr:`host` is in lower case and without brackets.
     """
 
     daemon_threads = True
@@ -108,7 +108,7 @@ class HttpServer(ThreadingHTTPServer):
         return slowest if now - self._answering[slowest] >= _STALLED_S else None
 
     def keep(self, request: socket.socket) -> None:
-        """Keep open a connection whose request has been read, however many clients connect.
+        """Keep a connection open once its request has been read, however many clients connect.
 
         The connection ends after its response, at its deadline, or once its client stops reading
         while other clients wait.
@@ -183,7 +183,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return is_parsed
 
     def send_body(self, body: bytes) -> None:
-        """Send the body of a response. The ``timeout`` applies to each piece of 64 KiB."""
+        """Send the body of a response. The ``timeout`` applies to each 64 KiB chunk."""
         rest = memoryview(body)
         while rest:
             self.server.note_progress(self.connection)

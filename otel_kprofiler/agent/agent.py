@@ -130,7 +130,7 @@ class Agent:
 
         Raises:
             HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or threads
-                without capabilities cannot read the files of this installation.
+                without capabilities cannot read this installation's files.
             SamplerError: the sampler cannot be loaded and ``error_mode`` is ``propagate``.
             ExportError: an exporter's files are unusable.
         """
@@ -379,7 +379,7 @@ class Agent:
         self._configure_timers(new)
         fixed = find_fixed(old, new)
         if fixed:
-            _log.warning("these changes need a restart of the agent: %s", ", ".join(fixed))
+            _log.warning("these changes take effect only after a restart: %s", ", ".join(fixed))
 
     def _configure_timers(self, config: AgentConfig) -> None:
         self._lottery.set(config.sampling_percent, config.sampling_interval_s)

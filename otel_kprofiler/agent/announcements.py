@@ -17,7 +17,7 @@ _USUAL_MISSED_SHARE: Final = 0.05
 """Share of missed ticks that is normal in a virtual machine."""
 _MISSED: Final = (
     "the kernel skips a tick if the CPU runs another BPF program, has interrupts off or is not "
-    "scheduled by its hypervisor, or if kernel.perf_event_max_sample_rate suspends the sampler"
+    "scheduled by its hypervisor, or if kernel.perf_event_max_sample_rate throttles the sampler"
 )
 
 
@@ -39,7 +39,7 @@ def describe_start(
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
     """Returns the account as a log record that contains each number only once.
 
-    If ``as_json``, the record's attribute ``account`` contains the numbers, by kind. Otherwise, the
+    If ``as_json``, the record's ``account`` attribute contains the numbers, by kind. Otherwise, the
     record's message contains them.
     """
     missed = [

@@ -1,7 +1,7 @@
 """Collects the agent's own metrics with opentelemetry-sdk, and sends them to OTLP receivers.
 
 Names follow the semantic conventions: ``process.*`` and ``otel.sdk.*``. The conventions do not
-cover profiles yet, so metrics of processors and exporters are named like those for spans. Metrics
+cover profiles yet, so processor and exporter metrics are named like those for spans. Metrics
 without a counterpart are named ``kprofiler.*``.
 """
 
@@ -245,7 +245,7 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # logged kinds of warning: True for a missing pipeline
+        self._warned: set[bool] = set()  # warnings already logged: True for a missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

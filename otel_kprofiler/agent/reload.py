@@ -47,7 +47,7 @@ class ConfigReader:
             thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the limit on threads has been reached
+            except RuntimeError as error:  # the thread limit has been reached
                 return KProfilerError(f"the configuration cannot be read: {error}")
             self._thread = thread
         return None

@@ -31,13 +31,13 @@ class Filter:
         processes: process ids, or names of executables, of scripts run by an interpreter, or of
             threads.
         threads: names (``comm``) or ids of threads.
-        containers: names of containers, or the first characters of their ids.
+        containers: container names, or prefixes of container ids.
         cpus: numbers of logical CPUs.
-        modules: names of kernel modules, loaded or built in, with a frame in the stack; ``-`` and
+        modules: kernel modules, loaded or built in, with a frame in the stack, by name; ``-`` and
             ``_`` are treated as the same character.
-        functions: names of functions in the stack.
+        functions: function names in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
-        endpoints: names of local root spans.
+        endpoints: local root span names.
         attributes: Resource attributes or sample labels, as ``NAME=VALUE``.
     """
 

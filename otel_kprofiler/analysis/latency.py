@@ -12,15 +12,15 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at the same time. The latencies
-of a process add up to the time during which any of its threads ran."""
+"""CPU time divided by the number of the process's threads that were running. A process's latencies
+add up to the time during which any of its threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
     """Returns the on-CPU samples with weights of kind :data:`LATENCY`.
 
-    A sample stands for its period, divided by the number of threads of its process that ran on a
-    CPU at that time. The nearer another thread's samples are in time, the more that thread counts:
+    A sample's weight is its period, divided by the number of its process's threads that were on a
+    CPU at the time. The nearer another thread's samples are in time, the more that thread counts:
     fully at the same time, and not at all at a distance of a period or more. A thread that runs
     without pause thus counts as one, whatever the phase of its CPU's timer. When a thread begins or
     ends, the number of threads is wrong for up to one period.

@@ -1,4 +1,4 @@
-"""Exact counts and durations of waits for kernel locks, shown beside the estimates from samples."""
+"""Exact counts and durations of kernel lock waits, shown alongside the estimates from samples."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def syscall_occurrence(stack: Stack) -> Occurrence:
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
-    """Groups by function of BPF programs. A sample belongs to the innermost such function.
+    """Groups by BPF function. A sample belongs to the innermost BPF function in its stack.
 
     A program's time includes the time in kernel functions that it calls.
     """

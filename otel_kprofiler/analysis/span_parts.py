@@ -210,7 +210,7 @@ class _Sums:
 
 
 def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
-    """Returns a breakdown for each name of a local root, and for all spans under the empty name."""
+    """Returns a breakdown for each local root name, and one for all spans under the empty name."""
     sums: defaultdict[str, _Sums] = defaultdict(_Sums)
     for _, events in _find_threads(samples, names):
         for name, trace, parts in _find_parts(events, names):
@@ -222,7 +222,7 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields a breakdown of a thread's time for each pair of a local root's name and a trace.
+    """Yields a breakdown of a thread's time for each pair of local root name and trace.
 
     The breakdown covers the time from the first to the last sample of the pair.
     """

@@ -19,7 +19,7 @@ class WaitSummary(NamedTuple):
         exact: totals counted by the BPF program; None if samples were filtered by a property that
             totals lack, such as the stack.
         estimate_ns: off-CPU time that the samples represent, in nanoseconds.
-        error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
+        error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
             because the durations of lost waits are unknown. Waits at or above the threshold add no
             error.
         threshold_ns: the largest threshold of any window. Every wait of at least this duration was

@@ -53,7 +53,7 @@ class BccLoader:
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns whether python3-bpfcc is installed. PyPI's package ``bcc`` is unrelated."""
+        """Returns whether python3-bpfcc is installed. The ``bcc`` package on PyPI is unrelated."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
@@ -61,7 +61,7 @@ class BccLoader:
         for name in spec.programs:
             if name not in _TYPES:
                 raise DependencyError(
-                    f"{name} of {spec.source.name} cannot be loaded with bcc",
+                    f"{name} in {spec.source.name} cannot be loaded with bcc",
                     hint="install libbpf1",
                 )
         if not self.is_installed():
@@ -99,8 +99,8 @@ class _BccObject:
 def _missing(why: str) -> DependencyError:
     return DependencyError(
         f"bcc cannot be used: {why}",
-        hint="install it: apt-get install python3-bpfcc (the package bcc on PyPI is "
-        "unrelated), or use the loader libbpf",
+        hint="install it: apt-get install python3-bpfcc (the bcc package on PyPI is "
+        "unrelated), or use the libbpf loader",
     )
 
 
@@ -127,7 +127,7 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
         raise SamplerError(
             f"compiling {spec.source.name} with bcc failed ({describe_status(done.returncode)})",
             log=said,
-            hint="report the log and the version of python3-bpfcc, or use the loader libbpf",
+            hint="report the log and the version of python3-bpfcc, or use the libbpf loader",
         )
     if said:
         _log.debug("bcc's compiler:\n%s", said)

@@ -2,8 +2,8 @@
 
 :mod:`otel_kprofiler.bpf.bcc` runs this file with the Python that bcc is installed for, which may be
 older than ours. The arguments are the directory of bcc's package, comma-separated C functions, and
-compiler flags. The source is read from standard input. For each function, a line of hexadecimal
-digits is printed.
+compiler flags. The source is read from standard input. Prints a line of hexadecimal digits for each
+function.
 """
 
 import importlib.util

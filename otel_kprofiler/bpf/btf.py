@@ -136,11 +136,11 @@ class KernelTypes:
         return None
 
     def _place(self, number: int) -> int | None:
-        """Returns the offset, in the type section, of the type with the given type ID."""
+        """Returns the type-section offset of the type with the given type ID."""
         return self._places[number - 1] if 0 < number <= len(self._places) else None
 
     def _resolve(self, number: int) -> int | None:
-        """Returns the offset, in the type section, of the struct or union that a type aliases."""
+        """Returns the type-section offset of the struct or union that a type aliases."""
         for _ in range(_MAX_DEPTH):
             at = self._place(number)
             if at is None:
@@ -167,7 +167,7 @@ class ProgramBtf(NamedTuple):
     texts: bytes
 
     def text(self, offset: int) -> str:
-        """Returns the string at an offset of the string section; empty if the offset is invalid."""
+        """Returns the string at an offset in the string section; empty if the offset is invalid."""
         return self.texts[offset : self.texts.find(b"\0", offset)].decode("utf-8", "replace")
 
 

@@ -89,10 +89,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It is earlier than the event by
-        the interrupt and stolen time of the thread's last run. If the kernel does not record when
-        the thread last got a CPU, the time is later than the event by the interrupt and stolen time
-        of the whole wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It precedes the event by the
+        interrupt and stolen time of the thread's last run. If the kernel does not record when the
+        thread last got a CPU, it is later than the event by the interrupt and stolen time of the
+        whole wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -112,8 +112,7 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
     """Encodes ``struct memory_layout``, with which the program searches for the direct map.
 
     ``physical_mask`` selects the bits of a page table entry that hold the physical address.
-    ``proof`` is the value of a word in resident memory, at the address ``proof_at`` in this
-    process.
+    ``proof`` is the value of a word in resident memory, at address ``proof_at`` in this process.
     """
     return _LAYOUT.pack(0, physical_mask, 0, proof_at, proof)
 

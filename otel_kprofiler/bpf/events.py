@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.btf import KernelTypes
 
 EVENT_LAYOUT: Final = ".rodata.events"
-"""Section that contains the constant ``event_layout``."""
+"""Section that contains the ``event_layout`` constant."""
 _LAYOUT: Final = struct.Struct("=4Q")
 
 

@@ -65,7 +65,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number of the first event's sample kind in records. Later events have consecutive numbers."""
+"""Number in records of the first event's sample kind. Later events have consecutive numbers."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -96,7 +96,7 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size in bytes of ``struct scratch`` without its record: the last run, and an in-use flag."""
+"""Size in bytes of ``struct scratch``, excluding its record: the last run, and an in-use flag."""
 
 
 class ProgramConfig(NamedTuple):
@@ -184,7 +184,7 @@ class CpuLines(MappedWords):
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
 
     def runs(self, cpu: int, event: int = 0) -> int:
-        """Returns the number of completed runs of the program for an event on a CPU."""
+        """Returns how often the program has completed a run for an event on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
         # Samples taken, and samples omitted. Skips ring_full, which is part of the first count.
         return self.words[first] + sum(self.words[first + 2 : first + _COUNTERS])
@@ -240,7 +240,7 @@ def parse_records(
     waits: WaitRecords | None = None,
     kinds: Mapping[int, ProfileKind] = _OWN_KINDS,
 ) -> list[RawSample]:
-    """Parses all samples in a chunk of the ring. Appends the records of waits to ``waits``.
+    """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
     A kernel stack of ``stack_limit`` bytes counts as truncated, because frames may be missing.
     ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
@@ -333,7 +333,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Parses a record's wait for a lock. The holder's name follows the stacks, at ``end``."""
+    """Parses the lock wait in a record. The holder's name follows the stacks, at ``end``."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)

@@ -1,4 +1,4 @@
-"""Constants, settings and counters of the programs for lock contention (``locks.bpf.h``)."""
+"""Constants, settings and counters of the lock contention programs (``locks.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.model import UNCOUNTED_LOCK, LockTotal, LockTotals, add_lock
 LOCK_BEGIN: Final = "kprofiler_lock_begin"
 LOCK_END: Final = "kprofiler_lock_end"
 LOCK_LAYOUT: Final = ".rodata.locks"
-"""Section that contains the constant ``lock_layout``."""
+"""Section that contains the ``lock_layout`` constant."""
 LOCK_PHASE: Final = 128
 """Phase of lock-wait records, to which the lock's flags are added."""
 LOCK_BUCKETS: Final = 2048

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.call import bpf_call
 
 PAGE_BYTES: Final = 4096
-"""Size of an element of an inner map, independent of the machine's page size."""
+"""Size of an inner map's elements, independent of the machine's page size."""
 
 # include/uapi/linux/bpf.h
 _MAP_CREATE: Final = 0
@@ -47,8 +47,8 @@ class _CreateAttributes(ctypes.Structure):
 def create_map(name: str, shape: MapShape, entries: int) -> int:
     """Create a map with ``max_entries`` set to ``entries``; the caller closes the descriptor.
 
-    The name may have at most 15 letters, digits, dots and underscores. Raises ``OSError``, such as
-    ``EPERM`` (a capability is missing) or ``ENOMEM``.
+    The name may have at most 15 letters, digits, dots and underscores. Raises ``OSError``, for
+    example with ``EPERM`` (a capability is missing) or ``ENOMEM``.
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(

@@ -44,8 +44,7 @@ class PythonLayout(NamedTuple):
         frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``
             includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
-        generator_state_back: distance in bytes from the byte with a generator's state to the
-            generator's frame.
+        generator_state_back: distance in bytes from a generator's state byte to its frame.
         generator_executing: value of a generator's state while the generator runs.
         code_bytes: size in bytes of the part before the instructions.
         code_traceable: index of the first instruction that belongs to the function itself (32
@@ -61,9 +60,9 @@ class PythonLayout(NamedTuple):
         code_table: pointer to the line table, a bytes object.
         string_ascii: characters of an ASCII string.
         string_other: characters of any other string.
-        string_kind_shift: lowest bit of the three-bit field, in a string's state, that holds the
-            number of bytes per character.
-        string_ascii_shift: number of the bit, in a string's state, that marks ASCII strings.
+        string_kind_shift: position of the three-bit field in a string's state that holds the number
+            of bytes per character.
+        string_ascii_shift: position of the bit in a string's state that marks ASCII strings.
     """
 
     flags: int

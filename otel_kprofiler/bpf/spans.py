@@ -9,8 +9,8 @@ class SpanLayout(NamedTuple):
     """Memory layout of span contexts in this interpreter (``struct span_layout``).
 
     The sampler identifies types by address, and does not read objects of other types. Offsets are
-    in bytes from the start of an object, which begins with its reference count and its type. An
-    integer then has a word with the number of digits, followed by digits of 30 bits.
+    in bytes from the start of an object, which begins with its reference count and its type. In an
+    integer, a word with the digit count follows, then the 30-bit digits.
 
     Attributes:
         span_context_type: type of span contexts. They are tuples that begin with the trace id, the

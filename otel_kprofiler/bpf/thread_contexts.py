@@ -60,15 +60,14 @@ class ContextPlace(NamedTuple):
     """Location of the variable with a thread's context (``struct context_place``).
 
     Attributes:
-        offset: offset in bytes from the thread pointer, or in the TLS block of the module.
+        offset: offset in bytes from the thread pointer, or in the module's TLS block.
         module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
             pointer.
         generation: lowest generation of a DTV that contains the module; 0 disables the check.
         stride: size of a DTV entry, in bytes.
-        length_at: offset, from the DTV's address, of the DTV's length, in bytes.
-        vector_at: offset, from the thread pointer, of the pointer to the DTV, in bytes.
-        wrap_at: offset, in bytes, of the wrapping object's pointer to the record, for
-            ``WRAPPED_IN_V8``.
+        length_at: byte offset of the DTV's length from the DTV's address.
+        vector_at: byte offset of the DTV pointer from the thread pointer.
+        wrap_at: byte offset, in the wrapping object, of the record pointer, for ``WRAPPED_IN_V8``.
         go: struct offsets in Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
     """
 
@@ -154,7 +153,7 @@ class ThreadContexts(LockedForForks):
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
     ) -> None:
-        """Start reading thread contexts of a process. Raises ``OSError``.
+        """Start reading a process's thread contexts. Raises ``OSError``.
 
         The registration does not apply to a later process with the same id, or to another program
         that the process executes. If too many processes are registered, the oldest registration is

@@ -12,7 +12,7 @@ from otel_kprofiler.bpf.mapped_words import MappedWords
 
 TRACEPOINT_PROGRAM: Final = "kprofiler_tracepoint"
 TRACEPOINT: Final = ".rodata.tracepoint"
-"""Section that contains the constant ``tracepoint``."""
+"""Section that contains the ``tracepoint`` constant."""
 NO_ARGUMENT: Final = 255
 MAX_ARGUMENTS: Final = 6
 _RAW_TRACEPOINT_OPEN: Final = 17  # enum bpf_cmd, include/uapi/linux/bpf.h
@@ -60,7 +60,7 @@ class TracepointConstants(NamedTuple):
 
 
 class TracedCpus(MappedWords):
-    """The mapped array ``traced_cpus``: changes need no system call."""
+    """The mapped ``traced_cpus`` array: changes need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus, writable=True)

@@ -29,7 +29,7 @@ _CONFIG: Final = struct.Struct("=5Q38I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size + MAX_COLUMNS
 DEFAULT_MAX_WORK: Final = 5000
-"""Default limit on the steps to unwind a stack: 125 µs with cold caches (docs/unwinding.md)."""
+"""Default limit on unwinding steps per stack: 125 µs with cold caches (docs/unwinding.md)."""
 
 
 class RegisterBlock(NamedTuple):
@@ -64,10 +64,10 @@ class Processor(NamedTuple):
         goexit_mask: bits of ``goexit`` that are compared.
         goexit_back: number of bytes in ``goexit`` before the return address.
         sigreturn_bytes: number of bytes in a signal trampoline up to the end of its system call.
-        signal_at: offset of the block ``signal``, relative to the stack pointer in a trampoline.
+        signal_at: offset of the ``signal`` block from the stack pointer in a trampoline.
         sp_column: DWARF register number of the stack pointer.
         ra_column: DWARF register number of the return address.
-        mode_at: offset in ``pt_regs`` of the processor mode.
+        mode_at: offset of the processor mode in ``pt_regs``.
         user_mask: mode bits that equal ``user_value`` in user mode.
         narrow_mask: mode bits that equal ``narrow_value`` in 32-bit code.
         interrupt: registers in ``pt_regs``, which an interrupt saves.
@@ -240,7 +240,7 @@ def pack_unwind_config(
     max_work: int,
     address_bits: int = 64,
 ) -> bytes:
-    """Packs ``struct unwind_config``; ``max_work`` limits the steps to unwind a stack.
+    """Packs ``struct unwind_config``; ``max_work`` limits the unwinding steps per stack.
 
     User addresses have ``address_bits`` bits. If the kernel enables pointer authentication, it uses
     the higher bits (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 up with 16

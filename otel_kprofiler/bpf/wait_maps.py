@@ -33,7 +33,7 @@ _END: Final = struct.Struct("=4Q4I16s")
 WAIT_END_BYTES: Final = _END.size
 THREAD_BYTES: Final = _THREAD.size
 WAIT_LAYOUT: Final = ".rodata.waits"
-"""Section that contains the constant ``wait_layout``."""
+"""Section that contains the ``wait_layout`` constant."""
 WAIT_UNIT_NS: Final = 256
 """Unit in which thresholds are stored, so that they fit into 32 bits (``UNIT_SHIFT``)."""
 PLACES: Final = 16
@@ -174,7 +174,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses an array of ``struct thread`` of threads that exited at ``ended_ns`` (0: still alive).
+    """Parses ``struct thread`` entries of threads that exited at ``ended_ns`` (0: still alive).
 
     Raises ``ValueError`` if a struct is truncated.
     """
@@ -267,7 +267,7 @@ def parse_wait_counts(counters: bytes) -> WaitCounts:
 
 
 class ThreadTable:
-    """Reads the maps ``buckets`` and ``threads``. Maps them only during reads, to save memory."""
+    """Reads the ``buckets`` and ``threads`` maps. Maps them only during reads, to save memory."""
 
     def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
         self._buckets_fd = buckets_fd

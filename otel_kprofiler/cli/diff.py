@@ -1,4 +1,4 @@
-"""``otel-kprofiler diff``: compare two profiles, and mark differences that may be chance."""
+"""``otel-kprofiler diff``: compare two profiles, and mark differences that may be due to chance."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
     help="Exit with status 1 if a group's share of samples grew by more than PERCENT percentage "
-    "points, unless the growth may be chance.",
+    "points, unless the growth may be due to chance.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
@@ -106,8 +106,8 @@ def command(
                           'clickhouse://localhost/otel?service.version=1.3'
 
     BEFORE and AFTER are files or ClickHouse addresses. An address may filter samples by attributes.
-    Without a time range, the last hour of a ClickHouse table is used. Differences that may be
-    chance are marked with ~. The filters are the same as for report.
+    Without a time range, the last hour of a ClickHouse table is used. Differences that may be due
+    to chance are marked with ~. The filters are the same as for report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError(

@@ -19,19 +19,19 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, Sample
 
 # The help texts of commands are here, so that --help imports no command.
 COMMANDS: Final = {
-    "record": "Profile this host, or one command, into a file.",
+    "record": "Profile this host, or one command, and write a file.",
     "report": "Show the contents of profiles: functions, system calls and processes.",
     "view": "Show saved, received or live profiles in the browser.",
-    "diff": "Compare two profiles, and mark differences that may be chance.",
+    "diff": "Compare two profiles, and mark differences that may be due to chance.",
     "send": "Send saved profiles to an OTLP receiver.",
     "top": "Show what is running now: functions, processes and system calls.",
     "dump": "Show what each thread of a process is doing right now, even if it is asleep.",
-    "run": "Run the agent beside an OpenTelemetry Collector.",
+    "run": "Run the agent alongside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and show how to fix what is missing.",
     "symbolize": "Resolve addresses, and find the addresses of symbols.",
     "validate": "Check an agent configuration without starting the agent.",
     "print-config": "Print the effective configuration, without secrets.",
-    "check": "Check OTLP profiles against the rules of the data model.",
+    "check": "Check OTLP profiles against the data model's rules.",
 }
 
 EXIT_USAGE: Final = 2
@@ -89,7 +89,7 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 
     \b
     Profile this host for ten seconds:   otel-kprofiler record -d 10s -o profile.html
-    Run beside a Collector:              otel-kprofiler run -c agent.yaml
+    Run alongside a Collector:           otel-kprofiler run -c agent.yaml
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     ctx.obj = debug
 
@@ -154,7 +154,7 @@ def _explain(error: Exception) -> KProfilerError | None:
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
         return HostError(
             "the system does not allow more processes or threads",
-            hint="raise the limit: ulimit -u, TasksMax of the unit, pids.max of the container",
+            hint="raise the limit: ulimit -u, the unit's TasksMax, or the container's pids.max",
         )
     if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
         return KProfilerError(

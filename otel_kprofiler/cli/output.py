@@ -149,9 +149,8 @@ class Output:
 
         A file with kernel addresses is made readable by its owner only. If a file of the same name
         has appeared during the recording, a numbered name is used. If ``idle`` is set, waits of
-        idle threads are shown. Profile files always contain these waits. ``has_whole_threads`` is
-        whether the recording has all samples of its threads. Otherwise, the time in spans is not
-        shown.
+        idle threads are shown. Profile files always contain these waits. The time in spans is shown
+        only if ``has_whole_threads``: the recording has all samples of its threads.
         """
         write_page = self._format.write_page
         # Compute these times first, because idle waits are part of spans.

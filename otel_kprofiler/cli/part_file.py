@@ -33,7 +33,7 @@ _TIMEOUT_MILLIS: Final = 5_000
 class PartFile:
     """Keeps samples in a file until the output file is complete.
 
-    The argument ``path`` is the path of the output file. The attribute ``path`` is the path of the
+    The ``path`` argument is the path of the output file. The ``path`` attribute is the path of the
     ``.part`` file. Raises ``BlockingIOError`` if another recording is being written to ``path``.
     """
 
@@ -93,7 +93,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Returns whether a recording of this user is writing a file; None if it is no part file."""
+    """Returns whether a recording of this user is writing a file; None if it is not a part file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -47,7 +47,7 @@ class _Bar:
 
 
 def describe(account: Account) -> str:
-    """Format the numbers of samples taken and lost."""
+    """Format the counts of samples taken and lost."""
     return f"{describe_count(account.taken, 'sample')}, {sum(account.lost.values()):,} lost"
 
 

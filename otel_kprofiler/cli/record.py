@@ -61,9 +61,9 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 @click.option(
     "--export", "address", metavar="URL",
     help="Send the samples to the OTLP receiver at this URL: grpc://HOST:PORT, grpcs://HOST:PORT, "
-    "or a URL with http:// or https://. Without -o, no file is written. The environment variables "
-    "OTEL_EXPORTER_OTLP_[PROFILES_]* provide all other settings. Samples that the receiver does "
-    "not accept are kept in NAME.unsent.otlp.",
+    "or a URL with http:// or https://. Without -o, no file is written. All other settings come "
+    "from the OTEL_EXPORTER_OTLP_[PROFILES_]* environment variables. Samples that the receiver "
+    "does not accept are kept in NAME.unsent.otlp.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice([row.name for row in FORMATS]),
@@ -103,7 +103,7 @@ def command(
     words: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Profile this host, or COMMAND and its children, into a file.
+    """Profile this host, or COMMAND and its children, and write a file.
 
     \b
       otel-kprofiler record -d 10s -o profile.html
@@ -120,8 +120,8 @@ def command(
     arrives first, they get this signal. If they are still running after five seconds, they get
     SIGKILL. The exit status is that of COMMAND. It is 128+n if signal n killed COMMAND, 127 if
     COMMAND was not found, 126 if COMMAND cannot be executed, and 0 if the recording ended first. If
-    the receiver of --export did not accept everything, the exit status is 1, and the samples that
-    were not accepted are kept in a file.
+    the --export receiver did not accept everything, the exit status is 1, and the samples that were
+    not accepted are kept in a file.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):

@@ -81,7 +81,7 @@ class GroupingType(click.ParamType[str]):
 @click.option(
     "--weight", type=click.Choice(["time", _LATENCY]), default="time", show_default=True,
     help="Weight of the samples. time: CPU time. latency: CPU time divided by the number of "
-    "threads of the process that ran at that time.",
+    "the process's threads that were running at the time.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,

@@ -43,7 +43,7 @@ def table(
     """Returns the lines of a table of groups, header first.
 
     ``whole`` is the total weight that shares are relative to. Nanoseconds are shown as
-    milliseconds. ``endpoints`` are the names of local root spans, by span.
+    milliseconds. ``endpoints`` are local root span names, by span.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
     if by in FRAMES:

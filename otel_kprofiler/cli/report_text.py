@@ -167,7 +167,7 @@ class Report:
         return group_samples(samples, self.by), {}
 
     def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
-        """Returns the names of local root spans, by span; empty if the groups are not spans."""
+        """Returns local root span names, by span; empty if the groups are not spans."""
         is_span = self.by == "span" and not self.callers_of and not self.callees_of
         return endpoints_of_spans(samples) if is_span else {}
 
@@ -175,7 +175,7 @@ class Report:
 def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
     """Yields a breakdown of the time in spans, as lines that fit the terminal's width."""
     if not span_parts.parts:
-        yield "no samples of spans match"
+        yield "no sample in a span matches"
         return
     whole = sum(part.own for part in span_parts.parts)
     traces = describe_count(span_parts.traces, "trace")
@@ -197,7 +197,7 @@ def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
 def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) -> Iterator[str]:
     """Yields the time of each span, as lines that fit the terminal; a ``limit`` of 0 shows all."""
     if not times:
-        yield "no samples of spans match"
+        yield "no sample in a span matches"
         return
     traces = describe_count(len({row.trace_id for row in times}), "trace")
     whole = sum(row.total for row in times)

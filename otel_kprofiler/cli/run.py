@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 )
 @click.pass_obj
 def command(debug: bool, path: str) -> None:
-    """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
+    """Run the agent alongside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
     SIGHUP reloads FILE. At exit, the agent prints to standard output how many samples were taken,
     sent and lost. The output is one line in the log's encoding.

@@ -58,7 +58,7 @@ def _describe_events() -> str:
             reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"\n{', '.join(names)}: {reason}")
-    lines.insert(1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (Linux 5.19)")
+    lines.insert(1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (since Linux 5.19)")
     lines += ["", *_describe_tracepoints()]
     return "\n".join(lines)
 
@@ -115,8 +115,8 @@ _OPTIONS: Final = (
     COMM_OPTION,
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
-        help="Only this cgroup (version 2) and its descendants. Sampling ends when the last "
-        "process in them exits.",
+        help="Only this cgroup (v2) and its descendants. Sampling ends when the last process in "
+        "them exits.",
     ),
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
@@ -130,8 +130,8 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this systemd unit, such as nginx.service. Sampling ends when the last process "
-        "of the unit exits.",
+        help="Only this systemd unit, such as nginx.service. Sampling ends when the unit's last "
+        "process exits.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST",
@@ -205,7 +205,7 @@ class Sampling:
             raise click.UsageError("--wakers needs --off-cpu")
         specs = self.specs
         if twice := find_repeated_event(specs):
-            raise click.UsageError(f"the event {twice} is selected twice")
+            raise click.UsageError(f"event {twice} is selected twice")
         if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
             raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")
         if self.on_cpu is False and not self.off_cpu and not specs:

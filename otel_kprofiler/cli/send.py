@@ -36,8 +36,8 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
     FILEs come from `record`, `report`, or a Collector's file exporter. If FILE is -, standard input
     is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or a URL with http:// or https://. Headers,
-    certificates, compression and other settings come from the environment variables
-    OTEL_EXPORTER_OTLP_[PROFILES_]*, as for `record --export`.
+    certificates, compression and other settings come from the OTEL_EXPORTER_OTLP_[PROFILES_]*
+    environment variables, as for `record --export`.
 
     If the receiver did not accept everything, the command prints which files to send again, and its
     exit status is 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.

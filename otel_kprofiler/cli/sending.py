@@ -22,7 +22,7 @@ _TIMEOUT_MILLIS: Final = 10_000
 
 
 _CHANGES: Final = {
-    LossCause.TOO_LARGE: "raise the receiver's limit on requests (a Collector's otlp receiver: "
+    LossCause.TOO_LARGE: "raise the receiver's request size limit (a Collector's otlp receiver: "
     "max_recv_msg_size_mib for gRPC, max_request_body_size for HTTP; nginx: client_max_body_size)",
     LossCause.REJECTED: "see the receiver's log for why it rejects the samples",
     LossCause.RETRIES_EXHAUSTED: "wait until the receiver responds again",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="Add names to the OTLP profiles in FILE, from files on this host with the same build IDs.",
 )
 @click.option(
-    "-o", "--output", metavar="FILE", help="Output file of --payload, or - for standard output."
+    "-o", "--output", metavar="FILE", help="Output file for --payload, or - for standard output."
 )
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
 @click.option(
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--explain",
     is_flag=True,
-    help="Also show all names at the address, the section, and the reason for the chosen name.",
+    help="Also show all names at the address, the section, and why the name was chosen.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(**given: Any) -> None:
@@ -92,9 +92,9 @@ def command(**given: Any) -> None:
       otel-kprofiler symbolize --payload profiles.json -o named.json
 
     Addresses are program counters, so subtract one from a return address. An argument is an address
-    if it starts with a digit or has more than eight hexadecimal digits. Names of kernel symbols may
-    be patterns, and names of kernel functions and modules may have an offset. The command accepts
-    earlier output of symbolize on standard input.
+    if it starts with a digit or has more than eight hexadecimal digits. Kernel symbol names may be
+    patterns, and kernel function and module names may have an offset. The command also accepts its
+    earlier output on standard input.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)
@@ -189,7 +189,7 @@ def _open_sources(options: Options) -> SymbolSources:
 
     servers = find_servers(os.environ) if options.debuginfod else ()
     if options.debuginfod and not servers:
-        raise click.UsageError("--debuginfod needs server URLs in the variable DEBUGINFOD_URLS")
+        raise click.UsageError("--debuginfod needs server URLs in DEBUGINFOD_URLS")
     directories = options.directories or DEBUG_DIRECTORIES
     return SymbolSources.open(lines=options.lines, servers=servers, directories=directories)
 

@@ -33,7 +33,7 @@ class _File(Protocol):
 class ElfFiles:
     """The files in which addresses are resolved, each identified by path, build id or file id.
 
-    ``offsets`` is whether addresses in user files are given as file offsets. Raises ``HostError``
+    If ``offsets``, addresses in user files are file offsets. Raises ``HostError``
     if a file cannot be read, ``KProfilerError`` if it is damaged, and ``click.UsageError`` for file
     offsets in a kernel file.
     """
@@ -141,7 +141,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Yields the addresses of functions called ``name``, or 0 for the name of the file."""
+        """Yields the addresses of functions called ``name``, or only 0 if the file is called so."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

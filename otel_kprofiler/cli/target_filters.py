@@ -40,8 +40,8 @@ class Targets:
     """The processes to sample, which are followed until all of them have exited.
 
     Attributes:
-        follower: follows the processes of ``--pid``, and of containers, pods and units without a
-            version 2 cgroup; None if there are none.
+        follower: follows the processes of ``--pid``, and of containers, pods and units without a v2
+            cgroup; None if there are none.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 
@@ -102,7 +102,7 @@ def find_targets(
 ) -> Targets:
     """Find the running processes that the filters select.
 
-    Descendants of ``pids`` are also selected. ``cgroups`` are paths of version 2 cgroups, and
+    Descendants of ``pids`` are also selected. ``cgroups`` are cgroup v2 paths, and
     ``containers`` are names, or prefixes of ids. Each of the ``groups`` selects a single pod or
     unit. Raises ``KProfilerError`` if a target does not exist.
     """
@@ -132,10 +132,10 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Returns the pids of a target without a version 2 cgroup, or raises if ``pids`` are given."""
+    """Returns the pids of a target without a v2 cgroup, or raises if ``pids`` are given."""
     if pids:
         raise KProfilerError(
-            f"the {name} has no version 2 cgroup and cannot be combined with --pid",
+            f"the {name} has no v2 cgroup and cannot be combined with --pid",
             hint="use only one of the two",
         )
     return named_pids
@@ -163,7 +163,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
     cgroup = find_cgroup(access, path)
     if cgroup is None:
         raise KProfilerError(
-            f"{path} is not a version 2 cgroup",
+            f"{path} is not a v2 cgroup",
             hint="list cgroups with systemd-cgls; pass a path below /sys/fs/cgroup",
         )
     if not 1 <= cgroup.level <= MAX_CGROUP_LEVEL:

@@ -73,7 +73,7 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "--from", "table", metavar="ADDRESS",
-    help="Show the profiles that arrive in a ClickHouse database instead of samples of this host: "
+    help="Show the profiles that arrive in a ClickHouse database, not samples from this host: "
     "clickhouse://HOST:PORT/DATABASE.",
 )  # fmt: skip
 @click.option(
@@ -112,7 +112,7 @@ def command(
       otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines, b
-    BPF programs, v services, w causes of waits, k kernel locks. Enter shows callers and callees,
+    BPF programs, v services, w wait causes, k kernel locks. Enter shows callers and callees,
     space freezes the screen, / filters the rows, h shows all keys, and q quits. When all processes
     of --pid, --cgroup or --container have exited, the last screen remains visible.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph

@@ -1,4 +1,4 @@
-"""Reports the share of unnamed frames on each stack side, and the file with most such frames."""
+"""Reports the share of unnamed frames on each stack side, and the file with the most of them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
     if settings or secure not in _TRUTH or not table:
         name = next(iter(settings), "secure" if table else "table")
         raise KProfilerError(
-            f"{problem}: its option {name} is unknown or has an invalid value", hint=_HINT
+            f"{problem}: its {name} option is unknown or has an invalid value", hint=_HINT
         )
     if parts.username:
         user, password = unquote(parts.username), unquote(parts.password or "")

@@ -50,7 +50,7 @@ class Connection:
             from urllib3.exceptions import HTTPError  # noqa: PLC0415
         except ImportError as error:
             raise DependencyError(
-                "profiles in ClickHouse need the library clickhouse-connect, which cannot be "
+                "profiles in ClickHouse need the clickhouse-connect library, which cannot be "
                 f"imported: {error}",
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error
@@ -112,7 +112,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the operating system's message if there is one, else the message of the library."""
+    """Returns the operating system's message if there is one, else the library's message."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

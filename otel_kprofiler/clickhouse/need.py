@@ -115,8 +115,8 @@ _FILTERS: Final = {
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
     """Returns the parts of samples that a report needs.
 
-    The caller applies the filter ``chosen`` to the samples that were read, so the result includes
-    the parts that ``chosen`` needs. ``by`` is the name of the grouping; empty for none.
+    The caller applies the ``chosen`` filter to the samples that were read, so the result includes
+    the parts that the filter needs. ``by`` is the name of the grouping; empty for none.
     ``of_stacks`` means that the report selects frames, and thus needs stacks.
     """
     need = Need(stacks=of_stacks)

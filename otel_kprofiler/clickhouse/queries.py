@@ -124,7 +124,7 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 
 
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """Returns a query for the numbers of samples taken and lost, by kind.
+    """Returns a query for the counts of samples taken and lost, by kind.
 
     Each row of a window repeats the counts of the whole window, so only one row per window is
     counted.

@@ -47,7 +47,7 @@ class Rotation(Section):
 
 
 class File(Exporter):
-    """Writes profiles to a file. The Collector's otlpjsonfile receiver can read the format json."""
+    """Writes profiles to a file. The Collector's otlpjsonfile receiver can read the json format."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.FILE
 

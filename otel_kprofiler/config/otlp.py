@@ -27,7 +27,7 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Upper limit of ``max_message_bytes``: half the maximum size of a spool record."""
+"""Upper limit for ``max_message_bytes``: half the maximum size of a spool record."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may contain passwords."""
@@ -59,8 +59,8 @@ class Tls(Section):
 
     ca_file: str = Field(
         default="",
-        description="File with the CA certificates for verifying the receiver. If empty, the CA "
-        "certificates of the system are used.",
+        description="File with the CA certificates for verifying the receiver. If empty, the "
+        "system's CA certificates are used.",
     )
     cert_file: str = Field(
         default="", description="File with the client certificate. Needs key_file."
@@ -68,7 +68,7 @@ class Tls(Section):
     key_file: str = Field(
         default="",
         validate_default=True,
-        description="File with the private key of the client certificate. Needs cert_file.",
+        description="File with the client certificate's private key. Needs cert_file.",
     )
 
     @field_validator("key_file")
@@ -153,7 +153,7 @@ class RetryOnFailure(Section):
 
 
 class SendingQueue(Section):
-    """The queue of the exporter, in memory or on disk."""
+    """The exporter's queue, in memory or on disk."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.QUEUE
 
@@ -239,8 +239,8 @@ class _Client(Exporter):
     development_version: str = Field(
         default="1",
         pattern=r"^([1-9][0-9]{0,8})?$",
-        description="Value of the header otlp-profiles-development-version, which gives the "
-        "version of the profiles schema. Collectors from v0.163 on reject versions that they do "
+        description="Value of the otlp-profiles-development-version header, which gives the "
+        "version of the profiles schema. Collectors since v0.163 reject versions that they do "
         "not support. If empty, the header is not sent, which means version 1.",
     )
     proxy_url: str  # each transport has its own description

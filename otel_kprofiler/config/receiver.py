@@ -146,9 +146,9 @@ class Receiver(Section):
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How to unwind user stacks. auto: by the .eh_frame tables of the files if the "
-        "kernel and the loader support this, and by frame pointers otherwise. frame_pointers: only "
-        "by frame pointers, which most distributions' binaries lack.",
+        description="How to unwind user stacks. auto: with the files' .eh_frame tables if the "
+        "kernel and the loader support this, otherwise with frame pointers. frame_pointers: only "
+        "with frame pointers, which most distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
         default=5000,
@@ -216,7 +216,7 @@ class Receiver(Section):
     )
     target_units: list[Target] = Field(
         default=[],
-        description="systemd units to sample, such as nginx.service. The suffix .service may be "
+        description="systemd units to sample, such as nginx.service. The .service suffix may be "
         "omitted.",
     )
     target_comms: list[Target] = Field(
@@ -307,8 +307,8 @@ class Receiver(Section):
         default="leave_out",
         description="What to do with on-CPU samples of services that profile themselves with this "
         "package. leave_out: drop the samples and count them as lost with the cause self_profiled, "
-        "so that the CPU time is not reported twice. mark: send the samples. In both cases, the "
-        "Resource of such a service has the attribute otel_kprofiler.self_profiled (see "
+        "so that the CPU time is not reported twice. mark: send the samples. In both cases, such "
+        "a service's Resource has the otel_kprofiler.self_profiled attribute (see "
         "docs/fleet.md).",
     )
     resources: Annotated[
@@ -327,7 +327,7 @@ class Receiver(Section):
         if any(spec.name == CPU_CLOCK for spec in specs):
             raise ValueError(f"{CPU_CLOCK} is always sampled: set samples_per_second instead")
         if twice := find_repeated_event(specs):
-            raise ValueError(f"the event {twice} is selected twice")
+            raise ValueError(f"event {twice} is selected twice")
         return texts
 
     @field_validator("pin_cpu_ids")

@@ -22,7 +22,7 @@ AttributesKey = Annotated[
     Field(
         description="Encoding of the keys and string values of resource and scope attributes. "
         "inline: the strings themselves. references: indices into the string table. References "
-        "make requests a quarter smaller before compression, but hardly smaller after it. "
+        "make requests a quarter smaller before compression, but save little after it. "
         "Collectors up to v0.162, Pyroscope and Parca read references as empty keys."
     ),
 ]

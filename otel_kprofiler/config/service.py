@@ -84,7 +84,7 @@ class Privileges(Section):
         default=False,
         description="Drop all capabilities, including those needed later for CPUs that come "
         "online, newly loaded modules and processes of other users. User stacks are then unwound "
-        "by frame pointers.",
+        "with frame pointers.",
     )
 
 

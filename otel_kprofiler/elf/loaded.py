@@ -83,7 +83,7 @@ class LoadedElf(NamedTuple):
     writable: tuple[tuple[int, int], ...] = ()
 
     def at(self, tag: int) -> int | None:
-        """Returns the runtime address in the dynamic entry ``tag``; None if there is no such entry.
+        """Returns the runtime address in the dynamic entry with this tag; None if there is none.
 
         glibc adds the bias to these addresses in memory, but musl does not.
         """

@@ -30,6 +30,6 @@ def cut_versions(names: bytes) -> bytes:
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
-    ``@name``, the character ``@`` is part of the name.
+    ``@name``, the ``@`` is part of the name.
     """
     return _VERSION.sub(b"\0", names) if b"@" in names else names

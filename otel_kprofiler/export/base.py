@@ -42,7 +42,7 @@ class ExportResult(NamedTuple):
         outcome: SUCCESS even if the receiver accepted only part of the batch.
         kinds: outcome for the samples of each kind, by the kind's name.
         message: text from the receiver, or a description of the failure; may be empty.
-        error_type: the metric attribute ``error.type``, a short value of low cardinality
+        error_type: the ``error.type`` metric attribute, a short value of low cardinality
             (``UNAVAILABLE``, ``503``); empty on success.
     """
 
@@ -120,7 +120,7 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 def is_wholly_lost(result: ExportResult) -> bool:
     """Returns whether it is certain that no sample arrived.
 
-    Returns False after a partial success of a batch with several kinds, because the response does
+    Returns False if a batch with several kinds was partially accepted, because the response does
     not name the kinds of the rejected samples.
     """
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1

@@ -13,7 +13,7 @@ from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Default maximum request size: gRPC's limit of 4 MiB, decompressed, minus a margin for headers."""
+"""Default maximum request size: gRPC's 4 MiB limit, decompressed, minus a margin for headers."""
 
 
 @dataclass(frozen=True, slots=True)

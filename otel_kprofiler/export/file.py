@@ -64,7 +64,8 @@ class FileExporter(ProfileExporter):
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the path cannot be written, or the file ends within a protobuf message.
+        ExportError: the path cannot be written, or the file ends in the middle of a protobuf
+            message.
     """
 
     max_bytes = None

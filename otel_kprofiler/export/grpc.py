@@ -133,7 +133,7 @@ class OtlpGrpcExporter(OtlpSender):
         except grpc.RpcError as error:
             return _failed(error)
         except ValueError as error:
-            # grpcio raises ValueError if the channel was closed in the meantime.
+            # grpcio raises ValueError if another thread has closed the channel.
             if not self._stop.is_set():
                 raise
             return Answer(Verdict.RETRY, "CANCELLED", str(error))
@@ -215,7 +215,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 def parse_limit(text: str) -> int:
     """Returns the size limit in an error message, in bytes; 0 if the message has none.
 
-    Some messages also contain the size of the request, which is larger than the limit.
+    Some messages also contain the request's size, which exceeds the limit.
     """
     numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
     return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)

@@ -102,12 +102,12 @@ class Ledgers:
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count lost samples, by kind. ``carried`` is whether they are from earlier runs."""
+        """Count lost samples, by kind; ``carried`` if they are from earlier runs."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 
     def conclude(self, result: ExportResult, *, carried: bool = False) -> None:
-        """Count an export's outcome. ``carried`` is whether the batch is from an earlier run."""
+        """Count an export's outcome; ``carried`` if the batch is from an earlier run."""
         for kind, part in result.kinds.items():
             self._kinds[kind].exported += part.exported
             self._kinds[kind].lose(part.lost, carried=carried)

@@ -1,4 +1,4 @@
-"""Reads the environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
+"""Reads the ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` environment variables.
 
 Variables with ``PROFILES_`` take precedence, and an empty value counts as unset. The variables have
 the same meaning as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and covers all

@@ -31,7 +31,7 @@ from otel_kprofiler.model import Batch, LossCause, SampleCounts
 DEFAULT_QUEUE_SIZE = 1000
 """Default capacity in batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
-"""Default limit on the payload of waiting batches in memory, in bytes."""
+"""Default maximum total payload of the batches waiting in memory, in bytes."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
@@ -127,8 +127,8 @@ class ExportQueue:
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
         """Switch to a new exporter of the same form, which also gets all waiting batches.
 
-        The old exporter is shut down in the background. A batch that it abandons goes to the new
-        exporter.
+        The old exporter is shut down in the background. A batch that the old exporter abandons goes
+        to the new one.
         """
         with self._changed:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
@@ -338,7 +338,7 @@ class ExportQueue:
 
         ``left`` counts the samples that remain in the spool as parts of these batches. The
         caller increments ``_settling`` when it removes the batches from the queue, so that the
-        spool is not closed in between.
+        spool is not closed before they are settled.
         """
         try:
             stored = [held.stored for held in settled if held.stored]

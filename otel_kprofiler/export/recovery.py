@@ -1,4 +1,4 @@
-"""Recovers intact batches of earlier runs from a spool, and counts samples in damaged batches."""
+"""Recovers earlier runs' intact batches from a spool, and counts samples in damaged batches."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Recovery:
         self.totals = Totals()
         self.last = 0
         self.sizes: dict[int, int] = {}
-        intact: dict[int, Stored] = {}  # by number, in case part of the log is duplicated
+        intact: dict[int, Stored] = {}  # by number, because part of the log may be duplicated
         for name in sorted(os.listdir(directory.fd)):
             if not (match := _NAME.fullmatch(name)):
                 continue
@@ -137,7 +137,7 @@ class Recovery:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Note how many samples precede ``opening``, the first record after segments set aside."""
+        """Note how many samples precede ``opening``, the first record after set-aside segments."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))

@@ -64,7 +64,7 @@ class RequestSize:
     def refuse_all(self) -> None:
         """Note that the receiver has rejected all parts of a batch as too large.
 
-        If samples of the previous batch were accepted, the rejection may concern only this batch.
+        If samples of the previous batch were accepted, the rejection may apply only to this batch.
         Otherwise, batches are sent undivided for a minute, which further rejections do not extend.
         """
         if not self._has_accepted and not self.takes_nothing:

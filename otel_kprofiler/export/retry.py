@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LossCause
 
 MAX_SERVER_DELAY_S = 300.0
-"""Maximum wait for a receiver that requests a delay, in seconds."""
+"""Maximum delay that a receiver may request, in seconds."""
 
 
 class Verdict(enum.Enum):

@@ -26,7 +26,7 @@ _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
 _BATCH: Final = struct.Struct("<QI")
 MAX_BODY_BYTES: Final = 1 << 28
-"""Maximum length of a record's body, in bytes: twice the upper limit of ``max_message_bytes``."""
+"""Maximum length of a record's body, in bytes: twice the upper limit for ``max_message_bytes``."""
 MAX_NUMBER: Final = 1 << 62
 """Limit on batch and segment numbers, far below the maximum of their fields."""
 _MAX_TOTALS_BYTES: Final = 4096
@@ -88,7 +88,7 @@ class Totals:
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
         lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
-        aside: the part of ``done`` that is in segments of another version, by kind.
+        aside: the part of ``done`` in segments that other versions wrote, by kind.
     """
 
     settled: int = 0

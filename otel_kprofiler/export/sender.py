@@ -314,7 +314,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer answered in plain text.
 
-    OpenSSL and BoringSSL take the start of the answer for a TLS record with a wrong version.
+    OpenSSL and BoringSSL mistake the start of the answer for a TLS record with a wrong version.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 

@@ -72,7 +72,7 @@ class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
     If the disk is full or read-only at startup, every :meth:`append` tries to open the spool.
-    Batches of earlier runs appear in ``waiting`` when that succeeds.
+    Batches from earlier runs appear in ``waiting`` when that succeeds.
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.
@@ -86,9 +86,9 @@ class Spool:
         ExportError: the directory is unusable, writable by other users, or open in another process.
 
     Attributes:
-        waiting: undelivered batches of earlier runs, oldest first.
-        damaged: number of samples of earlier runs that can no longer be read, by kind.
-        earlier: number of samples of all earlier runs, by kind.
+        waiting: undelivered batches from earlier runs, oldest first.
+        damaged: number of samples from earlier runs that can no longer be read, by kind.
+        earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
         unknown_since_unix_ns: if the previous run was killed, the time after which its number of
             samples is unknown, or 1 if this time is unknown, too. 0 if the run closed the log.
@@ -129,7 +129,7 @@ class Spool:
             if error.errno not in _TRANSIENT:
                 self._release()
                 raise _refusal(directory, error) from error
-            _log.warning("the spool %s: %s; no new data is stored yet", directory, error.strerror)
+            _log.warning("the spool %s cannot store data yet: %s", directory, error.strerror)
             with contextlib.suppress(OSError):  # the cause was just logged
                 self._drop_settled()
 
@@ -138,8 +138,8 @@ class Spool:
     ) -> Stored:
         """Write a batch to disk, so that the batch survives a crash.
 
-        ``rest`` counts the samples in later batches of the same window, by kind. ``is_part`` is
-        whether ``batch`` is part of a batch appended earlier.
+        ``rest`` counts the samples in later batches of the same window, by kind. Set ``is_part`` if
+        ``batch`` is part of a batch appended earlier.
 
         Raises:
             OSError: the batch could not be written; the spool is unchanged.
@@ -430,6 +430,6 @@ def _refusal(directory: str, error: OSError) -> ExportError:
         )
     return ExportError(
         f"the spool {directory} cannot be used: {error.strerror}",
-        hint="use a directory that this user can write, on a disk with free space, or remove"
+        hint="use a directory that this user can write to, on a disk with free space, or remove"
         " sending_queue.storage",
     )

@@ -71,14 +71,14 @@ def frame_row(entry: Entry) -> FrameRow:
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns the row that shows a wait's cause below the stack; empty if the sample is no wait."""
+    """Returns the row for a wait's cause below the stack; empty if the sample is not a wait."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
 
 
 class Interval(NamedTuple):
-    """The windows in a named interval of Unix time, whose end is exclusive."""
+    """The windows in a named, half-open interval of Unix time."""
 
     name: str
     windows: Sequence[Window]
@@ -232,7 +232,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for a profile's values: the period if the kind has several, else 1."""
+        """Returns the factor for a profile's values: its period if the kind has several, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:

@@ -62,13 +62,13 @@ class Entry(NamedTuple):
 
 
 _TRUNCATED_REASONS: Final = {
-    StackEnd.FRAME_LIMIT: "the stack is deeper than the limit of frames",
+    StackEnd.FRAME_LIMIT: "the stack is deeper than the frame limit",
     StackEnd.WORK_LIMIT: "unwinding the stack took longer than its limit",
     StackEnd.PENDING: "the unwind table of the caller's file was not loaded yet",
-    StackEnd.NO_RULE: "the code has neither unwind table nor frame pointer",
-    StackEnd.UNREADABLE: "memory of the stack or the code was not resident",
+    StackEnd.NO_RULE: "the code has neither an unwind table nor a frame pointer",
+    StackEnd.UNREADABLE: "the memory of the stack or the code was not resident",
     StackEnd.UNSUPPORTED: "the unwind table has a rule that is not supported",
-    StackEnd.NOT_EXECUTABLE: "the return address points to no code",
+    StackEnd.NOT_EXECUTABLE: "the return address does not point to code",
     StackEnd.NOT_A_CALL: "the return address does not follow a call",
     StackEnd.NO_PROGRESS: "the caller's frame does not lie above its callee's",
     StackEnd.DAMAGED: "the unwind table contradicts itself",

@@ -32,11 +32,11 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of the format that Firefox itself writes, which Firefox Profiler also requires."""
+"""Version of Firefox's own (Gecko) format, which the processed format must also contain."""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
-"""Types of weights, by the unit of the sample kind. For other units, the type is ``samples``."""
+"""Weight types, by the unit of the sample kind. For other units, the type is ``samples``."""
 _WAIT, _SPAN = "wait", "span"
 _SCHEMA: Final = [
     {
@@ -97,9 +97,10 @@ class _Process(NamedTuple):
 def firefox(windows: Iterable[Window]) -> str:
     """Returns JSON with a track for each thread and sample kind. Samples are in time order.
 
-    On-CPU samples weigh one period. Waits and other events have separate tracks, named after their
-    kind. Waits and spans are also shown as markers on the thread's first track. Lost samples, and
-    reasons for frames without names, are listed under "Profile Info" in Firefox Profiler.
+    An on-CPU sample has the weight of one period. Waits and other events have separate tracks,
+    named after their kind. Waits and spans are also shown as markers on the thread's first track.
+    Lost samples, and reasons for frames without names, are listed under "Profile Info" in Firefox
+    Profiler.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
 
@@ -292,7 +293,7 @@ class _Writer:
         return {
             "Samples": _entries(counts),
             "Lost samples": _entries(lost),
-            "Samples with frames missing or without name": _entries(self._reasons),
+            "Samples with missing or unnamed frames": _entries(self._reasons),
         }
 
     def _ms(self, time_ns: int) -> float:

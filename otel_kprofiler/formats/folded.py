@@ -15,12 +15,12 @@ from otel_kprofiler.text import escape_controls
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     """Returns stacks as ``process;outermost;…;leaf count``, sorted, one line each.
 
-    Suffixes follow stackcollapse-perf.pl, and flamegraph.pl chooses colors by them: ``_[k]`` for
+    Suffixes follow stackcollapse-perf.pl, and flamegraph.pl derives colors from them: ``_[k]`` for
     kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, and none for
     user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
     frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and
     unprintable characters are escaped. If there are several kinds of samples, each kind has a root,
-    and counts are measures such as time instead of numbers of samples.
+    and counts are measures such as time instead of sample counts.
 
     With ``threads``, the thread's ``name/tid`` follows the process.
     """

@@ -14,7 +14,7 @@ from otel_kprofiler.text import escape_surrogates
 from otel_kprofiler.version import __version__
 
 _UNITS: Final = {"bytes", "microseconds", "milliseconds", "nanoseconds", "seconds"}
-"""Units of the file format, besides ``none``."""
+"""Units that the format supports, besides ``none``."""
 SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 

@@ -22,10 +22,10 @@ class Row(NamedTuple):
     Attributes:
         function: name; ``fun_`` and an address; or the reason why frames of the module have no
             name.
-        module: name of the function's module, or the side of the stack if the module is unknown.
-        self_count: sum of the values of samples taken in the function.
-        total_count: sum of the values of samples with the function anywhere in their stack; a
-            sample counts only once.
+        module: name of the function's module, or the stack side if the module is unknown.
+        self_count: total value of the samples taken in the function.
+        total_count: total value of the samples with the function anywhere in the stack; each sample
+            counts once.
     """
 
     function: str

@@ -7,7 +7,7 @@ The forms of paths, by runtime, are:
   ``….slice:cri-containerd:ID`` where its cgroup driver differs from the kubelet's; nerdctl:
   ``nerdctl-ID.scope``, ``/NAMESPACE/ID``
 - CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; the monitor, in
-  ``crio-conmon-ID.scope`` beside the container, counts as part of the host
+  ``crio-conmon-ID.scope`` next to the container, counts as part of the host
 - podman (libpod/oci_conmon_linux.go): ``libpod-ID.scope``, ``/libpod_parent/libpod-ID``,
   ``libpod-payload-ID`` (``--cgroups=split``); not containers: pods, whose ids have the same form
   (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``); monitors (``libpod-conmon-ID.scope``);

@@ -39,7 +39,7 @@ class CpuRate(NamedTuple):
 
     Attributes:
         least_s: limit for an empty input.
-        most_s: upper bound on the limit, since a file may declare a wrong size.
+        most_s: upper bound on the limit, because a file's declared size may be wrong.
     """
 
     least_s: float

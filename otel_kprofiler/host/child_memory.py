@@ -66,12 +66,12 @@ class MemoryGrant(NamedTuple):
 
     def describe(self, fix: str) -> str:
         """Describes the limit and how to raise it; with ``fix`` if no cgroup limits the child."""
-        limit = f"the limit of {self.count_bytes // _MIB} MiB"
+        limit = f"the {self.count_bytes // _MIB} MiB limit"
         if self.cgroup is None:
             return f"{limit}; {fix}"
         return (
             f"{limit}, half of what {self.cgroup.path} ({self.cgroup.limit_bytes // _MIB} MiB) "
-            "leaves; raise it: MemoryHigh and MemoryMax of the unit, or the container's limit"
+            "leaves; raise it: the unit's MemoryHigh and MemoryMax, or the container's limit"
         )
 
 

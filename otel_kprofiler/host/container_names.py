@@ -1,4 +1,4 @@
-"""Reads the names of containers and pods from files written by runtimes and the kubelet."""
+"""Reads container and pod names from files written by runtimes and the kubelet."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Reads the names of containers in pods, by container id, from the kubelet's log file names.
+    """Reads the names of pods' containers, by container id, from the kubelet's log file names.
 
     The names have the form ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
     """
@@ -103,7 +103,7 @@ class _Asked(NamedTuple):
 
 
 class KnownContainers:
-    """Caches the names of containers; not thread-safe.
+    """Caches container names; not thread-safe.
 
     Runtimes and the kubelet write names while a container starts, so missing names are looked up
     again after a second, and then at doubling intervals of up to a minute.

@@ -84,7 +84,7 @@ def doctor(
 def _kernel(files: HostFiles) -> Finding:
     release = read_release(files)
     level = Level.OK if release[:2] >= OLDEST_KERNEL else Level.FAIL
-    fix = f"boot a kernel of {_OLDEST} or newer" if level is Level.FAIL else ""
+    fix = f"boot kernel {_OLDEST} or newer" if level is Level.FAIL else ""
     return Finding("kernel", level, release.text, f"{_OLDEST} or newer", fix)
 
 
@@ -203,7 +203,7 @@ def _module_sections(files: HostFiles, capabilities: Capabilities) -> Finding:
             fix = f"also give it {' and '.join(missing)}" if missing else ""
             return Finding(
                 check, Level.INFO,
-                f"{error.strerror}; ranges of modules come from their symbols instead",
+                f"{error.strerror}; module address ranges come from symbols instead",
                 required, fix,
             )  # fmt: skip
     observed = describe_count(seen, "module") if seen else "no module is loaded"
@@ -248,7 +248,7 @@ def _stack_depth(files: HostFiles) -> Finding:
 
 
 def _sample_rate(files: HostFiles) -> Finding:
-    effect = "the kernel suspends the sampler after each sample"
+    effect = "the kernel throttles the sampler after each sample"
     return _compare(files, MAX_SAMPLE_RATE, get_tick_rate() + 1, effect, THROTTLING_FIX)
 
 
@@ -264,7 +264,7 @@ def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")
-    required = f"{wanted} or more, for events of each CPU, unwind tables and symbols"
+    required = f"{wanted} or more, for each CPU's events, unwind tables and symbols"
     if not has_failed and (soft == "unlimited" or int(soft) >= wanted):
         return Finding(check, Level.OK, soft, required)
     unit = f"in a systemd unit: LimitNOFILE={wanted}"

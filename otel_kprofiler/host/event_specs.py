@@ -1,6 +1,6 @@
 """Looks up events by name, lists them, and explains why an event cannot be opened.
 
-Perf events have the names of ``perf list``, and the numbers of ``enum perf_sw_ids`` and ``enum
+Perf events are named as in ``perf list``, and numbered as in ``enum perf_sw_ids`` and ``enum
 perf_hw_id`` in include/uapi/linux/perf_event.h.
 """
 
@@ -118,10 +118,10 @@ def parse_event(
 ) -> AnyEventSpec:
     """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``, or a tracepoint.
 
-    Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`. By default, a
+    Accepts any name that could be a tracepoint name; see :func:`parse_tracepoint`. By default, a
     sample is taken every ``period`` events, or, if ``period`` is 0, ``rate`` times a second on each
-    CPU. For cpu-clock, ``clock_rate`` is used instead of ``rate``. Raises ``ValueError``, with the
-    valid values, if no event has this name, or if a setting is invalid.
+    CPU. For cpu-clock, ``clock_rate`` is used instead of ``rate``. Raises ``ValueError``, which
+    lists the valid values, if no event has this name or a setting is invalid.
     """
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
@@ -174,7 +174,7 @@ def find_event_error(
 ) -> HostError | None:
     """Explains why perf_event_open(2) refused an event; None for errors such as ``EMFILE``."""
     if error.errno in (errno.EPERM, errno.EACCES):
-        return get_privilege_error(f"opening the event {name}", files)
+        return get_privilege_error(f"opening event {name}", files)
     if error.errno == errno.EINVAL and attributes.flags & FREQUENCY:
         return HostError(
             f"the kernel refused {name} with {attributes.sample_period} samples per second",
@@ -186,19 +186,19 @@ def find_event_error(
 def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostError | None:
     if error.errno == errno.EBUSY:
         return HostError(
-            f"all counters of the processor that can count {name} are in use",
+            f"all performance counters that can count {name} are in use",
             hint="stop other profilers, or free a counter: sysctl -w kernel.nmi_watchdog=0",
         )
     if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return None
     if not _has_counters(files):
         return KernelFeatureError(
-            f"{name} cannot be counted: the kernel sees no performance counters of the processor",
+            f"{name} cannot be counted: the kernel has found no performance counters",
             hint="a virtual machine has counters if its host passes them through "
             "(QEMU: -cpu host,pmu=on); cpu-clock works everywhere",
         )
     return KernelFeatureError(
-        f"the performance counters of this processor cannot sample {name} ({error.strerror})",
+        f"this processor's performance counters cannot sample {name} ({error.strerror})",
         hint="`record -e help` lists the events that the processor has",
     )
 

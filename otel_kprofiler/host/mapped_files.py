@@ -8,7 +8,7 @@ What                    Requires, for other users' processes            Finds
 /proc/PID/exe           CAP_SYS_PTRACE                                  the executable
 /proc/PID/root + path   CAP_SYS_PTRACE                                  files that are not deleted
 path                    nothing                                         the same, in our mounts
-                                                                        or beside other files
+                                                                        or next to other files
 ======================  ==============================================  ==========================
 
 The path may be relative to this process's root, or to the root of the other process's mounts, so
@@ -110,9 +110,9 @@ class OpenedFile(NamedTuple):
     """A mapped file, open for reading.
 
     Attributes:
-        fd: descriptor, owned by the receiver of this object.
+        fd: descriptor, closed by whoever receives this object.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
-        route: way by which the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
+        route: how the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
         reached_at: path under which the file was opened.
     """
 

@@ -1,6 +1,6 @@
 r"""Reads the mappings of a process from ``/proc/PID/maps`` (proc_pid_maps(5)).
 
-From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
+Since Linux 6.11, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
 with the build id of its file.
 
 In the text of maps, ``\012`` stands for a newline in a path, and a deleted file has the suffix

@@ -19,7 +19,7 @@ def find_open_files_error(action: str, error: OSError) -> HostError | None:
     if error.errno == errno.EMFILE:
         return HostError(
             f"{action}: too many open files",
-            hint="raise the limit of this process: ulimit -n, or LimitNOFILE= in a systemd unit",
+            hint="raise this process's limit: ulimit -n, or LimitNOFILE= in a systemd unit",
         )
     if error.errno == errno.ENFILE:
         return HostError(

@@ -1,8 +1,8 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, and
-must not block the reading of other files. A thread is abandoned if a single wait for storage
-exceeds :data:`PATIENCE_S`. No other thread then reads from the same device.
+must not block reads of other files. A thread is abandoned if a single wait for storage exceeds
+:data:`PATIENCE_S`. No other thread then reads from the same device.
 """
 
 from __future__ import annotations

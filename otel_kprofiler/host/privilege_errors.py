@@ -29,7 +29,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     if is_in_user_namespace(files):
         return PrivilegeError(
             f"the kernel refused {action}: this process is in a user namespace, and its "
-            "capabilities count only there",
+            "capabilities apply only there",
             hint=USER_NAMESPACE_FIX,
         )
     capabilities = read_capabilities(files)
@@ -48,7 +48,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
             "the container's security profile"
         )
         if counts_locked_memory(files):
-            hint = f"raise the limit of locked memory: {MEMORY_LOCK_FIX}; or {hint}"
+            hint = f"raise the locked-memory limit: {MEMORY_LOCK_FIX}; or {hint}"
         return PrivilegeError(
             f"the kernel refused {action}, although no capability is missing", hint=hint
         )

@@ -141,7 +141,7 @@ def check_imports_without_capabilities() -> None:
 
 
 def _find_closed(file: str) -> str | None:
-    """Returns the uppermost directory, or the file, that this thread may not enter or read."""
+    """Returns the topmost directory that this thread may not enter, or the file if unreadable."""
     try:
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:

@@ -38,7 +38,7 @@ def open_special(path: str) -> int | None:
         return None
     directory = os.stat(os.path.dirname(followed) or ".")
     if os.geteuid() == 0 and not is_trusted(directory) and there.st_uid != 0:
-        reason = f"it belongs to user {there.st_uid}, in a directory that others can write"
+        reason = f"it belongs to user {there.st_uid}, in a directory that others can write to"
         raise PermissionError(errno.EPERM, reason)
     if stat.S_ISSOCK(there.st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:

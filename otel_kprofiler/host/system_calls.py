@@ -1,4 +1,4 @@
-"""Maps names of system calls to numbers.
+"""Maps system call names to numbers.
 
 The sources are arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h in
 Linux 6.18.

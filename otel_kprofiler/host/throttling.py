@@ -1,10 +1,10 @@
-"""Warns if the kernel may suspend perf events at a sample rate, until the next tick.
+"""Warns if the kernel may throttle perf events at a sample rate.
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
-The kernel stops the event when the count reaches ``perf_event_max_sample_rate`` per tick, rounded
-up. The next tick restarts the event with a full period. With a limit of one sample per tick, some
-kernels, such as 6.18, stop the event after each sample. Every sample is then taken one period after
-a tick.
+The kernel throttles (stops) the event when the count reaches ``perf_event_max_sample_rate`` per
+tick, rounded up. The next tick restarts the event with a full period. With a limit of one sample
+per tick, some kernels, such as 6.18, stop the event after each sample. Every sample is then taken
+one period after a tick.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def get_tick_rate() -> int:
 
 
 def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the lowest ``perf_event_max_sample_rate`` that never suspends events at this rate."""
+    """Returns the lowest ``perf_event_max_sample_rate`` that avoids throttling at this rate."""
     samples_per_tick = -(-samples_per_second // tick_rate)
     return int(samples_per_tick) * tick_rate + 1
 
 
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
-    """Returns a warning if the kernel may suspend events at this rate, or an empty string."""
+    """Returns a warning if the kernel may throttle events at this rate, or an empty string."""
     limit = find_sysctl(files, MAX_SAMPLE_RATE)
     least = get_least_limit(samples_per_second, tick_rate)
     if limit is None or limit >= least:
         return ""
     return (
-        f"{MAX_SAMPLE_RATE} is {limit}, so the kernel may suspend the sampler for up to "
+        f"{MAX_SAMPLE_RATE} is {limit}, so the kernel may throttle the sampler for up to "
         f"{1000 / tick_rate:g} ms, until the next tick; samples are then counted as missed; set it "
         f"to {least} or more, {THROTTLING_FIX}"
     )

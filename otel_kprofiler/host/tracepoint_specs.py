@@ -22,7 +22,7 @@ class ValueSource(NamedTuple):
     """The tracepoint argument, or struct member, that contains an event's value in bytes.
 
     Attributes:
-        type: type of the argument: the struct to which it points, a typedef or an integer type.
+        type: C type of the argument: the struct that it points to, a typedef or an integer type.
         place: index of the argument among the arguments of this type.
         member: path of a 32-bit member of the struct; empty if the argument is the value.
         is_order: whether the argument is an allocation order, so that the value is the size of
@@ -89,8 +89,8 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     """Parses ``[SUBSYSTEM:]NAME[:period=N]``; None if the text cannot name a tracepoint.
 
     ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, selects a system call by name or number.
-    ``period`` is the default period; 0 means 1. Raises ``ValueError``, with the valid values, if a
-    setting is wrong, or if there is no such system call.
+    ``period`` is the default period; 0 means 1. Raises ``ValueError``, which lists the valid
+    values, if a setting is wrong or there is no such system call.
     """
     *parts, last = text.strip().split(":")
     setting = last if "=" in last else ""

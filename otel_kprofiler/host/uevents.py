@@ -62,7 +62,7 @@ class Uevents:
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """Returns pending datagrams; never blocks. Raises ``OSError`` once after a loss."""
+        """Returns pending datagrams; never blocks. Raises ``OSError`` once if any were lost."""
         datagrams: list[bytes] = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Writes files safely in directories that other users can write.
+"""Writes files safely in directories that other users can write to.
 
 Anyone who can write to a directory can replace any name in it, at any time, with a link. So a
 directory is opened once, names are resolved relative to it without following links, and content is
@@ -254,17 +254,18 @@ class AppendedFile:
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
-            return "it has more than one hard link, in a directory that others can write"
+            return "it has more than one hard link, in a directory that others can write to"
         if opened.st_uid not in (0, os.geteuid()):
-            return f"it belongs to user {opened.st_uid}, in a directory that others can write"
+            return f"it belongs to user {opened.st_uid}, in a directory that others can write to"
         return ""
 
 
 class PrivateDirectory:
     """An open directory to which only its owner can write; created if missing.
 
-    Missing directories are created, accessible only to their owner. Raises ``OSError``, and
-    ``PermissionError`` if the directory belongs to another user, or if others can write to it.
+    Missing directories are created, accessible only to their owner. Raises ``PermissionError`` if
+    the directory belongs to another user or others can write to it, and ``OSError`` on other
+    failures.
     """
 
     def __init__(self, path: str) -> None:
@@ -276,7 +277,7 @@ class PrivateDirectory:
         if here.st_uid != os.geteuid():
             reason = f"it belongs to user {here.st_uid}, not to {os.geteuid()}"
         elif here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            reason = f"other users can write it (mode {stat.S_IMODE(here.st_mode):04o})"
+            reason = f"other users can write to it (mode {stat.S_IMODE(here.st_mode):04o})"
         if reason:
             os.close(self.fd)
             raise PermissionError(errno.EPERM, reason)

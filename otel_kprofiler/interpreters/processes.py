@@ -65,7 +65,7 @@ class PythonRegistry(Protocol):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Start reading frames of a process. Returns False if the table is full.
+        """Start reading a process's frames. Returns False if the table is full.
 
         ``image`` identifies the program that the process must be running; 0 to accept the program
         of the process's next sample.
@@ -75,7 +75,7 @@ class PythonRegistry(Protocol):
         """For a while, :meth:`take_seen` returns no processes that run this program."""
 
     def release(self, tgid: int) -> bool:
-        """Stop reading frames of a process, and return whether the process was registered."""
+        """Stop reading a process's frames, and return whether the process was registered."""
 
 
 class _Registered(NamedTuple):
@@ -87,7 +87,7 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """A snapshot of the numbers of registered and refused processes.
+    """A snapshot of how many processes are registered and refused.
 
     ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
     interpreter files by reason, and ``refused_processes`` counts the processes that ran them.
@@ -253,7 +253,7 @@ class PythonTracking:
 
     The BPF program reports the processes that it samples, and their mappings are then read. If this
     process may not read them, the kernel's mapping records are followed instead. This costs more,
-    because the records cover all processes, whether they are sampled or not.
+    because the records cover all processes, sampled or not.
 
     Args:
         pids: the processes whose records are followed; empty for all.

@@ -25,7 +25,7 @@ _TRIES: Final = 100
 """Maximum number of attempts to find the calling thread's state, at 50 µs each."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
-"""The bit ``bound_gilstate`` of a thread's status; see python_thread.bpf.h."""
+"""The ``bound_gilstate`` bit of a thread's status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # offsets in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1

@@ -23,7 +23,7 @@ class LossCause(enum.Enum):
     SPOOL_DAMAGED = "spool_damaged"
     """The sample's data in the spool is unreadable."""
     REJECTED = "rejected"
-    """The receiver rejected the data with an error that forbids a retry."""
+    """The receiver rejected the data with a non-retryable error."""
     RETRIES_EXHAUSTED = "retries_exhausted"
     """The receiver stayed unreachable until the retry policy gave up."""
     TOO_LARGE = "too_large"
@@ -47,7 +47,7 @@ SampleCounts = Counter[str]
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
-    """Returns the sums of several loss counts, by cause."""
+    """Adds up several loss counts, by cause."""
     total: Counter[LossCause] = Counter()
     for counts in losses:
         total.update(counts)
@@ -67,10 +67,10 @@ class StreamTotals(NamedTuple):
             waiting for their window.
         lost: samples lost so far, by cause. Once a window is encoded for a receiver, samples lost
             in transit to that receiver are included.
-        earlier_samples: samples of earlier streams that were in this receiver's spool.
+        earlier_samples: samples from earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
-        unknown_since_unix_ns: Unix time after which the previous run, which was killed, took an
-            unknown number of samples; 0 if it was not killed.
+        unknown_since_unix_ns: if the previous run was killed, the Unix time after which it took an
+            unknown number of samples; otherwise 0.
         missed: samples that the kernel skipped, for example on a CPU that was running another BPF
             program; not in ``taken``.
     """
@@ -91,8 +91,8 @@ class ExporterAccount(NamedTuple):
     Attributes:
         name: the exporter's id in the configuration, such as ``otlp_grpc``.
         pending: samples in flight, or in the spool for the next run.
-        not_offered: samples of windows closed while the exporter was not configured.
-        carried: samples of earlier runs that were in the spool at startup.
+        not_offered: samples from windows closed while the exporter was not configured.
+        carried: samples from earlier runs that were in the spool at startup.
         carried_lost: the number of samples in ``lost`` that earlier runs took.
         unknown_since_unix_ns: as in :class:`StreamTotals`.
         kinds: accounts by sample kind; empty in the account of a single kind.

@@ -62,7 +62,7 @@ def find_entry(stack: Stack) -> str:
 
 
 def entry_of_names(names: Iterable[str]) -> str:
-    """Returns the kernel entry implied by the names of kernel functions, outermost first."""
+    """Returns the kernel entry implied by kernel function names, outermost first."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without compiler suffixes such as .isra.0

@@ -58,7 +58,7 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for the kernel's locks. A sample's value is the time that it represents. This is an
+"""Sampled waits for kernel locks. A sample's value is the time that it represents. This is an
 event kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)

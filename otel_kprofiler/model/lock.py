@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 LOCK_TYPE: Final = "otel_kprofiler.lock.type"
-"""Label on samples of lock waits: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
+"""Label on lock wait samples: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
 LOCK_HOLDER_ID: Final = "otel_kprofiler.lock.holder.thread.id"
-"""Label on samples of lock waits: id, in the initial pid namespace, of the thread that held the
+"""Label on lock wait samples: id, in the initial pid namespace, of the thread that held the
 lock."""
 LOCK_HOLDER_NAME: Final = "otel_kprofiler.lock.holder.thread.name"
 
@@ -56,7 +56,7 @@ class LockWait(NamedTuple):
 
 
 class LockTotal(NamedTuple):
-    """Number and total time of ended waits for locks of one type, without sampling error."""
+    """Exact number and total time of completed waits for locks of one type."""
 
     waits: int
     total_ns: int
@@ -75,7 +75,7 @@ _NONE: Final = LockTotal(0, 0)
 
 
 def add_lock_totals(first: LockTotals, second: LockTotals) -> LockTotals:
-    """Returns the sums of two sets of totals, by type."""
+    """Adds the totals of each lock type."""
     return {
         name: first.get(name, _NONE).plus(second.get(name, _NONE)) for name in {**first, **second}
     }

@@ -19,8 +19,7 @@ class PythonCode(NamedTuple):
         id: code id in samples; unique within a recording.
         process: process id in the initial pid namespace.
         address: runtime address of the code object.
-        image: distinguishes programs that the same process executed, and processes with a reused
-            pid.
+        image: number that differs between programs that ran under the same pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based number of the first line (``co_firstlineno``); 0 if unknown.
@@ -68,7 +67,7 @@ class KnownCodes:
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each added description."""
+        """Returns a number that is incremented whenever a description is added."""
         return self._version
 
     @property

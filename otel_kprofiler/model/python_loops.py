@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of interpreter files. In any further file, the loop appears as native frames."""
+"""Maximum number of interpreter files. Beyond it, loops appear as native frames."""
 
 
 class KnownLoops:
@@ -19,7 +19,7 @@ class KnownLoops:
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each added loop."""
+        """Returns a number that is incremented whenever a loop is added."""
         return self._version
 
     def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:

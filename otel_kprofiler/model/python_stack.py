@@ -110,7 +110,7 @@ def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: in
 
 
 def python_stack_bytes(raw: bytes, at: int) -> int:
-    """Returns the size of the Python stack at an offset of ``raw``; 0 if there is none."""
+    """Returns the size of the Python stack at an offset in ``raw``; 0 if there is none."""
     if len(raw) - at < _HEAD.size:
         return 0
     _, version, frames, _ = _HEAD.unpack_from(raw, at)

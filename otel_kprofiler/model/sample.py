@@ -67,7 +67,7 @@ class RawSample(NamedTuple):
         collected: collected sides of the stack, from leaf to root, with outcomes. Samples with
             equal outcomes share one tuple.
         stacks: words of each side, as in :class:`RawSide`.
-        labels: number of the thread's current set of labels; 0 for none.
+        labels: number of the thread's current label set; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
@@ -119,7 +119,7 @@ class ProcessKey(NamedTuple):
         tgid: process id, as in samples.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, which distinguishes
             processes with a reused id; None if unknown.
-        exec_id: ``self_exec_id`` of the process's ``task_struct``, which grows with each execve(2);
+        exec_id: ``self_exec_id`` of the process's ``task_struct``, which each execve(2) increments;
             a child inherits its parent's value.
         owner: effective user id; None if unknown or irrelevant.
     """

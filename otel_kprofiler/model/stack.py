@@ -29,7 +29,7 @@ MAX_FRAMES: Final = 127
 """Maximum number of frames per side of a stack (default of ``kernel.perf_event_max_stack``)."""
 
 PYTHON_FRAMES: Final = 64
-"""Default limit on Python frames per stack."""
+"""Default maximum number of Python frames per stack."""
 
 
 class ModuleKind(enum.Enum):
@@ -138,8 +138,8 @@ class Unresolved(enum.Enum):
     NO_FILE = "the code is in memory without a file, such as JIT-compiled code"
     FILE_UNKNOWN = "the file that contains the code could not be determined in time"
     NO_NAME = "the file has no name for the function"
-    SYMBOLS_PENDING = "the symbols of the file were not read yet"
-    SYMBOLS_DROPPED = "the symbols of the file were not read due to a limit on memory or time"
+    SYMBOLS_PENDING = "the file's symbols have not been read yet"
+    SYMBOLS_DROPPED = "the file's symbols were not read due to a memory or time limit"
     SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
     NO_PROCESS = "no process was given for the address"
     PROCESS_GONE = "the process has exited or executed another program"
@@ -164,7 +164,7 @@ class SideKind:
         folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.
         is_expected: whether every thread should have this side; if so, reports mention a missing
             side.
-        usual_reason: default reason why frames of the side have no names; it is not exported.
+        usual_reason: default reason why the side's frames have no names; not exported.
         has_files: whether the side's functions belong to source files rather than modules; if so,
             reports show lines after names.
     """
@@ -182,7 +182,7 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of a process. In decoded profiles, each further frame type has its own side."""
+"""Native code of a process. In decoded profiles, each other frame type has its own side."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
@@ -274,7 +274,7 @@ class Side(NamedTuple):
     Attributes:
         frames: frames of the side, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
-        is_provisional: whether the side may be resolved further when the window closes.
+        is_provisional: whether more of the side may be resolved when the window closes.
         entries: for a Python side, the index plus one of each frame that was entered from C code.
     """
 
@@ -320,7 +320,7 @@ class Stack:
 
     @property
     def is_provisional(self) -> bool:
-        """Returns whether the stack may be resolved further when the window closes."""
+        """Returns whether more of the stack may be resolved when the window closes."""
         for side in self.sides:  # noqa: SIM110 - any() takes three times as long
             if side.is_provisional:
                 return True

@@ -14,10 +14,10 @@ class ThreadState(NamedTuple):
     """The state of a thread at one moment.
 
     Attributes:
-        tgid, tid: process and thread id, in the pid namespace of the reading process.
+        tgid, tid: process id and thread id, in the pid namespace of the reading process.
         state: why the thread is off the CPU; None while it runs.
-        waited_ns: time since the thread left the CPU, not counting times when the host was
-            suspended; None while the thread runs, or if unknown.
+        waited_ns: time since the thread left the CPU, excluding time when the host was suspended;
+            None while the thread runs, or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.
         stack: the thread's stack; without sides if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.

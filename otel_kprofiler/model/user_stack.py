@@ -23,7 +23,7 @@ _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
-"""Flag in a frame's source: the code was copied to anonymous memory amid the file's mappings."""
+"""Flag in a frame's source: the code was copied to anonymous memory between the file's mappings."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
 """Mask that sets the source in a frame's word to :attr:`FrameSource.REGISTERS`."""
@@ -37,7 +37,7 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The BPF program reached its limit on work per stack."""
+    """The BPF program reached its work limit for a stack."""
     PENDING = 3
     """The unwind table of the last frame's file is not loaded yet."""
     NO_RULE = 4
@@ -94,7 +94,7 @@ class FileKey(NamedTuple):
     """Identity of a mapped file on this host, valid until reboot.
 
     Attributes:
-        inode: number of the file's inode on its device.
+        inode: the file's inode number.
         device: device of the file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
         generation: distinguishes files that reuse an inode number, and the old and new contents of
@@ -124,7 +124,7 @@ class UserStack(NamedTuple):
         mappings: file mappings that contain the code of frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
         places: index into ``mappings`` for each frame; None for memory without a file.
-        sources: method that yielded each frame.
+        sources: how each frame was found.
     """
 
     end: StackEnd
@@ -198,7 +198,7 @@ def pack_user_stack(
 
 
 def user_stack_bytes(raw: bytes, at: int) -> int:
-    """Returns the size of the user stack at an offset of ``raw``; 0 if there is none."""
+    """Returns the size of the user stack at an offset in ``raw``; 0 if there is none."""
     if len(raw) - at < _HEAD.size:
         return 0
     _, mappings, frames, version, marker = _HEAD.unpack_from(raw, at)
@@ -212,7 +212,7 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
     Words have the same meaning in all stacks with equal mappings. From the lowest bit, a word has
     :data:`ADDRESS_BITS` bits of address, four bits of mapping index (:data:`NO_MAPPING` for none),
-    and four bits of source, which include the flag :data:`IN_MOVED_TEXT`. Raises ``ValueError`` if
+    and four bits of source, which include the :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if
     the stack is damaged.
     """
     if not raw:
@@ -227,5 +227,5 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
-    """Decode each mapping of a stack into the fields of its file key, and its bias."""
+    """Decode each mapping of a stack into its file key's fields and its bias."""
     return list(_MAPPING.iter_unpack(mappings))

@@ -19,7 +19,7 @@ class WaitState(enum.IntEnum):
     STOPPED = 3
     """Stopped by a signal or a tracer."""
     IDLE = 4
-    """A kernel thread that waits for work and does not count as load (``TASK_IDLE``)."""
+    """A kernel thread waiting for work, not counted in the load average (``TASK_IDLE``)."""
 
     @property
     def label(self) -> str:
@@ -71,7 +71,7 @@ class Wait(NamedTuple):
 
 
 class WaitTotals(NamedTuple):
-    """Off-CPU time of a process's threads, without sampling error.
+    """Exact off-CPU time of a process's threads.
 
     Attributes:
         by_state: nanoseconds by state, including the elapsed part of ongoing waits.

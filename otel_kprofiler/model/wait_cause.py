@@ -25,7 +25,7 @@ class WaitCause(enum.Enum):
     THROTTLED = "throttled"
     """The thread's cgroup has used up its CPU quota."""
     DISK = "disk"
-    """Reads and writes of a block device, including file pages and buffers."""
+    """Reads from and writes to a block device, including file pages and buffers."""
     PAGE_FAULT = "page_fault"
     """Memory that is not yet resident, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
@@ -69,7 +69,7 @@ class WaitCause(enum.Enum):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether waits for this cause only mean a lack of work, and slow nothing down."""
+        """Returns whether a thread with this wait cause is only waiting for work."""
         return self in _IDLE
 
 
@@ -132,7 +132,7 @@ DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     " __se_sys_pause sys_pause",
     WaitCause.KERNEL_THREAD: "kthreadd io_wq_worker vhost_task_fn",
 }
-"""Functions that imply a cause only if they wait themselves, not in a callee."""
+"""Functions that imply a cause only if the thread waits in them directly, not in a callee."""
 
 DISK_PROOFS: Final = (
     "io_schedule io_schedule_timeout submit_bio_wait blk_wait_io wait_for_completion_io "
@@ -172,7 +172,7 @@ _WAITING: Final = re.compile(
     r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
     r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
 )
-"""Functions that wait for any cause, and functions of tracers at ``sched_switch``."""
+"""Generic wait functions, and tracer functions at ``sched_switch``."""
 
 
 def find_cause(
@@ -244,7 +244,7 @@ def _takes_gil(stack: Stack) -> bool:
 
     Recognizes ``take_gil()`` as an unnamed function in the interpreter's file that waits on a
     condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the
-    evaluation loop, for which the stack has Python frames.
+    evaluation loop, in which case the stack has Python frames.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

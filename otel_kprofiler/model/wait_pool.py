@@ -35,7 +35,7 @@ _JAVA: Final = re.compile(
 
 
 def is_idle_in_pool(stack: Stack) -> bool:
-    """Returns whether a thread waiting on a futex is a pool thread without work."""
+    """Returns whether a thread waiting on a futex is an idle pool thread."""
     frames = [frame for frame in stack.frames if frame.lines]
     python = [frame.lines[-1] for frame in frames if frame.side is PYTHON_SIDE]
     if python:

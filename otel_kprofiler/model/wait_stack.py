@@ -1,4 +1,4 @@
-"""Removes the scheduler's functions, in which all threads wait, from the stacks of waits."""
+"""Removes the scheduler's functions, in which all threads wait, from wait stacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_CAPTURED: Final = StackStatus(-errno.ESRCH)
-"""This side of the stack was not collected, neither when the wait began nor during the wait."""
+"""This side of the stack was collected neither when the wait began nor during the wait."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"

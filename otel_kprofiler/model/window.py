@@ -53,7 +53,7 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether the waits only mean that a thread has no work."""
+        """Returns whether a thread was only waiting for work."""
         return self.cause is not None and self.cause.is_idle
 
 
@@ -79,7 +79,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether the samples are waits of a thread that has nothing to do."""
+        """Returns whether the samples are from a thread that was only waiting for work."""
         return self.wait is not None and self.wait.is_idle
 
     @property
@@ -91,7 +91,7 @@ class WindowSample(NamedTuple):
 class ResourceSamples(NamedTuple):
     """A resource's distinct samples in a window; empty if only the account is reported.
 
-    ``waits`` is the off-CPU time of the resource's threads, without sampling error; None if
+    ``waits`` is the exact off-CPU time of the resource's threads; None if
     unknown.
     """
 
@@ -112,8 +112,8 @@ class Profile:
         totals: cumulative counts of the stream, if known.
         threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;
             0 if unknown, or for kinds other than waits.
-        locks: waits for the kernel's locks that ended in the window, without sampling error; empty
-            for other kinds.
+        locks: totals of all kernel lock waits that ended in the window, sampled or not; empty for
+            other kinds.
     """
 
     kind: ProfileKind

@@ -44,7 +44,7 @@ FUNCTION_START: Final = "otel_kprofiler.function.start"
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """On locations that unwind tables alone did not find: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
-"""On samples with a span link: method and route, or else name, of the process's topmost span."""
+"""On samples with a span link: the topmost span's method and route, or otherwise its name."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
 """On a self-profiling service's kernel samples: the system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
@@ -85,10 +85,10 @@ EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Prefix of a profile's attributes, followed by a cause: number of lost samples of earlier streams.
-"""
+"""Prefix of a profile's attributes, followed by a cause: number of lost samples from earlier
+streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: Unix time from which a killed run took an unknown number of samples."""
+"""Attribute of a profile: Unix time after which a killed run took an unknown number of samples."""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
 """On wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
@@ -109,11 +109,12 @@ WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: duration from which every wait is sampled, as of the
-end of the window. Shorter waits are sampled with a probability proportional to duration."""
+"""Attribute of a request's first wait profile: minimum duration of waits that are always
+sampled, as of the end of the window. Shorter waits are sampled with a probability proportional to
+their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
-"""Prefix of attributes of a request's first profile of lock waits, followed by the lock type
+"""Prefix of attributes of a request's first lock wait profile, followed by the lock type
 (``LOCK_TYPES`` or ``other``): exact number of waits that ended in the window. With ``uncounted``
 instead of a lock type: number of waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."

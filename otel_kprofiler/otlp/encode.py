@@ -49,7 +49,7 @@ _ID_PREFIX_BYTES: Final = 12
 _MARGIN_SHARE: Final = 256
 """When a window is split, 1/256 of the size limit stays free, because sizes are lower bounds."""
 _MORE_SHARE: Final = 8
-"""The next part is tried with 1/8 more samples than the last part held, to keep retries rare."""
+"""Each part is first tried with 1/8 more samples than the last part held, to keep retries rare."""
 
 
 class Encoded(NamedTuple):
@@ -79,7 +79,7 @@ class _Owner(NamedTuple):
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """Types of the values, because 1 equals True."""
+    """The types of the values, because ``1 == True``."""
     schema_url: str
 
 

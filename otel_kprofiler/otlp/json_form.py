@@ -50,7 +50,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _last_text(schema_url: str) -> bytes:
-    """Returns the closing brace of an object, after the field ``schemaUrl`` if that is set."""
+    """Returns the closing brace of an object, after the ``schemaUrl`` field if that is set."""
     return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
 
 
@@ -121,7 +121,7 @@ class JsonWriter:
         return self.location(b"", address, (), attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """Returns the field ``attributeIndices`` of a location."""
+        """Returns the ``attributeIndices`` field of a location."""
         return _array(b"attributeIndices", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
@@ -149,7 +149,7 @@ class JsonWriter:
         return b"," + _object(_array(b"locationIndices", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """Returns the field ``attributeIndices`` of a sample."""
+        """Returns the ``attributeIndices`` field of a sample."""
         return _array(b"attributeIndices", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
@@ -213,7 +213,7 @@ class JsonWriter:
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns the text of an element of ``scopeProfiles`` before and after its ``profiles``."""
+        """Returns the text before and after the ``profiles`` of a ``scopeProfiles`` element."""
         scope = _object(
             _text(b"name", name),
             _text(b"version", version),
@@ -222,7 +222,7 @@ class JsonWriter:
         return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns the text of an element of ``resourceProfiles`` around its ``scopeProfiles``."""
+        """Returns the text around the ``scopeProfiles`` of a ``resourceProfiles`` element."""
         body = _object(_array(b"attributes", b",".join(attributes)))
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 

@@ -26,11 +26,11 @@ Note = Callable[[str, str, str], None]
 
 
 def fill_message(message: Any, tree: object, note: Note, where: str = "") -> None:
-    """Set the fields of an empty protobuf message from parsed JSON.
+    """Fill an empty protobuf message from parsed JSON.
 
-    ``note`` is called for deviations from the rules ``json-names``, ``json-long-strings``,
-    ``json-int-numbers`` and ``json-hex-ids``. ``where`` is the message's path, for ``note`` and
-    errors. Raises ``PayloadError`` if a value cannot be converted to the field's type.
+    ``note`` is called for deviations from the ``json-names``, ``json-long-strings``,
+    ``json-int-numbers`` and ``json-hex-ids`` rules. ``where`` is the message's path, for ``note``
+    and errors. Raises ``PayloadError`` if a value cannot be converted to the field's type.
     """
     if not isinstance(tree, dict):
         raise PayloadError(f"{where or 'the request'} is not a JSON object")

@@ -14,7 +14,7 @@ _LEAST_BYTES: Final = 12
 _ANY: Final = 10_000
 """Number of messages that are allowed regardless of their average size."""
 _GROUPS: Final = (3, 4)
-"""Wire types of the start and the end of a group, neither of which has a value."""
+"""Wire types of group start and group end, which have no value."""
 
 
 def refuse_many_messages(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Lets other threads run between the encoding of two samples."""
+"""Lets other threads run between encoding two samples."""
 
 from __future__ import annotations
 

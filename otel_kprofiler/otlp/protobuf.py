@@ -113,7 +113,7 @@ class ProtobufWriter:
         return delimited(b"\x12", body + attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """Returns the field ``attribute_indices`` of a location."""
+        """Returns the ``attribute_indices`` field of a location."""
         return message_field(b"\x22", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
@@ -149,7 +149,7 @@ class ProtobufWriter:
         return delimited(b"\x3a", delimited(b"\x0a", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """Returns the field ``attribute_indices`` of a sample."""
+        """Returns the ``attribute_indices`` field of a sample."""
         return message_field(b"\x12", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
@@ -186,14 +186,14 @@ class ProtobufWriter:
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """Returns one field ``profiles`` of a ScopeProfiles."""
+        """Returns one ``profiles`` field of a ScopeProfiles."""
         fields = message_field(b"\x3a", profile_id) + message_field(b"\x5a", attributes)
         return delimited(b"\x12", samples.join(envelope) + fields)
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns the fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
+        """Returns the ``scope`` and ``schema_url`` fields of a ScopeProfiles."""
         scope = (
             text_field(b"\x0a", name)
             + text_field(b"\x12", version)
@@ -202,11 +202,11 @@ class ProtobufWriter:
         return delimited(b"\x0a", scope), text_field(b"\x1a", schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns the fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
+        """Returns the ``resource`` and ``schema_url`` fields of a ResourceProfiles."""
         return delimited(b"\x0a", _repeated(b"\x0a", attributes)), text_field(b"\x1a", schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """Returns one field ``resource_profiles`` of a request."""
+        """Returns one ``resource_profiles`` field of a request."""
         return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:

@@ -16,7 +16,7 @@ _TABLES: Final = {
 
 
 def find_table(field: str) -> str | None:
-    """Returns the table to which a field with this name refers."""
+    """Returns the table that a field with this name refers to."""
     return STRINGS if field.endswith("_strindex") else _TABLES.get(field)
 
 

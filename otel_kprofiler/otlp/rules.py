@@ -14,7 +14,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Maximum number of characters of a string that rules check and messages show."""
+"""Strings are cut to this many characters before they are checked and shown in messages."""
 
 
 class Violation(NamedTuple):
@@ -97,7 +97,7 @@ class Contents:
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """Returns the start of the string at an index; empty for 0 (unset) or beyond the table."""
+        """Returns the string at an index, cut if long; empty for 0 (unset) or beyond the table."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:

@@ -264,4 +264,4 @@ def kernel_names(contents: Contents) -> Iterator[Problem]:
             function = contents.entry("function_table", line.function_index)
             name = contents.string(function.name_strindex) if function else ""
             if _OFFSET_OR_MODULE.search(name):
-                yield where, f"{name!r} has an offset or a module besides the symbol"
+                yield where, f"{name!r} has an offset or a module after the symbol"

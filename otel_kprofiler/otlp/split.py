@@ -38,7 +38,7 @@ _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Offset of positions within a sample's timestamps, so that no sample has the same position."""
+"""Added to positions within a sample's timestamps, so that they differ from sample positions."""
 _MARGIN: Final = 1.1
 """Factor by which parts exceed their share of a request, because they repeat common entries."""
 
@@ -267,7 +267,7 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any, start: int) -> None:
-    """Replace the profile ids of a part with ids derived from its position ``start``."""
+    """Replace a part's profile ids with ids derived from its position ``start``."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, start)

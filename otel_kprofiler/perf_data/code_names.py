@@ -1,4 +1,4 @@
-"""Names the code in a recording by build id, using the files and kernel of this host."""
+"""Names the code in a recording by build id, using this host's files and kernel."""
 
 from __future__ import annotations
 

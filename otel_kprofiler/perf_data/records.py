@@ -105,7 +105,7 @@ class Loss(NamedTuple):
 
 
 class Throttle(NamedTuple):
-    """A suspension of sampling by the kernel, because the rate was too high."""
+    """A pause in sampling, imposed by the kernel because the rate was too high."""
 
     time_ns: int
 

@@ -68,14 +68,14 @@ def read_perf_data(
     """Reads a seekable or piped file from ``perf record``. Returns a list with one window.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
-    separate kind, whose values are numbers of events. Frames are symbolized if this host has the
-    file, or runs the kernel, with the same build id. Other frames have only a file and an offset.
+    separate kind, whose values are event counts. Frames are symbolized if this host has the file,
+    or runs the kernel, with the same build id. Other frames have only a file and an offset.
 
     ``written_unix_ns`` is the Unix time at which the file was written. Assumes that the last record
     is from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a sentence about missing data. ``names`` finds the names of code addresses; by
-    default, in the files of this host. Raises ``PayloadError`` if the file is damaged, not
-    supported, or has no samples.
+    default, in this host's files. Raises ``PayloadError`` if the file is damaged, not supported, or
+    has no samples.
     """
     reader = Reader(data)
     records = read_records(reader)

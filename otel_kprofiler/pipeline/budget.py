@@ -27,13 +27,13 @@ a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
-"""Inode of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
+"""Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
 processes in the root form no group, because all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
-"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Any
-longer time is a pause of the host, for which no process is charged."""
+"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Time
+beyond this is attributed to a pause of the host, and is not charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
@@ -204,7 +204,7 @@ def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
 
 
 def name_coarse_thread(resource: Resource) -> bytes:
-    """Returns the name for threads of a process above its budget: the executable's name."""
+    """Returns the thread name for samples of a process above its budget: the executable's name."""
     name = str(resource.attributes.get("process.executable.name", ""))
     return name.encode("utf-8", "surrogateescape")[:_MAX_COMM]
 

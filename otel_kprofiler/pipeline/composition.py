@@ -90,8 +90,8 @@ def open_resources(
 
     ``attributes`` are the configured attributes, which override detected ones. ``on_new`` is called
     with a process and its Resource when the process is new or the Resource has changed.
-    ``service_sources`` (values in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`) determine
-    the names of services that do not publish their name.
+    ``service_sources`` (values in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`) provide
+    service names for processes that do not publish one.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -191,7 +191,7 @@ def change_attributes(
     attributes: Attributes,
     service_sources: Sequence[str] = (),
 ) -> None:
-    """Change the settings with which :func:`open_resources` opened a pipeline's Resources."""
+    """Change the settings of a pipeline's Resources, opened by :func:`open_resources`."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes}, service_sources)
 
 

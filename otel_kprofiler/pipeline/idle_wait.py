@@ -12,11 +12,11 @@ SETTLE_S: Final = 0.005
 
 
 class WaitTimes(NamedTuple):
-    """Limits of a wait for samples, in seconds.
+    """Time limits for a wait for samples, in seconds.
 
     Attributes:
         timeout_s: how long to wait for more samples.
-        longest_s: replaces ``timeout_s`` while no new process is sampled, if longer.
+        longest_s: how long to wait while no new process is sampled, if longer than ``timeout_s``.
         idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
     """
 

@@ -45,8 +45,8 @@ def describe_left_out(
         parts.append("all time in user mode (stacks: kernel)")
     else:
         if config.stacks == "user":
-            parts.append("all code of the kernel (stacks: user)")
+            parts.append("all kernel code (stacks: user)")
         if user_symbols == "off":
-            parts.append("names of user functions (user_symbols: off)")
+            parts.append("user function names (user_symbols: off)")
         parts += [f"{_BY_CAPABILITY[name]} ({name} missing)" for name in missing]
     return "; left out: " + ", ".join(parts) if parts else ""

@@ -59,7 +59,7 @@ _FINISH_S: Final = 20.0
 """Maximum wait, in seconds, for symbols that are still being read after a stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""Maximum number of samples in a drain after which the next step waits for the first sample."""
+"""If a drain returns at most this many samples, the next step waits for the first sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -384,7 +384,7 @@ class Pipeline(Generic[SamplerT]):
         return waits
 
     def remarks(self) -> list[str]:
-        """Returns lines for reports: the reasons why data of processes could not be read."""
+        """Returns report lines that explain why process data could not be read."""
         python = self.python.remarks() if self.python else []
         return python + self.resources.remarks()
 

@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Outcomes of failed reads of Python stacks. A warning is logged if no read succeeds."""
+"""Outcomes of failed Python stack reads. A warning is logged if no read succeeds."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)

@@ -88,5 +88,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """Returns the sources for the names of services that do not publish their name."""
+    """Returns the sources of service names for services that do not publish one."""
     return tuple(receiver.service_name.sources)

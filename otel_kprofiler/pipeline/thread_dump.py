@@ -37,7 +37,7 @@ _WAIT_S: Final = 0.02
 """Pause in seconds between two reads of stacks whose unwind tables are being loaded."""
 _MOST_WAIT_S: Final = 1.0
 _NAMES_S: Final = 5.0
-"""Time limit, in seconds, on reading the names of user functions."""
+"""Time limit, in seconds, for reading user function names."""
 _CAUGHT_UP_TRIES: Final = 25
 _NO_STACK: Final = Stack()
 _PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackEnd.PENDING)
@@ -125,7 +125,7 @@ class ThreadDumper:
         ]
 
     def remarks(self) -> list[str]:
-        """Returns lines for reports: the reasons why data could not be read."""
+        """Returns report lines that explain why data could not be read."""
         lines = []
         if self._reader.user_problem and self._config.stacks != "kernel":
             lines.append(f"user stacks not read: {self._reader.user_problem}")

@@ -68,8 +68,8 @@ class WindowCounts(NamedTuple):
         taken: the samples that the BPF program took in this window.
         lost: the taken samples that were lost, by cause.
         totals: the cumulative counts from the sampler's start to the end of this window.
-        threshold_ns: the duration, in nanoseconds, from which every wait is sampled; 0 for kinds
-            other than waits.
+        threshold_ns: the minimum duration, in nanoseconds, at which every wait is sampled; 0 for
+            kinds other than waits.
         waits: the off-CPU time in this window, by Resource; empty for kinds other than waits.
         locks: the totals of lock waits in this window; empty for kinds other than lock waits.
     """

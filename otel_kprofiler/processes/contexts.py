@@ -156,7 +156,7 @@ class ProcessContexts:
             thread.start()
         except RuntimeError as error:  # thread limit reached: samples have no contexts
             self._closed = True
-            _log.warning("process contexts are not read: %s; raise the limit on threads", error)
+            _log.warning("process contexts are not read: %s; raise the thread limit", error)
             return False
         self._thread = thread
         return True
@@ -276,7 +276,7 @@ class ProcessContexts:
             claims = Claims(published, {**claims.environment, PROGRAM: program})
         self._check(key)
         took = time.monotonic() - started
-        # Processes that take long to read, for example with very many mappings, are read less
+        # Processes that take long to read, for example because of many mappings, are read less
         # often.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
@@ -286,7 +286,7 @@ class ProcessContexts:
     def _read_executable(self, pid: int) -> str:
         try:
             link = self._files.read_link(f"/proc/{pid}/exe")
-        except OSError:  # not permitted: fall back to the name of the main thread
+        except OSError:  # not permitted: fall back to the main thread's name
             stat = read_stat(self._files, pid)
             return decode_name(stat.name) if stat else ""
         return link.removesuffix(" (deleted)").rpartition("/")[2]

@@ -24,7 +24,7 @@ LAYOUTS: Final = {
     "1.25": (_SLICE, GoOffsets(48, 184, 344)),
     "1.26": (_SLICE, GoOffsets(48, 184, 352)),
 }
-"""The kind of labels and the offsets of struct fields, by Go minor version."""
+"""The representation of labels and the struct field offsets, by Go minor version."""
 _STATIC_G: Final = -8
 _POINTER_BYTES: Final = 8
 _NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of the build id (cmd/internal/buildid)
@@ -71,7 +71,7 @@ def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
     if minor is None:
         raise UnsupportedGoError(f"{version or 'an unknown version of Go'} is not supported")
     if elf.storage and elf.storage.size != _POINTER_BYTES:
-        raise UnsupportedGoError("the program has thread-local variables besides Go's")
+        raise UnsupportedGoError("the program has thread-local variables other than Go's")
     kind, offsets = LAYOUTS[minor]
     offset = -elf.storage.distance if elf.storage else _STATIC_G
     return ContextPlace(offset, kind=kind, go=offsets)

@@ -73,7 +73,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Merges the Resources of a window that are equal at a grain. The samples stay the same.
+    """Merges a window's Resources that are equal at a grain. The samples stay the same.
 
     ``window`` must have a Resource for each process. ``common`` contains the names of the
     attributes that all Resources have.

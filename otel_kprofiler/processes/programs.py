@@ -26,10 +26,10 @@ class _Options(NamedTuple):
 
     Attributes:
         valued: the options whose value is the next argument.
-        code: the options with which no script runs, such as ``-c``.
+        code: the options that make the interpreter run no script, such as ``-c``.
         module: the options whose value is the program, such as ``-m``.
-        letters: the single-letter options with a value, which may be combined.
-        code_letters: the single-letter options with the meaning of ``code``, which may be combined.
+        letters: like ``valued``, for single-letter options, which may be combined.
+        code_letters: like ``code``, for single-letter options, which may be combined.
     """
 
     valued: frozenset[bytes] = frozenset()

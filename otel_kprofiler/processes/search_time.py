@@ -13,9 +13,9 @@ class SearchTime:
     waits most of the time, so a limit on elapsed time would end every search.
 
     Args:
-        cpu_s: the limit on CPU time, in seconds.
+        cpu_s: the CPU time limit, in seconds.
         blocked_s: the limit, in seconds, on the time that the thread is blocked, for example while
-            it reads memory that is on a slow file system.
+            it reads memory backed by a slow file system.
         read_delay_s: returns the time that the thread has waited for a CPU, in seconds.
     """
 

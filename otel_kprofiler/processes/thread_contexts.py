@@ -1,7 +1,7 @@
 """Tracks processes that publish thread contexts (OTEP 4947), and decodes the contexts.
 
 A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
-``threadlocal.attribute_key_map``, a list of attribute names to which the process may only append.
+``threadlocal.attribute_key_map``, an append-only list of attribute names.
 The writer for Node.js may add offsets within its objects (:func:`find_variable`).
 """
 
@@ -54,8 +54,8 @@ GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Attribute: the offset of the pointer to the record within the wrapper object to which V8's slot
-points. If the attribute is absent, V8's slot points to the record itself."""
+"""Attribute: the offset of the record pointer in the wrapper object that V8's slot points to. If
+the attribute is absent, V8's slot points to the record itself."""
 V8_LAYOUT: Final = {
     "threadlocal.tagged_size": (8,),
     "threadlocal.js_map_table_offset": (24,),
@@ -93,10 +93,10 @@ class ContextReader(Protocol):
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
     ) -> None:
-        """Start reading thread contexts of a process. Raises ``OSError``."""
+        """Start reading a process's thread contexts. Raises ``OSError``."""
 
     def release(self, tgid: int) -> bool:
-        """Stop reading thread contexts of a process."""
+        """Stop reading a process's thread contexts."""
 
 
 class _Variable(NamedTuple):

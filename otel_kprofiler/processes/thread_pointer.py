@@ -2,8 +2,8 @@
 
 The variable is ``otel_thread_ctx_v1``, or in Node.js ``otel_thread_ctx_nodejs_v1``. Its location is
 derived from the definition in the program, or from a library's references that the dynamic linker
-has resolved. The location is an offset from the thread pointer, or an offset in the TLS block of a
-module, which is found through the dynamic thread vector (DTV).
+has resolved. The location is an offset from the thread pointer, or an offset in a module's TLS
+block, which is found through the dynamic thread vector (DTV).
 
 Sources: for relocations, the ABIs of x86-64 (section 4.4.1) and AArch64 (ELF, section 5.7), and
 Oliva's RFC TLSDESC-x86; for the values that the linker writes to memory, glibc's
@@ -35,7 +35,7 @@ VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
 MAX_DEFINITIONS: Final = 16
-"""Maximum number of libraries that are searched for the variable's location."""
+"""Maximum number of libraries searched for the variable's location."""
 MAX_REFERENCES: Final = 64
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
@@ -44,7 +44,7 @@ _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
 _MOST_ABOVE: Final = 1 << 16  # vm.mmap_min_addr, below which nothing is mapped
 _MUSL: Final = "libc.so"
-"""File name of musl's C library and linker. The file name of glibc contains a version."""
+"""File name of musl's C library and linker. glibc's file name contains a version."""
 _ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
@@ -83,7 +83,7 @@ _MACHINES: Final = {
 
 
 class _Vector(NamedTuple):
-    """The layout of a libc's dynamic thread vector: entry size, offsets of length and address."""
+    """A libc's dynamic thread vector: the entry size, and the offsets of length and address."""
 
     stride: int
     length_at: int
@@ -131,8 +131,8 @@ def find_context_place(
     """Locates the thread-local variable ``name``; None if it is undefined or not yet resolved.
 
     The program's definition takes precedence over those of libraries, as in the dynamic linker.
-    ``headers_at`` is the address of the executable's program headers. ``machine`` is named as by
-    uname(2); the result is None for machines other than x86_64 and aarch64.
+    ``headers_at`` is the address of the executable's program headers. ``machine`` is the machine
+    name from uname(2); returns None for all but x86_64 and aarch64.
     """
     kinds = _MACHINES.get(machine)
     if kinds is None:

@@ -134,7 +134,7 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames, and of code that is in no file. Call this once."""
+        """Add the names of user frames and of code that is not in a file. Call this once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
@@ -254,7 +254,7 @@ class Recording:
                 try:
                     time_ns, length = _BLOCK.unpack_from(data, at)
                 except struct.error as error:
-                    raise KProfilerError(f"{name} of the recording is damaged: {error}") from error
+                    raise KProfilerError(f"the recording's {name} is damaged: {error}") from error
                 at += _BLOCK.size + length
                 yield time_ns, data[at - length : at]
 

@@ -80,7 +80,7 @@ class CodeNameCollector:
 
 
 class UserNameCollector:
-    """Collects the names of user frames from windows; not thread-safe."""
+    """Collects user frame names from windows; not thread-safe."""
 
     def __init__(self) -> None:
         self._named: dict[Place, NamedAddress] = {}

@@ -63,7 +63,7 @@ class Archive:
                 raise self._damaged(f"{name!r} is not compressed with deflate")
 
     def names(self, prefix: str = "") -> list[str]:
-        """Returns the names of the entries with the given prefix, in archive order."""
+        """Returns the entry names with the given prefix, in archive order."""
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:

@@ -291,7 +291,7 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # Parsing the kernel's BTF, which has several MB, takes 20 ms, so this is done at most once.
+    # Parsing the kernel's BTF (several MB) takes 20 ms, so this is done at most once.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),

@@ -118,7 +118,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """Wait for the command to exit. A command that was not released exits without running."""
+        """Wait for the command to exit. A command that was never released exits without running."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:

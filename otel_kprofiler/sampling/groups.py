@@ -51,7 +51,7 @@ class Groups:
     """The groups to sample. A process is sampled if it is in any of these groups.
 
     Attributes:
-        containers: names of containers, or prefixes of their ids with at least four digits.
+        containers: container names, or prefixes of container ids with at least four digits.
         pods: pods, each given as UID, name or ``NAMESPACE/NAME``.
         units: units of the system service manager; ``.service`` may be omitted.
     """
@@ -114,7 +114,7 @@ class GroupFollower:
         return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
-        """Returns a configuration that is restricted to the groups. ``target_pids`` still apply."""
+        """Returns the configuration, restricted to the groups. ``target_pids`` still apply."""
         if self._pids is None:
             return replace(config, target_cgroups=self._cgroups or (_NO_CGROUP,))
         wanted = config.target_pids

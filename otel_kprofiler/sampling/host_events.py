@@ -139,7 +139,8 @@ def choose_events(
     """Returns the configured events, without opening them.
 
     ``runs`` returns how often the program has run on a CPU, for cpu-clock or for a numbered event.
-    ``traced`` contains the sets of programs at raw tracepoints; None entries are skipped.
+    ``traced`` contains the programs at raw tracepoints, one entry per kind; None entries are
+    skipped.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()

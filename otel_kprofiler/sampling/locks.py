@@ -1,4 +1,4 @@
-"""Plans the sampling of waits for kernel locks, and attaches the programs."""
+"""Plans the sampling of kernel lock waits, and attaches the programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class LockPlan(NamedTuple):
-    """A plan for sampling waits for locks; ``number`` is the event's number, from 1."""
+    """A plan for sampling lock waits; ``number`` is the event's number, from 1."""
 
     spec: LockSpec
     number: int
@@ -70,7 +70,7 @@ def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> 
 
 
 def lock_map_entries(plan: LockPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Returns the number of entries of each map for lock contention, by map name."""
+    """Returns the number of entries in each lock contention map, by map name."""
     if plan is None:
         return {"lock_buckets": 1, "lock_lines": 1}
     return {"lock_buckets": LOCK_BUCKETS, "lock_lines": possible_cpus}
@@ -80,7 +80,7 @@ class Locks(TracedPrograms):
     """The programs that sample lock contention; not thread-safe.
 
     Args:
-        traced: CPUs whose waits are measured. A wait belongs to the CPU on which the wait begins.
+        traced: CPUs whose waits are measured. A wait counts for the CPU on which it begins.
         cpus: CPUs to sample; empty means all.
     """
 

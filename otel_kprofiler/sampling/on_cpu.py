@@ -65,8 +65,8 @@ class EbpfSampler(ForkAware):
 
     Args:
         raw_sink: receives the raw records of each drain, for recordings.
-        user_files: receives the files to which user stacks refer.
-        python_codes: receives descriptions of the code objects of Python frames.
+        user_files: receives the files that user stacks refer to.
+        python_codes: receives descriptions of Python frames' code objects.
 
     Attributes:
         busy_ns: time that the program spent on samples other than waits, as of the last
@@ -227,8 +227,7 @@ class EbpfSampler(ForkAware):
     def retarget(self, pids: tuple[int, ...]) -> None:
         """Replace the set of sampled processes.
 
-        Neither the old nor the new set may be empty. Together, they must fit into the map of
-        targets.
+        Neither the old nor the new set may be empty. Together, they must fit into the target map.
         """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
@@ -327,7 +326,7 @@ class EbpfSampler(ForkAware):
             with self._lock:
                 return waits.read(time.monotonic_ns(), self._time.boot_ns())
         except OSError as error:
-            raise SamplerError(f"the totals of waits cannot be read: {error}") from error
+            raise SamplerError(f"the wait totals cannot be read: {error}") from error
 
     @property
     def wait_counts(self) -> WaitCounts | None:
@@ -386,7 +385,7 @@ class EbpfSampler(ForkAware):
     def _host_events(self) -> HostEvents:
         events = self._attachment().events
         if not isinstance(events, HostEvents):
-            raise SamplerError("a sampler that follows a command cannot be changed")
+            raise SamplerError("a sampler that follows a command cannot be reconfigured")
         return events
 
     def _attachment(self) -> Attachment:

@@ -7,7 +7,7 @@ import threading
 from typing import Final
 
 _OWN_NAME: Final = "kprofiler-"
-"""Prefix of the names of all threads of this package."""
+"""Prefix of the names of this package's threads."""
 
 
 class OwnThreads:

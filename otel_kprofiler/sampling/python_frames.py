@@ -17,7 +17,7 @@ from otel_kprofiler.model import KnownCodes
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 PYTHON_SUFFIX: Final = "_python"
-"""Suffix of the names of programs that also read Python frames."""
+"""Name suffix of the programs that also read Python frames."""
 _RING_BYTES: Final = 256 * 1024
 
 _log = logging.getLogger(__name__)
@@ -64,5 +64,5 @@ def open_python(
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Returns the size of the ring for descriptions of code objects (about 350 by default)."""
+    """Returns the size of the code description ring (about 350 descriptions by default)."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

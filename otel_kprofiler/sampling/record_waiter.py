@@ -17,8 +17,7 @@ _START_NS: Final = 50_000_000
 class RecordWaiter:
     """Blocks until records are ready. Only one thread may use it, except for :meth:`wake`.
 
-    ``lines`` shows which records are in flight. ``flag`` selects the records at which the program
-    wakes the reader.
+    ``lines`` shows which records are in flight. ``flag`` selects the records that wake the reader.
     """
 
     def __init__(

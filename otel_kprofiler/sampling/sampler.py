@@ -44,33 +44,33 @@ class SamplerConfig:
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` works only for code built
             with frame pointers.
-        max_unwind_work: limit on the work for unwinding a user stack in the interrupt. 1000 units
+        max_unwind_work: maximum work for unwinding a user stack in the interrupt. 1000 units
             take at most 25 µs, and a cached frame costs 15 units.
-        max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: limit on the size of a file's unwind table. Larger tables are not used.
+        max_tables_bytes: maximum kernel memory for unwind tables.
+        max_table_bytes: maximum size of a file's unwind table. Larger tables are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the
             first sample. The limit is extended by up to half if listing the programs takes too
             long. At 0, tables are loaded on demand, too late for the first sample that requires
             them.
         preload_paths: additional files whose tables are loaded before the first sample, such as
             those of a command that starts later (:meth:`HeldCommand.find_files`).
-        python_frames: limit on Python frames in stacks of registered processes
+        python_frames: maximum number of Python frames in stacks of registered processes
             (:class:`PythonMaps`), 0 to 127. At 0, no Python frames are read.
         pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: whether to also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
-        target_comms: names of threads or processes to sample; empty for all. A process has the name
+        target_comms: thread or process names to sample; empty for all. A process has the name
             of its main thread. Only the first 15 bytes count. Process names require BTF.
         target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each is a tuple
             of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
-        min_process_age_ns: age below which processes are not sampled. Without BTF, ages are
+        min_process_age_ns: minimum age of sampled processes. Without BTF, ages are
             unknown, and all processes are sampled.
         max_ring_bytes: maximum ring size, regardless of other settings.
         map_scale_factor: exponent of the power of 2 by which the computed ring size is multiplied.
         drain_interval_s: intended interval between calls to ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
-            (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
-            range belongs to an interrupt and is kept. If there are no ranges, all samples of the
+            (``__irqentry_text_start`` and so on). Idle-task samples with a frame in one of these
+            ranges belong to an interrupt and are kept. If there are no ranges, all samples of the
             idle task are dropped.
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.

@@ -12,13 +12,13 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum number of entries of each target map, so that targets can be added later."""
+"""Minimum number of entries in each target map, so that targets can be added later."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
 
 class TargetMaps:
-    """Fills the maps of targets; not thread-safe."""
+    """Fills the target maps; not thread-safe."""
 
     def __init__(self, map_fd: Callable[[str], int]) -> None:
         self._map_fd = map_fd
@@ -39,7 +39,7 @@ class TargetMaps:
 
 
 def target_map_entries(config: SamplerConfig) -> dict[str, int]:
-    """Returns the number of entries of each target map, by map name."""
+    """Returns the number of entries in each target map, by map name."""
     pids = max(SLOTS, len(config.target_pids))
     return {
         "targets": pids,

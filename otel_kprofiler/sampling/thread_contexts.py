@@ -23,7 +23,7 @@ def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
 
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:
-    """Returns the number of entries of each map for thread contexts, by map name."""
+    """Returns the number of entries in each thread context map, by map name."""
     processes = MAX_CONTEXT_PROCESSES if thread_pointer else 1
     return {"thread_contexts": processes, "context_slots": SLOT_WORDS}
 

@@ -1,4 +1,4 @@
-"""Reads the states and stacks of threads at one moment, with a BPF iterator over tasks.
+"""Reads the states and stacks of threads at one moment, with a BPF task iterator.
 
 The program (dump.bpf.c) runs in the process that reads its output, so nothing is attached to the
 dumped threads, and nothing stops or wakes them.
@@ -74,7 +74,7 @@ _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Number of threads read at once. Their stacks fill at most a third of the ring."""
+"""Number of threads read at once; their stacks fill at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
 """Time limit for reading running threads, in seconds."""
@@ -102,7 +102,7 @@ class ThreadReader:
     """Reads the threads of the processes in ``config.target_pids``. Not thread-safe.
 
     Requires CAP_BPF, CAP_PERFMON and a kernel with BTF. The loader must be libbpf. Rates in
-    ``config`` are ignored. ``user_files`` receives the files to which user stacks refer, and
+    ``config`` are ignored. ``user_files`` receives the files that user stacks refer to, and
     ``python_codes`` receives the code objects of Python frames.
 
     Raises:
@@ -315,7 +315,7 @@ class ThreadReader:
 
 
 def _read(link: int) -> Iterator[bytes]:
-    """Runs a linked iterator, yields its output in pieces, and closes the link."""
+    """Runs a linked iterator, yields its output in chunks, and closes the link."""
     try:
         reader = open_iterator(link)
     finally:
@@ -334,7 +334,7 @@ def _read(link: int) -> Iterator[bytes]:
 
 
 def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
-    """Returns the paths of this process's mapped files, and of the programs of other processes.
+    """Returns the paths of this process's mapped files, and of the executables of ``pids``.
 
     Files in the directories of these paths can be opened by inode if a memory map cannot be read.
     """
@@ -358,8 +358,8 @@ def read_physical_mask(files: ReferableFiles) -> int:
 
 
 def read_memory_gib(files: ReferableFiles) -> int:
-    """Returns the memory of this host in GiB, rounded up."""
+    """Returns this host's memory size in GiB, rounded up."""
     match = re.search(rb"^MemTotal:\s*(\d+) kB", files.read_bytes("/proc/meminfo"), re.MULTILINE)
     if not match:
-        raise HostError("cannot read the size of the memory: /proc/meminfo has no MemTotal")
+        raise HostError("cannot read the memory size: /proc/meminfo has no MemTotal")
     return -(-int(match[1]) * 1024 // _GIB)

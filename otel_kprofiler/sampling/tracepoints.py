@@ -256,8 +256,8 @@ def open_tracepoints(
 ) -> Iterator[Tracepoints | None]:
     """Keeps tracepoint programs loaded in a ``with`` block; yields None if there are no plans.
 
-    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program of another
-    tracepoint, which shares the maps of ``first``.
+    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program for another
+    tracepoint, sharing the maps of ``first``.
     """
     if not plans:
         yield None

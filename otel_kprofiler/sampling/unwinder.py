@@ -99,7 +99,7 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns the plans to try in turn, with ever fewer requirements on the kernel."""
+    """Returns the plans to try in order, each with fewer kernel requirements than the last."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
@@ -115,7 +115,7 @@ def say_frame_pointers(reason: str) -> None:
 
 
 def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Returns the number of entries of each unwinder map, by map name."""
+    """Returns the number of entries in each unwinder map, by map name."""
     if plan is None:
         return dict(_UNUSED)
     return {

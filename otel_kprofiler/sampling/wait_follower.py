@@ -44,7 +44,7 @@ _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
 """Maximum number of reported wait starts per sample. Most waits are too short to be sampled."""
 _LASTING_SHARE: Final = 0.5
-"""Limit on the average rate of samples of ongoing waits, as a fraction of the sample rate."""
+"""Maximum average rate of samples from ongoing waits, as a fraction of the sample rate."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
@@ -82,7 +82,7 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Returns the number of entries of each map, at least four per existing thread.
+    """Returns the number of entries in each map, at least four per existing thread.
 
     Some hash buckets are already full when half of the entries are in use.
     """

@@ -1,4 +1,4 @@
-"""Joins the records of wait starts and wait ends into samples of waits."""
+"""Joins the records of wait starts and wait ends into wait samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Pending:
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
         """Mark the wait as sampled up to now, and return the newly sampled sleep and runnable time.
 
-        The threads' clock may be unstable, so the duration of the wait is capped by
+        The threads' clock may be unstable, so the wait is capped at the time that has passed on
         ``CLOCK_BOOTTIME``.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
@@ -60,7 +60,7 @@ class WaitJoiner:
     The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
     has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
     total time of all waits long enough to be sampled. A wait whose thread slept and then waited for
-    a CPU becomes two samples, which share the value.
+    a CPU becomes two samples, and the value is divided between them.
 
     Args:
         is_left_out: returns whether the thread of a record is excluded.
@@ -83,7 +83,7 @@ class WaitJoiner:
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     def join(self, records: Iterable[WaitRecord]) -> list[RawSample]:
-        """Returns the samples of waits that have ended."""
+        """Returns samples for the waits that have ended."""
         samples: list[RawSample] = []
         for sample, end in records:
             key = sample.tgid, sample.tid
@@ -172,7 +172,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Returns samples for sleep and for runnable time, which share the weight."""
+    """Returns one sample for the sleep and one for the runnable time, and splits the weight."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):

@@ -8,11 +8,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""A thread's last report: number of the read, sums by state, waits, and time in short waits."""
+"""A thread's last report: read number, time by state, wait count, and time in short waits."""
 
 
 class WaitSums:
-    """Computes each process's new off-CPU time from cumulative sums of its threads."""
+    """Computes each process's new off-CPU time from its threads' cumulative sums."""
 
     def __init__(self) -> None:
         self._round = 0

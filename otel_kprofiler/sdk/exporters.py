@@ -107,7 +107,7 @@ class ConsoleProfileExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Reject further batches."""
+        """Reject new batches."""
         self._stopped = True
 
 
@@ -134,10 +134,10 @@ def find_exporters(
 ) -> list[ExporterFactory]:
     """Returns a factory for each exporter in ``OTEL_PROFILES_EXPORTER``; empty for ``none``.
 
-    As for other signals, the exporter ``otlp`` means ``otlp_proto_grpc`` unless
-    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The argument ``otlp``
+    As for other signals, the ``otlp`` exporter means ``otlp_proto_grpc`` unless
+    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The ``otlp`` argument
     replaces that exporter's settings from the environment. Every other name is an entry point in
-    the group ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
+    the ``opentelemetry_profiles_exporter`` group: a callable without arguments that returns a
     :class:`ProfileExporter`. Raises one ``ConfigError`` that lists all problems.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]

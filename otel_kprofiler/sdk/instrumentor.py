@@ -1,4 +1,4 @@
-"""Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
+"""Implements the ``kprofiler`` entry point in the ``opentelemetry_instrumentor`` group.
 
 The entry point starts the profiler under ``opentelemetry-instrument``, and under declarative
 configuration (``instrumentation/development: {python: {kprofiler: {…}}}``), whose keys are those of
@@ -19,8 +19,8 @@ from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the base is untyped
     """Starts and stops the profiler of this process.
 
-    There is no ``configuration`` dataclass, with which the SDK would check declarative options,
-    because the profiler's schema reports all errors at once.
+    There is no ``configuration`` dataclass for the SDK's check of declarative options, because the
+    profiler's schema reports all errors at once.
     """
 
     _profiler: KernelProfiler | None = None

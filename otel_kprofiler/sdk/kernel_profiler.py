@@ -275,7 +275,7 @@ class KernelProfiler(ForkAware):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause sampling inside a ``with`` block. Blocks may overlap, also in different threads."""
+        """Pause sampling inside a ``with`` block. Blocks may overlap, even in different threads."""
         self._change_pauses(1)
         try:
             yield

@@ -186,7 +186,7 @@ class LabelCounts:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts of samples and sets as plain values."""
+        """Returns the sample and set counts as plain values."""
         return {
             "samples": self._labelled,
             "left_out": {"forgotten_set": self._forgotten, "too_many_sets": self._too_many},

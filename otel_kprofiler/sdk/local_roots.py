@@ -38,7 +38,7 @@ MAX_NAMES: Final = 128
 """Maximum number of distinct root names in a window. Names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
-"""Minimum time for which ended spans are kept, because their samples may still be in the ring."""
+"""Minimum time to keep ended spans, because their samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
 """Indices into a span context, which is a tuple. Access by property would be slower."""
@@ -333,7 +333,7 @@ class RootNames:
         self._roots.forget_ended()
 
     def name(self, window: Window) -> Window:
-        """Returns the window with the names of local roots added to its samples' links."""
+        """Returns the window with local root names added to its samples' links."""
         watch_provider()
         counts: Counter[SpanLink] = Counter()
         for _, sample in paced(window.samples):

@@ -80,7 +80,7 @@ class Plan:
 
 
 def complete_sampler_config(plan: Plan) -> SamplerConfig:
-    """Returns the sampler's settings with target, drain interval and span layout.
+    """Returns the sampler's settings, including the target, drain interval and span layout.
 
     Unless the target is the host, pids in the settings and in samples are those of this process's
     pid namespace. Raises ``HostError`` if the target is the host but this process is in a pid
@@ -89,7 +89,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     config = plan.sampler
     if plan.target == "self" and any(isinstance(event, LockSpec) for event in config.events):
         raise HostError(
-            f"a service cannot sample {LOCK_EVENT} of its own process",
+            f"a service cannot sample {LOCK_EVENT} in its own process",
             hint="use the agent or `otel-kprofiler record -p PID`; an embedded profiler leaves out "
             "its own process, which may be waiting for locks of the profiler's buffers",
         )

@@ -207,7 +207,7 @@ def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = N
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
     If ``keys`` is None, the announcement is withdrawn. If there is no process context yet, one with
-    the attributes ``resource`` is published, unless ``resource`` is None. Raises ``HostError`` if
+    the ``resource`` attributes is published, unless ``resource`` is None. Raises ``HostError`` if
     publishing fails.
     """
     forks.catch_up()

@@ -102,7 +102,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
-    """Returns unknown variables with the prefix ``OTEL_KPROFILER_``."""
+    """Returns unknown variables with the ``OTEL_KPROFILER_`` prefix."""
     problems = []
     for key in read_variables(environ).keys() - Settings.model_fields.keys():
         supported = [name for name in Settings.model_fields if name not in Settings.unsupported]

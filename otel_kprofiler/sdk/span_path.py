@@ -45,7 +45,7 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""How each supported minor version of CPython stores the attributes of instances."""
+"""How each supported minor version of CPython stores instance attributes."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
@@ -114,7 +114,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Returns the names of span classes that the path does not cover, such as wrappers of spans."""
+    """Returns the names of span classes that the path does not cover, such as span wrappers."""
     names, waiting = set(), [Span]
     while waiting:
         for kind in waiting.pop().__subclasses__():
@@ -215,7 +215,7 @@ def _hold(span: Any) -> Context:
 
 
 def _make_contexts(spans: list[Any]) -> Iterator[Context]:
-    """Yields OpenTelemetry contexts of every size and kind of key, with and without a span."""
+    """Yields OpenTelemetry contexts of all sizes and key types, with and without a span."""
     for span in spans:
         yield _hold(span)
     for size in _OTHER_KEYS:

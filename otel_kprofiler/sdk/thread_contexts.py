@@ -1,6 +1,6 @@
 """Publishes thread contexts (OTEP 4947): for each thread, a record of its current span.
 
-A library in C writes the records. The library is called when OpenTelemetry's context variable
+A C library writes the records. The library is called when OpenTelemetry's context variable
 changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 

@@ -50,7 +50,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache for many objects, which limits the total weight of the values. Thread-safe."""
+    """A cache that many objects share, limiting the total weight of its values. Thread-safe."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight

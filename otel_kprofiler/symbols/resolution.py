@@ -98,9 +98,10 @@ class Resolver(Protocol):
         """Returns a result for each address, in the same order.
 
         Args:
-            addresses: addresses of instructions, not return addresses; see
+            addresses: instruction addresses, not return addresses; see
                 :func:`lookup_addresses`.
-            pid: the process of the addresses; None for the kernel, or for a file without a process.
+            pid: the process that the addresses belong to; None for the kernel, or for a file
+                without a process.
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

@@ -118,7 +118,7 @@ class RawAddresses(Stateless):
 class StackResolver:
     """Resolves samples' stacks, with a resolver for each side. Only one thread may use it.
 
-    The addresses of sides without a resolver stay unresolved. The resolvers are closed with this
+    Addresses on sides without a resolver stay unresolved. The resolvers are closed with this
     object. ``arrange`` puts the sides of a stack into calling order.
     """
 

@@ -38,7 +38,7 @@ class Symbolizer:
 
     @classmethod
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
-        """Returns a symbolizer for the kernel and all processes of this host.
+        """Returns a symbolizer for the kernel and all processes on this host.
 
         Kernel symbols are those at the time of the first kernel query. ``symbols`` reads the names
         of user functions; by default, from their files and installed debug files.
@@ -48,8 +48,8 @@ class Symbolizer:
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """Resolves kernel and user addresses, which may be mixed as in a stack.
 
-        Addresses must be those of instructions, not return addresses; see :func:`lookup_addresses`.
-        User addresses belong to the process ``pid``.
+        Addresses must be instruction addresses, not return addresses; see :func:`lookup_addresses`.
+        User addresses belong to process ``pid``.
         """
         answers: dict[int, Resolution] = {}
         for resolver, in_kernel in ((self._kernel, True), (self._user, False)):

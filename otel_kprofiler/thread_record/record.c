@@ -125,7 +125,7 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 
 /* Calls get_span_context() of a span whose class is not the SDK's; returns null on an exception.
  *
- * The call runs Python code, and thus signal handlers. An exception of a handler, such as
+ * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
  * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises the
  * same type, the exception comes from the span itself, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
@@ -213,12 +213,12 @@ static PyObject *current_context(void)
 
 static int enter(PyObject *context);
 static int leave(PyObject *context);
-/* Functions with which C code, such as uvloop or asyncio's eager tasks, changes the context. */
+/* Functions that C code, such as uvloop or asyncio's eager tasks, calls to change the context. */
 static const struct import imports[] = {
 	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
 
-/* Returns whether a hook will run when the thread leaves its current context. Without a watcher, no
- * hook runs if a library that was loaded later, or the interpreter's code, entered the context. */
+/* Returns whether a hook will run when the thread leaves its current context. Without a watcher,
+ * contexts entered by libraries loaded later, or by the interpreter's code, go unnoticed. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -526,7 +526,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	Py_RETURN_NONE;
 }
 
-/* Trace function of greenlets, called after each switch; self: the next trace function or None. */
+/* Greenlet trace function, called after each switch; self: the next trace function or None. */
 static PyObject *refresh(PyObject *self, PyObject *arguments)
 {
 	if (context_at)

@@ -1,6 +1,6 @@
-"""Reads ``/proc/kallsyms`` with addresses, in processes from which the kernel hides addresses.
+"""Reads ``/proc/kallsyms`` with addresses, even if the kernel hides them from this process.
 
-The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with its
+The ``ksym`` iterator (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with its
 address to a BPF program. The iterator needs CAP_BPF, CAP_PERFMON and BTF, and ignores
 ``kernel.kptr_restrict``.
 """
@@ -74,14 +74,14 @@ class IteratedKallsyms:
             text = read_kallsyms()
         except (OSError, KProfilerError) as error:
             self.refused = describe_error(error)
-            _log.info("the iterator ksym cannot read hidden symbols: %s", describe_error(error))
+            _log.info("the ksym iterator cannot read hidden symbols: %s", describe_error(error))
             return None
         self.is_used = True
         return text
 
 
 def read_kallsyms() -> bytes:
-    """Read all symbols with addresses through the iterator, in the format of kallsyms.
+    """Read all symbols with addresses through the iterator, in kallsyms format.
 
     Raises ``OSError``, or ``KProfilerError`` if libbpf is missing or the program is rejected.
     """

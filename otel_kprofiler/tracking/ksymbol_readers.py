@@ -118,7 +118,7 @@ def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
 
 
 def find_ksymbol_method(files: HostFiles) -> Finding:
-    """Returns the ``doctor`` finding about symbols of BPF programs."""
+    """Returns the ``doctor`` finding about BPF program symbols."""
     check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
     reader = BaselineReader(files)
     reading = reader.read_programs()

@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import Fence
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolChange, ModuleKind
 
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Prefix of the names of BPF program functions. The program's tag follows the prefix."""
+"""Name prefix of BPF program functions. The program's tag follows the prefix."""
 PROGRAM_LOADED: Final = 1
 
 _LOST: Final = 2
@@ -75,7 +75,7 @@ def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
 
     If ``timed``, a time follows a record's fields (``sample_id_all`` with only
     ``PERF_SAMPLE_TIME``); otherwise, times are 0. Records may have padding after the time: for each
-    further event on the same CPU, the kernel makes the record eight bytes longer than its data
+    additional event on the same CPU, the kernel makes the record eight bytes longer than its data
     (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c).
     """
     records: list[PerfRecord] = []

@@ -30,7 +30,7 @@ from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, Record
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``. Excess data is dropped, and all symbols are reread."""
 SETTLE_NS: Final = 5_000_000
-"""Maximum time from a record's timestamp to its write. A virtual CPU may pause in between."""
+"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs. All symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
@@ -71,7 +71,7 @@ class KsymbolWatch(ForkAware):
     closed. Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:
-        missed_since_ns: boottime since which changes were missed, as in a forked child; all symbols
+        missed_since_ns: boottime after which changes were missed, as in a forked child; all symbols
             are then read again.
         ring_bytes: size of each CPU's ring; the number of pages is a power of two. None selects a
             size that any user may lock; see :func:`plan_ring_bytes`.
@@ -145,7 +145,7 @@ class KsymbolWatch(ForkAware):
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns the readable details of a BPF function's program, such as type and attachment."""
+        """Returns details of a BPF function's program, such as its type and attachment."""
         return describe(symbol)
 
     def counts(self) -> KsymbolCounts:

@@ -76,10 +76,10 @@ class ModuleWatch(ForkAware):
 
     Args:
         open_events: opens the source of announcements. If it raises an ``OSError``, the error
-            becomes :attr:`problem`, and modules are detected only by polling the list.
+            becomes :attr:`problem`, and modules are detected only by polling the module list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
-        missed_since_ns: boottime since which changes were missed, as in a forked child; all modules
+        missed_since_ns: boottime after which changes were missed, as in a forked child; all modules
             are then compared with the snapshot passed to ``begin``.
         names_share: long-term share of one CPU for reading names.
     """
@@ -131,7 +131,7 @@ class ModuleWatch(ForkAware):
         forks.register(ForkStep.RELEASE, self)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from a snapshot that was read after this watch was made; call once."""
+        """Start from a snapshot that was read after this watch was created; call once."""
         vmlinux = snapshot.module(VMLINUX)
         if vmlinux is not None:
             self._kernel_file_id = vmlinux.file_id
@@ -259,7 +259,7 @@ class ModuleWatch(ForkAware):
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Queue the announced modules, with lower and upper bounds on the times of removals."""
+        """Queue the announced modules, with lower and upper bounds on removal times."""
         with self._lock:
             asked_ns = self._now()
             try:
@@ -300,7 +300,7 @@ class ModuleWatch(ForkAware):
         try:
             lines = self._read_list()
         except OSError as error:
-            _log.warning("the list of modules cannot be read: %s", describe_error(error))
+            _log.warning("the module list cannot be read: %s", describe_error(error))
             with self._lock:
                 self._added, self._removed = {**added, **self._added}, {**self._removed, **removed}
                 self._rescan = True

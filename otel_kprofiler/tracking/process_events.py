@@ -55,7 +55,7 @@ from otel_kprofiler.tracking.process_table import (
 from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum time from a record's timestamp to its write. A virtual CPU may pause in between."""
+"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
@@ -73,7 +73,7 @@ class ProcessEvents(ForkAware):
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by a few milliseconds, so that
-    events of all CPUs can be sorted. If the kernel's buffers fill up between calls of :meth:`poll`,
+    events of all CPUs can be sorted. If the kernel's buffers fill up between calls to :meth:`poll`,
     or a CPU comes online, ``Lost`` is reported, and all processes are read again. In a forked
     child, the stream is closed.
 
@@ -234,7 +234,7 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes, and reread those for which a record shows a change during the read."""
+        """Read processes, and reread those that, according to records, changed during the read."""
         for _ in range(MAX_READ_AGAIN):
             readings = [reading for pid in pids if (reading := self._read(pid))]
             if not readings:

@@ -1,4 +1,4 @@
-"""Parses the kernel's records of process events from a perf ring.
+"""Parses the kernel's process event records from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_FORK``, ``_EXIT``, ``_COMM``, ``_MMAP2``,
 ``_LOST``). The last eight bytes of each record are its time.
@@ -74,7 +74,7 @@ class ProcessRecords(NamedTuple):
 
 
 def parse_process_records(data: bytes) -> ProcessRecords:
-    """Parse the records of process events, skipping others; never raises."""
+    """Parse process event records, skipping others; never raises."""
     records: list[ProcessRecord] = []
     at, end = 0, len(data)
     while at < end:

@@ -67,7 +67,7 @@ class Unmapped(NamedTuple):
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
-        mapping: the former mapping; remaining parts are reported as ``Mapped``.
+        mapping: the removed mapping; remaining parts are reported as ``Mapped``.
     """
 
     time_ns: int

@@ -70,7 +70,7 @@ def _find_place(program: int) -> str:
 
 
 def _links() -> Iterator[bytes]:
-    """Yields ``struct bpf_link_info`` of each link, followed by the name of the link's target."""
+    """Yields each link's ``struct bpf_link_info``, followed by the name of the link's target."""
     for number in iterate_ids(_LINK_GET_NEXT_ID):
         try:
             fd = bpf_call(_LINK_GET_FD_BY_ID, (ctypes.c_uint32 * 3)(number))

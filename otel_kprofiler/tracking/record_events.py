@@ -1,4 +1,4 @@
-"""Per-CPU perf events, which receive the kernel's records of loaded code and of processes.
+"""Per-CPU perf events, which receive the kernel's records about loaded code and processes.
 
 The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """

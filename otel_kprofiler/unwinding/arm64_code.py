@@ -17,7 +17,7 @@ WORD: Final = struct.Struct("<I")
 CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
 """Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""
 NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
-"""def_cfa sp 16 (any CFA above sp will do); val_expression x30 without operations."""
+"""def_cfa sp 16 (any CFA above sp will do); val_expression x30 with an empty expression."""
 _PC_BYTES: Final = WORD.size
 
 
@@ -52,7 +52,7 @@ def _is_general(word: int) -> bool:
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether target 31 of an instruction is SP; not for loads and stores."""
+    """Returns whether an instruction's target 31 is SP. Loads and stores are not supported."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000

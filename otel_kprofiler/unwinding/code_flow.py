@@ -2,8 +2,8 @@
 
 A function begins and ends with its return address on top of the stack. In between, the distance
 from the stack pointer to the return address is computed along the control flow: forwards from
-starts of functions, and backwards from returns. The distance is unknown where paths disagree, and
-where an instruction cannot be decoded.
+function starts, and backwards from returns. The distance is unknown where paths disagree, and where
+an instruction cannot be decoded.
 
 Runs in a child process, so it imports only :mod:`code_state` and :mod:`x86_code`.
 """
@@ -197,7 +197,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            # the function runs into another function, which was added later
+            # the function falls through into another function that was added later
             if is_changed or not function.states:
                 self._add(start, self._follow(start))
 
@@ -249,7 +249,7 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Returns ``states`` without code that is only reached through calls that may not return.
+        """Returns ``states``, excluding code reached only through calls that may not return.
 
         Keeps code that leads to ``ends`` (such as returns), and code that is reached from it, or
         from ``starts``, without such a call.

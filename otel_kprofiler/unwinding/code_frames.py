@@ -57,7 +57,7 @@ _ENDLESS: Final = frozenset(
     b" __longjmp_chk __stack_chk_fail __assert_fail __libc_start_main __fortify_fail __chk_fail"
     b" _Unwind_Resume __cxa_throw __cxa_rethrow err errx verr verrx".split()
 )
-"""Functions of C and C++ libraries that do not return."""
+"""C and C++ library functions that do not return."""
 
 Gap = tuple[int, int]
 Parts = Mapping[str, Sequence[Segment]]

@@ -167,7 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns the common part of two states. Raises :class:`Inconsistent` on a contradiction."""
+    """Returns what two states have in common. Raises :class:`Inconsistent` on a contradiction."""
     if left == right:
         return left
     if OUTERMOST in (left, right):

@@ -35,7 +35,7 @@ RBP_LOST: Final = b"\7\6"
 NO_CALLER: Final = b"\7\x10"
 """CFA instruction undefined rip, which marks the outermost frame."""
 NO_RULE: Final = b"\x16\x10\0"
-"""CFA instruction val_expression rip without operations, which truncates the stack."""
+"""CFA instruction val_expression rip with an empty expression, which truncates the stack."""
 _ENTRY: Final = struct.Struct("<IIiIB")  # length, distance to CIE; start, size, no augmentation
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 

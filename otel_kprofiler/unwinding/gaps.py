@@ -14,7 +14,7 @@ from otel_kprofiler.unwinding.table import Tables, read_chunks
 Gap = tuple[int, int]
 
 _FAR_BYTES: Final = 4096
-"""Minimum distance, in bytes, between the starts of two functions at which to look for a gap."""
+"""Looks for a gap if the starts of two functions are at least this many bytes apart."""
 _LEAST_BYTES: Final = 1024
 """Minimum total size of gaps worth a child process, in bytes. Linkers alone leave 200 bytes."""
 _PADDING: Final = 64
@@ -27,7 +27,7 @@ _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOT
 _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _SIZE_AT: Final = 12
-"""Offset of the function's size in an entry with 32-bit pointers, which linkers use."""
+"""Offset of the function's size in an FDE with 32-bit pointers, as linkers write it."""
 _SIZE: Final = struct.Struct("<I")
 
 

@@ -309,7 +309,7 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Makes the rows of a function without a frame that jumps to another stack or aborts.
+    """Makes the rows of a frameless function that jumps to another stack or aborts.
 
     The rules end after the first instruction that changes x30 or sp. If that instruction is a call,
     the rules end before it, because the row for the call also applies while the callee runs.

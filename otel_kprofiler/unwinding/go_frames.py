@@ -45,7 +45,7 @@ _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries for functions. The first entry is at the SVMA ``address``.
+    """Makes ``.eh_frame`` entries for functions. The first entry is at SVMA ``address``.
 
     ``text`` is the SVMA that function offsets are relative to, from :func:`find_text`.
     """

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags of functions without a caller, with stack pointers missing in the table, or in assembly."""
+"""Flags of functions that have no caller, change sp in ways the table omits, or are in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     Attributes:
         size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
-        saving: instructions, required in the code, that save the caller's registers; empty if none.
+        saving: instructions that must be in the code to save the caller's registers; may be empty.
         program: CFA program; empty if the rules depend on the code.
     """
 
@@ -85,12 +85,12 @@ class Table:
             yield Function._make(_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
-        """Returns the number of a function name; -1 if the table does not contain the name."""
+        """Returns the offset of a function name; -1 if the table does not contain the name."""
         at = self._data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns frame sizes. Raises ``IndexError`` or ``ValueError`` if they are damaged."""
+        """Returns the frame sizes. Raises ``IndexError`` or ``ValueError`` if they are damaged."""
         data, quantum = self._data, self._quantum
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
@@ -133,7 +133,7 @@ class Code:
         return b""
 
     def find_texts(self, table: int) -> Iterator[int]:
-        """Yields the word ``text`` of each possible ``moduledata`` that points to the table."""
+        """Yields the ``text`` word of each possible ``moduledata`` that points to the table."""
         wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size

@@ -39,7 +39,7 @@ CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
-"""Modules for child processes. If imported here, they would stay in the agent's memory."""
+"""Modules that child processes run. If imported here, they would stay in the agent's memory."""
 _RUN_MODULE: Final = """
 import sys, types
 for name, path in {packages}:

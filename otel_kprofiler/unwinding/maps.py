@@ -26,7 +26,7 @@ _STATE: Final = struct.Struct("=IIII")  # state, slot, serial, reserved
 
 
 class FileState(enum.IntEnum):
-    """The state of a file, as stored in the map ``files``."""
+    """The state of a file, as stored in the ``files`` map."""
 
     PENDING = 0
     """The file's table has been requested. Stack walks stop at this file."""
@@ -96,7 +96,7 @@ class TableMaps:
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the BPF program's cache of mappings. Calls must not overlap."""
+        """Invalidate the BPF program's mapping cache. Calls must not overlap."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:

@@ -57,7 +57,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for a task, whose file the caller closes. Returns None after :meth:`stop`."""
+        """Waits for a task. The caller closes its file. Returns None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:

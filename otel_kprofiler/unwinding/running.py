@@ -18,7 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to list one by one. With more, the whole host is listed."""
+"""Maximum number of processes to list one by one. If there are more, lists the whole host."""
 _READ_BYTES: Final = 256 * 1024
 
 

@@ -177,7 +177,7 @@ class TableStore:
         return is_early
 
     def counts(self) -> TableCounts:
-        """Returns the counts of requests; thread-safe."""
+        """Returns the request counts; thread-safe."""
         with self._lock:
             return TableCounts(
                 self._requested,
@@ -232,7 +232,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns in how many seconds work is due, apart from requests; None if never."""
+        """Returns the seconds until work other than requests is due; None if there is none."""
         with self._lock:
             if self._postponed:
                 return _POLL_S

@@ -1,4 +1,4 @@
-"""Finds and verifies the tables that the BPF program reads: search table and ``.eh_frame``.
+"""Finds and verifies the tables that the BPF program reads: the search table and ``.eh_frame``.
 
 ``.eh_frame_hdr`` has a header of 12 bytes and a sorted table of pairs: the start of a function and
 its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of ``.eh_frame_hdr``

@@ -1,7 +1,7 @@
 """Decodes x86-64 instructions: their length and their effect on the stack and frame pointers.
 
-The opcode maps are in the Intel SDM, volume 2, appendix A. Of the writes to rsp, only those that
-compilers and C libraries use are decoded. Any other write is :attr:`Effect.LOSE_SP`. Runs in child
+The opcode maps are in the Intel SDM, volume 2, appendix A. Decodes only the kinds of writes to rsp
+that compilers and C libraries use. Any other write is :attr:`Effect.LOSE_SP`. Runs in child
 processes, so it imports nothing from this package.
 """
 
@@ -100,7 +100,7 @@ _NO_MODRM_0F: Final = _numbers(
 _ABSENT_0F: Final = _numbers(0x04, 0x0A, 0x0C, range(0x24, 0x28), range(0x39, 0x40), 0xA6, 0xA7)
 _IMMEDIATE_0F: Final = _numbers(0x0F, range(0x70, 0x74), 0xA4, 0xAC, 0xBA, 0xC2, 0xC4, 0xC5, 0xC6)
 _VECTOR_MAPS: Final = {0xC4: 0x1F, 0x62: 0x07}
-"""The prefixes VEX and EVEX, each with the mask of the opcode map in the next byte."""
+"""The VEX and EVEX prefixes, each with the mask of the opcode map in the next byte."""
 
 _WRITES_RM: Final = _numbers(*_arithmetic(1), 0x89, 0x87, 0xC7, 0xC1, 0xD1, 0xD3) - {0x39}
 _WRITES_REG: Final = _numbers(*_arithmetic(3), 0x8B, 0x8D, 0x87, 0x63, 0x69, 0x6B) - {0x3B}
@@ -121,7 +121,7 @@ _DISTANCES: Final = {
     0xE9: (Effect.JUMP, 4),
     0xEB: (Effect.JUMP, 1),
 }
-"""Effects of jumps and calls, and the sizes of their distances."""
+"""Effects of jumps and calls, and the sizes of their displacements."""
 _FIXED: Final = {
     0x68: (Effect.SHIFT, -8),
     0x6A: (Effect.SHIFT, -8),

@@ -1,4 +1,4 @@
-"""Serves the local page of ``view``.
+"""Serves the web page of the ``view`` command.
 
 Receivers are imported on first use, because they load gRPC and protobuf.
 """

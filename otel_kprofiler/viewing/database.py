@@ -104,7 +104,8 @@ def lock(path: str) -> int:
     except OSError as error:
         os.close(fd)
         raise KProfilerError(
-            f"{path} is in use by another `view`", hint="stop that process, or use a different file"
+            f"{path} is in use by another `view` process",
+            hint="stop that process, or use a different file",
         ) from error
     return fd
 
@@ -126,7 +127,7 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         versions = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         if not is_new and versions != (_APPLICATION, _VERSION):
             raise sqlite3.DatabaseError(
-                "it is not a `view` store, or its format has another version"
+                "it is not a `view` store, or has an unsupported format version"
             )
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {synchronous}")

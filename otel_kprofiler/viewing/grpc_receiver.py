@@ -105,7 +105,7 @@ class _Methods(grpc.GenericRpcHandler):
         return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
 
     def cancel_slow(self) -> None:
-        """Cancel calls that have waited too long for their message, if others wait for a thread."""
+        """Cancel calls that wait too long for their message while others wait for a thread."""
         end = time.monotonic() - _PATIENCE_S
         with self._lock:
             if self._calls <= THREADS:

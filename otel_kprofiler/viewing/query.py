@@ -293,7 +293,7 @@ class _Content:
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
         for number, parent, frame in self._database.execute(_NODES, self._values):
-            # A parent is older than its children, so it has already been read.
+            # A parent's id is lower than its children's, so the parent has already been read.
             parents.append(bisect_left(ids, parent) if parent else -1)
             of_frame.append(frames.setdefault(frame, len(frames)))
             ids.append(number)

@@ -1,7 +1,7 @@
 """Receives OTLP profiles from any sender over HTTP, and decodes them for the ``view`` store.
 
 Requests are decoded one at a time. Requests that would wait too long are rejected with a retry
-delay, which senders that follow the OTLP specification respect.
+delay, as the OTLP specification allows.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Counts:
 def find_version_problem(values: Sequence[str]) -> str:
     """Returns why the schema version of a request is unsupported; empty if it is supported.
 
-    ``values`` are all values of the request's header ``otlp-profiles-development-version``.
+    ``values`` are all values of the request's ``otlp-profiles-development-version`` header.
     """
     if list(values) in ([], [DEVELOPMENT_VERSION]):
         return ""
@@ -210,7 +210,7 @@ class _Handler(HttpHandler):
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "there is no Content-Length")
+            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
             # Keep reading, because a client that is still sending would not see the response.
             left = int(length[:_MOST_DIGITS])
@@ -219,7 +219,7 @@ class _Handler(HttpHandler):
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large())
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "the end of the request is missing")
+            raise _Refused(HTTPStatus.BAD_REQUEST, "the request is truncated")
         self.server.keep(self.connection)
         if "Origin" in headers or "Sec-Fetch-Site" in headers:
             raise _Refused(HTTPStatus.FORBIDDEN, "browsers cannot send profiles")
@@ -277,7 +277,7 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     if len(unpacked) > MAX_BYTES:
         raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large())
     if not unpacker.eof:
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"the end of the {encoding} is missing")
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"the {encoding} data is truncated")
     if unpacker.unused_data:
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"there is data after the end of the {encoding}")
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"there is data after the end of the {encoding} data")
     return unpacked

@@ -2,7 +2,7 @@
 
 Rejects requests for any host name or address that is not this server's. This prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins may not read
-responses (CORS). Pages of other sites may link to the page, but not request data
+responses (CORS). Pages on other sites may link to the page but cannot request data
 (``Sec-Fetch-Site``). On loopback, only users in :func:`find_trusted_users` get responses.
 """
 
@@ -28,7 +28,7 @@ SOURCE: Final = "source.json"
 """Path from which the page fetches a source file, with the query ``file``."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection in seconds, enough to send an hour of samples over slow ssh."""
+"""Time limit for a connection in seconds. An hour of samples fits through a slow SSH connection."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50

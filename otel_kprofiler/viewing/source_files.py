@@ -1,8 +1,8 @@
 """Reads source files named by frames of the profile that is shown.
 
-Profiles may come from anywhere, so the names in them are not trusted. Only regular files with the
-suffix of a programming language, and scripts that begin with ``#!``, are read. The user who reads
-the page must have the right to read the file. The text contains no control characters except tabs.
+Profiles may come from anywhere, so the names in them are not trusted. Reads only regular files that
+have a programming language's suffix or begin with ``#!``. The user who views the page must be
+allowed to read the file. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.text import escape_controls
 
 MAX_SOURCE_BYTES: Final = 2 << 20
-"""Size limit of source files. Hand-written files of CPython and Linux are smaller."""
+"""Maximum size of a source file, in bytes. Hand-written files of CPython and Linux are smaller."""
 _MAX_LINE: Final = 2000
 _SUFFIXES: Final = frozenset({
     "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
@@ -46,7 +46,7 @@ class SourceError(KProfilerError):
 
 
 class SourceFile(NamedTuple):
-    r"""A source file's lines, separated by ``\n``, and the Unix time of its last change.
+    r"""A source file's lines, separated by ``\n``, and the Unix time of its last modification.
 
     Long lines are truncated.
     """
@@ -56,10 +56,10 @@ class SourceFile(NamedTuple):
 
 
 def read_source(path: str, user: int) -> SourceFile:
-    """Reads a source file with the rights of a user.
+    """Reads a source file with a user's credentials.
 
     ``path`` is absolute, as in a frame. Reading as a different user needs root, and takes place in
-    a separate thread, because Linux keeps these rights per thread. Raises :class:`SourceError` if
+    a separate thread, because Linux keeps credentials per thread. Raises :class:`SourceError` if
     there is no such source file, or the user cannot read it.
     """
     if user == os.geteuid():
@@ -84,7 +84,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread a user's rights to files. libc's functions would affect all threads."""
+    """Give this thread a user's credentials. libc's functions would affect all threads."""
     refused = f"cannot read files as user {user}"
     machine = platform.machine()
     if machine not in _SETGROUPS:

@@ -1,6 +1,6 @@
 """Keeps recent samples for ``view``, in an SQLite file of bounded size.
 
-Each sample refers to its thread, and to its stack's node in the tree of all calls. The roots of the
+Each sample refers to its thread, and to its stack's node in the call tree. The roots of the
 tree are process names, and nodes refer to frames. A frame common to many stacks is stored once, as
 is each path from the root. The samples table is stored in time order, so that adding samples,
 dropping old samples and reading a range need no index.
@@ -43,13 +43,13 @@ CHOICES: Final = (
     "container.name",
     "process.executable.name",
 )
-"""Resource attributes by which samples can be selected."""
+"""Resource attributes that the page can filter samples by."""
 _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 
 _MAX_CACHED: Final = 50_000
 """Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""Number of times per retention time that unreferenced rows are removed."""
+"""How many times per retention time unreferenced rows are removed."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -68,7 +68,7 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 class Added(NamedTuple):
-    """The numbers of samples by outcome of :meth:`SampleStore.add`.
+    """Sample counts, by outcome of :meth:`SampleStore.add`.
 
     Attributes:
         kept: number of samples that were added.
@@ -181,7 +181,7 @@ class SampleStore:
                             outdated += 1
                 lost = sum(profile.lost.values())
                 if lost and oldest <= window.end_unix_ns < latest:
-                    # All parts of a split window have the same counts of losses.
+                    # All parts of a split window have the same loss counts.
                     self._database.execute(
                         "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
                         (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),

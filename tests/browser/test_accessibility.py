@@ -30,14 +30,14 @@ def test_axe_reports_no_violations(browser, scheme, view, width):
 
 @pytest.mark.parametrize("opens", ["more", "save", "help"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_reports_no_violations_of_menus(browser, scheme, opens):
+def test_axe_reports_no_violations_in_menus(browser, scheme, opens):
     browser.show([PROFILE], scheme=scheme)
     browser.press("g", "ArrowUp", "ArrowUp")
     browser.evaluate(f"document.getElementById('{opens}').click()")
     check_accessibility(browser)
 
 
-def test_axe_reports_no_violations_of_a_long_legend(browser):
+def test_axe_reports_no_violations_in_a_long_legend(browser):
     frames = [
         Frame(Module(f"lib{n}.so", ModuleKind.USER, None, FileId(f"{n:032x}"), 0),
               n, (Line(f"f{n}"),), 0, USER_SIDE)

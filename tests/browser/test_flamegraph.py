@@ -104,7 +104,7 @@ CONTRASTS = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_names_can_be_read_on_every_colour(browser, scheme):
+def test_frame_names_are_readable_on_every_colour(browser, scheme):
     open_binaries(browser, [f"x{number}" for number in range(40)], scheme=scheme)
     contrasts = browser.evaluate(CONTRASTS)
     assert len(contrasts) > 40
@@ -192,7 +192,7 @@ def test_the_root_is_visible_at_any_stack_depth(browser, root):
     assert drawn["y"] == (0 if root == "top" else height - drawn["height"])
 
 
-def test_the_callers_view_is_a_true_inversion_with_the_leaf_first(page):
+def test_the_callers_view_shows_every_stack_inverted_with_the_leaf_first(page):
     page.click("[data-tab=callers]")
     rows = {}
     for box in boxes(page):
@@ -209,7 +209,7 @@ def test_the_callers_view_is_a_true_inversion_with_the_leaf_first(page):
     assert names(page)["[0x401000]"] == 100
 
 
-def test_callers_merge_common_frames_of_different_stacks(browser):
+def test_the_callers_view_merges_common_frames_of_different_stacks(browser):
     one, other, leaf = frame("one"), frame("other"), frame("leaf")
     stacks = [sample([leaf, READ, one], 3), sample([leaf, READ, other], 2), sample([READ, one], 5)]
     browser.show([window(("x", 1, stacks))], "#tab=callers")
@@ -259,7 +259,7 @@ def test_the_table_lists_functions_with_callers_and_callees(page):
     assert rows(page) == [["ext4_read", "60", "60.00%", "60", "60.00%"]]
 
 
-def test_recursion_counts_once(browser):
+def test_recursive_calls_count_once_in_a_functions_total(browser):
     browser.show([window(("x", 1, [sample([READ, SYSCALL, READ, SYSCALL], 4)]))], "#tab=table")
     assert sorted(rows(browser)) == [
         ["do_syscall_64", "0", "0.00%", "4", "100.00%"],
@@ -399,7 +399,7 @@ def test_a_page_with_two_intervals_opens_as_a_comparison(browser):
     assert "151 samples" in text(browser, "details")
 
 
-def test_values_are_shown_as_samples_time_or_shares(page):
+def test_values_can_be_shown_as_samples_as_time_or_as_shares(page):
     shown = "[...document.getElementById('unit').options].map(option => option.text)"
     assert page.evaluate(shown) == ["samples", "ms of CPU", "%"]
     page.press("u")

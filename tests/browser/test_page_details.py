@@ -125,7 +125,7 @@ BARS = """[...viewer.panes[0].functions.body.querySelectorAll(".share")].map(cel
 })"""
 
 
-def test_shares_have_bars_relative_to_the_largest_beside_the_text(page):
+def test_the_bars_beside_shares_are_relative_to_the_largest_share(page):
     page.press("3")
     bars = dict(page.evaluate(BARS)[::2])
     assert bars["60.00%"] == 100
@@ -146,7 +146,7 @@ BAR_WIDTH = """(cell => {
 
 @pytest.mark.parametrize("width", [390, 600, 1000, 1500])
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
-def test_bars_of_shares_can_be_seen_in_windows_of_all_widths(browser, tab, width):
+def test_bars_beside_shares_are_visible_at_every_window_width(browser, tab, width):
     browser.show([PROFILE], f"#tab={tab}", width=width)
     widths = browser.evaluate(f"[...document.querySelectorAll('td.share')].map({BAR_WIDTH})")
     assert widths

@@ -125,7 +125,7 @@ def test_errors_are_shown_and_the_last_data_is_kept(served, host):
     assert text(served, "status") == ""
 
 
-def test_live_controls_are_hidden_for_files(served, host):
+def test_live_controls_are_hidden_if_the_page_shows_a_file(served, host):
     hidden = "document.getElementById('live').hidden"
     assert served.evaluate(hidden) is False
     host.more = {}

@@ -42,13 +42,13 @@ def test_a_range_outside_of_the_recording_has_no_samples(page, range_):
     assert brushed(page) == f"{OUTSIDE} · 0 samples"
 
 
-def test_a_range_that_begins_before_the_recording_is_limited_to_it(page):
+def test_a_range_that_begins_before_the_recording_is_cut_at_its_start(page):
     go(page, "range=999999990000-1000000001000")
     assert brushed(page) == "0.00 s - 1.00 s · 100 samples"
     assert text(page, "details").startswith("all · 100 samples")
 
 
-def test_a_comparison_with_a_range_outside_of_the_recording_is_empty_on_that_side(page):
+def test_the_side_of_a_comparison_that_is_outside_of_the_recording_is_empty(page):
     go(page, "baseline=1-2000&range=1000000000000-1000000001000")
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 

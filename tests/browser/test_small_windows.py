@@ -73,7 +73,7 @@ def test_controls_take_two_lines_in_a_wide_window(browser, busy):
 
 
 @pytest.mark.parametrize("width", [1500, 1200, 1000, 800, 600, 390])
-def test_the_strip_stays_under_the_pointer_while_a_range_is_chosen(browser, busy, width):
+def test_the_time_strip_stays_under_the_pointer_while_a_range_is_selected(browser, busy, width):
     browser.show_page(busy, width=width, height=800)
     top = "document.querySelector('#strip canvas').getBoundingClientRect().top"
     height = browser.evaluate(top)

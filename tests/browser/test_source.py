@@ -116,7 +116,7 @@ def choose(browser, name):
     wait(browser, f"!({NOTES}).some(note => note.startsWith('Loading'))")
 
 
-def test_lines_have_self_and_total_and_the_hottest_is_marked(show):
+def test_source_lines_show_self_and_total_and_the_hottest_is_marked(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
     # A stack that has line 3 twice counts once. Samples with native or kernel leaves count for
@@ -133,7 +133,7 @@ def test_lines_have_self_and_total_and_the_hottest_is_marked(show):
     assert page.evaluate(current) == ["8"]
 
 
-def test_native_lines_have_their_counts_and_scroll_into_view(show):
+def test_source_lines_of_native_functions_show_counts_and_scroll_into_view(show):
     page = show("tab=source")
     choose(page, "hash")
     assert [row[:5] for row in page.evaluate(COUNTED)] == [[2500, "25", "25.00%", "25", "25.00%"]]
@@ -157,7 +157,7 @@ def test_a_button_shows_the_omitted_lines_of_a_long_file(show):
     assert page.evaluate(ROWS)[0][0] == 1
 
 
-def test_filters_and_transforms_apply_to_lines(show):
+def test_filters_and_transforms_apply_to_source_lines(show):
     page = show("tab=source&cpu=0")
     choose(page, "main (app.py:8)")
     assert [row[1] for row in page.evaluate(COUNTED)] == ["40", "", ""]
@@ -196,7 +196,7 @@ def test_the_page_warns_if_a_source_file_may_differ_from_the_one_that_ran(show, 
     ]
 
 
-def test_counts_and_a_reason_are_shown_if_a_file_cannot_be_read(show, files):
+def test_counts_and_a_reason_are_shown_if_a_source_file_cannot_be_read(show, files):
     page = show("tab=source")
     choose(page, "gone")
     assert page.evaluate(NOTES) == [f"{files.missing} cannot be read: No such file or directory"]
@@ -254,7 +254,7 @@ def test_comparisons_show_changes_in_each_tab_and_at_each_width(browser, files, 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations_of_a_listing(show, scheme, width):
+def test_axe_reports_no_violations_in_a_source_listing(show, scheme, width):
     page = show("tab=source", scheme=scheme, width=width)
     choose(page, "main (app.py:8)")
     check_accessibility(page)

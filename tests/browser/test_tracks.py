@@ -38,7 +38,7 @@ def test_rows_show_each_threads_time_by_state(page):
     ]
 
 
-def test_a_wait_covers_the_time_before_its_end(page):
+def test_a_wait_is_drawn_over_the_time_before_its_end(page):
     storage = page.evaluate(DRAWN)[0]["cells"][STATES.index("storage")]
     column_ms = 5000 / len(storage)
     covered = [at for at, value in enumerate(storage) if value]
@@ -59,7 +59,7 @@ def test_wait_causes_have_the_colour_of_their_group(browser, cause, state):
     assert ms_by_state(row["cells"]) == {"ran": 50, state: 200}
 
 
-def test_a_row_selects_its_thread_and_a_second_click_selects_all(page):
+def test_clicking_a_row_selects_its_thread_and_clicking_it_again_selects_all_threads(page):
     page.evaluate("document.querySelectorAll('#tracks button')[1].focus()")
     page.press("Enter")
     assert page.evaluate("document.getElementById('thread').value") == "8 worker"
@@ -70,7 +70,7 @@ def test_a_row_selects_its_thread_and_a_second_click_selects_all(page):
     assert page.evaluate("document.getElementById('thread').value") == ""
 
 
-def test_rows_follow_filters_and_transforms(page):
+def test_thread_rows_follow_filters_and_transforms(page):
     page.press("2", "g", "ArrowDown", "h")  # hides stacks with the widest leaf, "wait: disk"
     rows = {row["title"]: ms_by_state(row["cells"]) for row in page.evaluate(DRAWN)}
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
@@ -85,7 +85,7 @@ def test_k_toggles_the_thread_rows_and_the_url_keeps_the_setting(page):
     assert page.evaluate(SHOWN)
 
 
-def test_recordings_without_waits_show_rows_on_demand(browser):
+def test_recordings_without_waits_show_thread_rows_on_demand(browser):
     browser.show([PROFILE])
     assert not browser.evaluate(SHOWN)
     browser.click("#tracked")
@@ -101,7 +101,7 @@ def test_recordings_without_waits_show_rows_on_demand(browser):
     ]
 
 
-def test_rows_of_many_threads_leave_room_for_the_graph(browser):
+def test_the_rows_of_many_threads_leave_room_for_the_graph(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     profile = recording([ran(5)], waits)
     for width, height, rows in ((1500, 900, 8), (1000, 700, 5), (390, 844, 5), (390, 420, 2)):

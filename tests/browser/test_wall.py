@@ -72,7 +72,7 @@ def test_on_cpu_and_off_cpu_time_share_one_graph(page):
     assert page.evaluate("document.querySelector('#legend .wait').checkVisibility()")
 
 
-def test_the_tooltip_splits_time_into_running_and_waiting(page):
+def test_the_tooltip_splits_time_into_running_and_waiting_time(page):
     hover(page, "vfs_read")
     facts = page.evaluate("document.getElementById('tooltip').innerText").split("\n")
     pairs = dict(zip(facts[1::2], facts[2::2], strict=True))
@@ -108,7 +108,7 @@ def test_each_kind_can_be_shown_alone_or_both_side_by_side(page):
     assert "wait: gil" in page.evaluate(drawn)
 
 
-def test_filters_and_time_ranges_apply_to_running_and_waiting(page):
+def test_filters_and_time_ranges_apply_to_running_and_waiting_time(page):
     page.evaluate("viewer.brush([0, 200])")
     assert text(page, "details") == "all · 50 ms, 100.00% · 100.00% of it on CPUs"
     page.evaluate("viewer.brush(null)")
@@ -153,7 +153,7 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser):
 @pytest.mark.parametrize(
     ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
 )
-def test_wall_clock_time_prefers_the_cpu_time_of_our_sampler(browser, others, parts):
+def test_the_wall_clock_view_prefers_our_samplers_cpu_time_to_other_kinds(browser, others, parts):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name="other"), *others]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

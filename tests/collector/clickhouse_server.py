@@ -40,7 +40,7 @@ def _text(text):
 
 
 def _block(columns, rows):
-    """Encodes a block of strings and 32-bit numbers as servers from revision 54454 on send it."""
+    """Encodes a block of strings and 32-bit numbers in the format of server revision 54454."""
     info = b"\x01\x00\x02" + struct.pack("<i", -1) + b"\x00"
     data = info + _varint(len(columns)) + _varint(len(rows))
     for at, (name, kind) in enumerate(columns):

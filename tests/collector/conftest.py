@@ -135,8 +135,7 @@ class Collector:
         version: the version of the Collector, without ``v``.
         grpc_endpoint: the ``host:port`` of its OTLP/gRPC receiver, without TLS.
         http_endpoint: the base URL of its OTLP/HTTP receiver.
-        output, traces, metrics: the files with one line of OTLP JSON for each request of that
-            signal.
+        output, traces, metrics: the files to which the Collector appends each request as OTLP JSON.
     """
 
     def __init__(
@@ -248,8 +247,8 @@ def collector(request, open_collector):
 def processing_collector(request, open_collector):
     """Starts a Collector that copies ``service.name`` and deletes ``process.pid``.
 
-    Its file exporter converts attributes back to references, so only its log shows what processors
-    and other exporters see.
+    The Collector's file exporter converts attributes back to references, so only the log shows what
+    processors and other exporters see.
     """
     return open_collector(request.param, pipelines=PROCESSED)
 
@@ -257,8 +256,8 @@ def processing_collector(request, open_collector):
 def resolve(request):
     """Yields every sample of a request in the Collector's JSON, with all references resolved.
 
-    A sample is (resource attributes, kind, period, sample attributes, stack, link, timestamp). Its
-    stack has (mapping's file name, address, function names) for each frame, leaf first. The code is
+    A sample is (resource attributes, kind, period, sample attributes, stack, link, timestamp). A
+    stack is a sequence of (mapping's file name, address, function names), leaf first. The code is
     independent of the package's decoder, so that the two cannot share a bug.
     """
     tables = request["dictionary"]
@@ -310,7 +309,7 @@ def resolve(request):
             for profile in scope["profiles"]:
                 kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
                 for sample in profile["samples"]:
-                    # JSON omits zeros: stack 0 is that of a sample whose stack was not captured.
+                    # JSON omits zeros. Stack 0 stands for a stack that was not captured.
                     stack = tables["stackTable"][sample.get("stackIndex", 0)]
                     frames = tuple(frame(index) for index in stack.get("locationIndices", ()))
                     link = tables["linkTable"][sample.get("linkIndex", 0)]

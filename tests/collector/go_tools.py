@@ -38,7 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Returns the path of a cached program, which ``build``'s commands make if it is missing."""
+    """Returns the path of a cached program; runs the commands of ``build`` if it is missing."""
     program = cache_directory() / name
     if program.exists():
         return program

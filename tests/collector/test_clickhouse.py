@@ -331,7 +331,7 @@ def test_the_table_contains_every_sample_and_span_link(engine, stored):
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
-def test_report_prints_the_same_for_a_table_and_a_file(engine, stored, words):
+def test_report_prints_the_same_for_a_clickhouse_table_and_a_file(engine, stored, words):
     times = [] if "--from" in words else ALL_TIMES
     for by in ("function", "process", "span"):
         of_file = report(*words, "--by", by, stored)
@@ -341,13 +341,13 @@ def test_report_prints_the_same_for_a_table_and_a_file(engine, stored, words):
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_every_grouping_is_equal_for_table_and_file(engine, stored, by):
+def test_every_grouping_yields_equal_results_from_a_clickhouse_table_and_a_file(engine, stored, by):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
 
 
-def test_span_parts_are_equal_for_table_and_file(engine, stored):
+def test_span_parts_from_a_clickhouse_table_and_a_file_are_equal(engine, stored):
     of_file = json.loads(run("report", "--json", "--by", "part", stored))
     words = ["--json", "--by", "part", *ALL_TIMES, engine.address()]
     assert json.loads(run("report", *words)) == of_file
@@ -355,7 +355,7 @@ def test_span_parts_are_equal_for_table_and_file(engine, stored):
     assert {"kernel", "wait: run_queue"} <= {group["name"] for group in of_file["groups"]}
 
 
-def test_callers_and_callees_are_equal_for_table_and_file(engine, stored):
+def test_callers_and_callees_from_a_clickhouse_table_and_a_file_are_equal(engine, stored):
     for option in ("--callers", "--callees"):
         of_file = report(option, "ksys_read", stored)
         of_table = report(option, "ksys_read", *ALL_TIMES, engine.address())
@@ -363,7 +363,7 @@ def test_callers_and_callees_are_equal_for_table_and_file(engine, stored):
 
 
 def sampled(data):
-    """Returns the counts in a page's data by stack, thread, CPU, kind and time bin."""
+    """Returns the sample counts in a page's data by stack, thread, CPU, kind and time bin."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def path(node):
@@ -384,7 +384,7 @@ def sampled(data):
     return result
 
 
-def test_the_page_is_equal_for_table_and_file(engine, stored, tmp_path):
+def test_pages_from_a_clickhouse_table_and_a_file_are_equal(engine, stored, tmp_path):
     pages = []
     for name, source, times in (("a", engine.address(), ALL_TIMES), ("b", stored, [])):
         path = tmp_path / f"{name}.html"
@@ -394,7 +394,7 @@ def test_the_page_is_equal_for_table_and_file(engine, stored, tmp_path):
     assert pages[0]["summary"] == pages[1]["summary"]
 
 
-def test_view_serves_a_table(engine, stored):
+def test_view_shows_profiles_from_a_clickhouse_table(engine, stored):
     words = [*COMMAND, "view", "--no-browser", "--service", "shop", *ALL_TIMES, engine.address()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
         try:
@@ -424,7 +424,7 @@ def wait_for_step(table):
 
 
 @pytest.mark.parametrize("by", ["function", "process", "syscall", "thread"])
-def test_top_shows_the_last_few_seconds_of_a_table(engine, stored, by):
+def test_top_shows_the_last_few_seconds_of_a_clickhouse_table(engine, stored, by):
     seconds = 11
     with newest(engine, seconds, "shop") as table:
         table.start()
@@ -473,7 +473,7 @@ def test_top_exits_if_its_first_read_of_a_table_fails(engine, stored):
 
 
 @pytest.mark.long
-def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path):
+def test_diff_compares_services_and_time_ranges_of_a_clickhouse_table(engine, stored, tmp_path):
     sides = [f"{engine.address()}?service.name={name}" for name in ("shop", "shipping")]
     times = [f"--time-{side}=0s..{WINDOWS}s" for side in ("before", "after")]
     result = json.loads(run("diff", "--json", *times, *sides))["kinds"]
@@ -501,7 +501,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
     assert "service.name=shop" in page.data(path.read_text())["parts"][0]["name"]
 
 
-def test_timestamps_of_many_samples_are_rounded_to_steps(engine, stored, monkeypatch):
+def test_timestamps_are_rounded_if_there_are_too_many_samples(engine, stored, monkeypatch):
     said, read = [], []
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with closing(ProfileStore(parse_address(engine.address(), {}))) as profiles:
@@ -535,12 +535,12 @@ def test_more_samples_than_fit_into_memory_are_rejected(engine, stored, monkeypa
     assert "narrow the query" in raised.value.hint
 
 
-def test_a_table_and_a_file_are_merged(engine, stored):
+def test_report_merges_a_clickhouse_table_and_a_file(engine, stored):
     both = report("--idle", *ALL_TIMES, "--by", "kind", engine.address(), stored)
     assert sum(kind["samples"] for kind in both) == 2 * SAMPLES
 
 
-def test_errors_name_cause_and_fix_without_secrets(engine, stored):
+def test_clickhouse_errors_name_cause_and_fix_without_secrets(engine, stored):
     (free,) = free_ports(1)
     refused = run("report", f"clickhouse://{USER}:{PASSWORD}@127.0.0.1:{free}/otel", status=1)
     reason = f"error: cannot read clickhouse://127.0.0.1:{free}/otel: Connection refused\n"
@@ -563,7 +563,7 @@ def test_errors_name_cause_and_fix_without_secrets(engine, stored):
     )
 
 
-def test_the_last_hour_is_read_by_default_even_if_empty(engine, stored):
+def test_the_last_hour_is_reported_by_default_even_if_it_has_no_samples(engine, stored):
     done = subprocess.run(
         [*COMMAND, "report", engine.address()], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -593,7 +593,7 @@ RECIPES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("query", RECIPES, ids=range(len(RECIPES)))
-def test_documented_recipes_work(engine, stored, query):
+def test_documented_queries_return_the_expected_rows(engine, stored, query):
     assert "Timestamp > now() - INTERVAL 1 " in query
     rows = engine.ask(query.replace("now()", f"toDateTime({START // SECOND + WINDOWS})"))
     assert rows
@@ -604,7 +604,7 @@ def test_documented_recipes_work(engine, stored, query):
 
 
 @pytest.mark.parametrize("name", ["agent", "gateway-clickhouse", "gateway-pyroscope"])
-def test_the_collector_accepts_the_shipped_files(collector_program, name):
+def test_the_collector_accepts_the_shipped_configurations(collector_program, name):
     command = [collector_program, "validate", f"--config={CONFIG / f'{name}.yaml'}", GATE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -621,7 +621,7 @@ def own(kinds):
 
 
 @pytest.mark.live
-def test_report_on_the_table_counts_every_sample_of_the_agent(
+def test_a_report_from_clickhouse_counts_every_sample_of_the_agent(
     engine, stored, collector_program, tmp_path, sampling_host
 ):
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()

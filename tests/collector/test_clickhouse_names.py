@@ -93,7 +93,7 @@ def counts(source, *words):
 
 
 @pytest.mark.parametrize("by", ["service", "function", "endpoint", "process", "thread"])
-def test_names_are_read_back_exactly(engine, stored, by):
+def test_names_are_read_back_from_clickhouse_unchanged(engine, stored, by):
     number = {"process": 1000, "thread": 5000}.get(by)
     expected = {
         f"{name} ({number + at})" if number else name: at + 1 for at, name in enumerate(NAMES)

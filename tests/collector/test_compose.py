@@ -64,7 +64,7 @@ def sources(service):
         ("retries: 30", "retries: often", "retries"),
     ],
 )
-def test_the_schema_rejects_an_invalid_file(tmp_path, right, wrong, complaint):
+def test_the_schema_rejects_an_invalid_compose_file(tmp_path, right, wrong, complaint):
     text = (DEMO / "compose.yaml").read_text()
     assert right in text
     path = tmp_path / "compose.yaml"
@@ -103,7 +103,7 @@ def test_the_agent_has_the_privileges_and_mounts_of_the_daemonset(services):
     }
 
 
-def test_other_services_have_no_capabilities_and_publish_one_port_on_loopback(services):
+def test_other_services_have_no_capabilities_and_only_one_publishes_a_loopback_port(services):
     for name in ("page", "report"):
         assert services[name]["cap_drop"] == ["ALL"]
         assert not {"cap_add", "pid", "user"} & services[name].keys(), "the image's user is nobody"
@@ -178,7 +178,7 @@ def stored_services(engine):
 @NEEDS_ENGINE
 @pytest.mark.live
 @pytest.mark.usefixtures("sampling_host")
-def test_source_lines_of_the_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
+def test_source_lines_of_the_demo_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
     grpc, http, shown, web = free_ports(4)
     logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector", "agent")}
     command = [str(shown).join(word.split("4317")) for word in services["page"]["command"]]

@@ -126,7 +126,7 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-def test_an_account_without_samples_reaches_the_collector(collector, kind):
+def test_loss_counts_reach_the_collector_even_without_samples(collector, kind):
     """A Collector forwards a sample of value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
     window = make_window(START, START + 1, ({"host.name": "here"}, ()), totals=totals)

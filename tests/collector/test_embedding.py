@@ -212,7 +212,7 @@ def names_of(stacks):
     return {name for stack in stacks for _, _, names in stack for name in names}
 
 
-def test_the_wsgi_example_sends_traces_metrics_and_profiles_of_one_resource(
+def test_the_wsgi_example_sends_traces_metrics_and_profiles_with_the_same_resource(
     open_collector, samples_of, tmp_path
 ):
     collector = open_collector()
@@ -254,7 +254,7 @@ def test_the_asyncio_example_links_kernel_time_to_its_tasks(open_collector, samp
         assert start <= time_ns <= end
 
 
-def test_the_batch_example_has_no_spans(open_collector, samples_of):
+def test_samples_of_the_batch_example_are_linked_to_no_span(open_collector, samples_of):
     collector = open_collector()
     env = environment(
         collector, OTEL_EXPORTER_OTLP_ENDPOINT=collector.grpc_endpoint,

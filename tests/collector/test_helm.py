@@ -77,7 +77,7 @@ def test_the_chart_renders_the_manifests():
     assert rendered == plain
 
 
-def test_helm_lint_passes():
+def test_helm_lint_accepts_the_chart():
     done = helm("lint", "--strict", CHART)
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
@@ -128,7 +128,7 @@ def test_an_api_server_accepts_the_rendered_chart(values):
     assert status == 0
 
 
-def test_values_reach_the_pod_and_the_agent(tmp_path):
+def test_chart_values_reach_the_pod_and_the_agents_configuration(tmp_path):
     text = render(values=EVERYTHING)
     assert by_kind(text).keys() == {"ConfigMap", "DaemonSet"}
     config = agent_of(text, tmp_path)

@@ -219,7 +219,7 @@ def running(command, log, environ):
 
 @contextlib.contextmanager
 def spinning(path, environ):
-    """Runs a CPU-bound program whose comm is the name of the file ``path``."""
+    """Runs a CPU-bound program whose comm is the file name of ``path``."""
     shutil.copy("/bin/bash", path)
     process = subprocess.Popen([path, "-c", "while :; do :; done"], env={**os.environ, **environ})
     try:

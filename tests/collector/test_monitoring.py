@@ -290,7 +290,7 @@ def test_clickhouse_answers_the_query_of_each_grafana_panel(engine, stored):
 
 
 @NEEDS_ENGINE
-def test_the_service_variable_lists_services(engine, stored):
+def test_the_dashboards_service_variable_lists_the_services(engine, stored):
     board = json.loads((ROOT / "config/grafana/profiles.json").read_text())
     (variable,) = [entry for entry in board["templating"]["list"] if entry["name"] == "service"]
     assert len(engine.ask(expand(variable["query"]))) > 1

@@ -38,7 +38,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     sent, taken = map(
         int, re.match(rf"sent to {address}: interrupted (\d+) of (\d+) samples ", last).groups()
     )
-    lost = int(re.search(r" lost (\d+)", last)[1])  # by the ring while the process waits for a CPU
+    lost = int(re.search(r" lost (\d+)", last)[1])  # to a full ring while waiting for a CPU
     assert len(samples_of(collector.arrived())) == sent == taken - lost > 0
     assert len(collector.arrived()) > 1
 

@@ -1,8 +1,8 @@
 """Mutation test: removes the handling of one fault at a time, and checks that its test fails.
 
 Run ``python tests/faults/mutations.py [WORD]`` from a checkout; WORD selects faults by a substring
-of their name. The checkout is not changed, only a copy. Exits 1 if a test passes without the
-handling it covers.
+of their name. The checkout is not changed, only a copy. Exits with 1 if a test still passes when
+the handling that it covers is removed.
 """
 
 # ruff: noqa: E501, T201 - a table with one row per fault; a command prints for its user
@@ -81,7 +81,7 @@ RECORDS = "tests/unit/thread_record/test_thread_record.py::test_the_record_alway
 MUTATIONS = [
     Mutation("process to be dumped that holds its own mmap_lock", "otel_kprofiler/host/patient_maps.py", "        if pid in self.locked or not self._calls.call(pid, job):\n", "        job()\n        if pid in self.locked:\n", "tests/live/test_dump.py::test_a_process_stuck_holding_its_mmap_lock_is_dumped"),
     Mutation("process that holds its own mmap_lock at the start", "otel_kprofiler/sampling/unwinder.py", '        if has_ended := calls.call("maps", find_running):\n', "        has_ended = True\n        find_running()\n        if True:\n", "tests/live/test_dump.py::test_a_process_stuck_holding_its_mmap_lock_is_dumped"),
-    Mutation("host too busy to list mapped files in time", "otel_kprofiler/sampling/unwinder.py", "_LEAST_LOADING: Final = 0.5\n", "_LEAST_LOADING: Final = 0\n", "tests/live/test_first_stacks.py::test_slow_listing_of_running_files_leaves_time_to_load_their_tables"),
+    Mutation("host too busy to list mapped files in time", "otel_kprofiler/sampling/unwinder.py", "_LEAST_LOADING: Final = 0.5\n", "_LEAST_LOADING: Final = 0\n", "tests/live/test_first_stacks.py::test_a_slow_scan_for_mapped_files_leaves_time_to_load_their_tables"),
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_closes_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
     Mutation("thread that outlives the stop of what it uses", "otel_kprofiler/stopping.py", '    threading.Thread(target=release_later, name="kprofiler-release", daemon=True).start()\n', "", "tests/unit/test_stopping.py::test_resources_are_released_after_the_last_thread_has_ended"),
@@ -157,7 +157,7 @@ MUTATIONS = [
     Mutation("TLS: a file is missing", HTTP, "        except OSError as error:  # a TLS file", "        except ZeroDivisionError as error:  # a TLS file", "tests/faults/test_tls.py::test_export_resumes_once_a_missing_key_file_exists"),
     Mutation("TLS: an answer before the end of the request", "otel_kprofiler/abortable.py", "                except ssl.SSLEOFError as error:\n", "                except ZeroDivisionError as error:\n", "tests/faults/test_tls.py::test_a_response_sent_before_the_request_is_complete_is_read"),
     Mutation("TLS: expired client certificate", "otel_kprofiler/export/tls_files.py", "    if now > end:\n", "    if now < end and now > end:\n", "tests/faults/test_tls.py::test_the_log_states_when_the_client_certificate_expired"),
-    Mutation("TLS: error without a fix", SENDER, '        return f"{message}: {fix}" if fix else message\n', "        return message\n", "tests/faults/test_tls.py::test_the_first_error_names_cause_and_fix_without_secrets"),
+    Mutation("TLS: error without a fix", SENDER, '        return f"{message}: {fix}" if fix else message\n', "        return message\n", "tests/faults/test_tls.py::test_tls_errors_name_cause_and_fix_without_secrets"),
     Mutation("DNS failing", HTTP, "    requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
     Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_loses_nothing_while_memory_suffices"),
     Mutation("disk full: partial record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_unchanged"),
@@ -189,7 +189,7 @@ MUTATIONS = [
     Mutation("spool corrupted: numbers", RECOVERY, "        self.last = max(self.last, totals.settled)\n", "", f"{STORED}::test_numbers_of_settled_batches_are_not_reused"),
     Mutation("spool truncated", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_truncated_segment_is_recovered_up_to_its_last_intact_record"),
     Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_a_second_writer_is_rejected"),
-    Mutation("disk hanging", REPORTING, "                queue.put(batch, rest)\n", "                with self._changed:\n                    queue.put(batch, rest)\n", f"{DISKS}::test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters"),
+    Mutation("disk hanging", REPORTING, "                queue.put(batch, rest)\n", "                with self._changed:\n                    queue.put(batch, rest)\n", f"{DISKS}::test_a_hanging_disk_delays_neither_draining_nor_other_exporters"),
     Mutation("SIGKILL: unclean end", RECOVERY, "0 if self._closed else max(totals.end_unix_ns, 1)", "0", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._totals.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: losses that no request states", SPOOL, "                self._totals.lost += name_losses(kind, losses)\n", "                pass\n", "tests/property/test_delivery.py::test_the_last_run_reports_samples_and_losses_of_all_killed_runs"),
@@ -241,7 +241,7 @@ MUTATIONS = [
     Mutation("aborted step: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("CPU hotplug", "otel_kprofiler/host/event_per_cpu.py", "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("no counters of the processor", "otel_kprofiler/host/event_specs.py", "    if not _has_counters(files):", "    if False:", "tests/unit/host/test_event_specs.py"),
-    Mutation("events fill the ring", "otel_kprofiler/bpf/programs/sampler.bpf.c", "RING_USED(ring) >= options->wakeup_bytes / 2 * 3", "0", "tests/live/test_events.py::test_samples_for_which_the_ring_has_no_room_are_counted"),
+    Mutation("events fill the ring", "otel_kprofiler/bpf/programs/sampler.bpf.c", "RING_USED(ring) >= options->wakeup_bytes / 2 * 3", "0", "tests/live/test_events.py::test_samples_that_do_not_fit_into_the_ring_buffer_are_counted"),
     Mutation("tracepoints inside programs", "otel_kprofiler/bpf/programs/sampler.bpf.c", "	if (*(volatile u64 *)&own->is_taken)\n", "	if (0)\n", "tests/live/test_tracepoints.py::test_programs_that_interrupt_each_other_write_whole_records"),
     Mutation("descriptors exhausted", EVENTS, "            changes = self.update()\n        except OSError as error:", "            changes = self.update()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_sampling_survives_exhausted_file_descriptors"),
     Mutation("unreadable /proc entry", "otel_kprofiler/processes/reader.py", "        except OSError:\n            return {}  # a kernel thread", "        except ValueError:\n            return {}  # a kernel thread", "tests/faults/test_hosts.py"),
@@ -288,13 +288,13 @@ MUTATIONS = [
     Mutation("requests that are too large again and again", "otel_kprofiler/otlp/split.py", "_FIRST_TIME + count // 2", "1", "tests/unit/otlp/test_split.py::test_parts_of_parts_have_different_ids"),
     Mutation("a storm of processes takes all turns", FAIR, "return self._group_costs[group], self._costs[group][owner]", "return 0, self._costs[group][owner]", f"{TURNS}::test_many_owners_in_a_group_do_not_delay_another_group"),
     Mutation("a storm of processes fills the queue of files with symbols", "otel_kprofiler/symbols/user/loader.py", "FairQueue(cpu_share, now_ns, find_user)", "FairQueue(cpu_share, now_ns)", "tests/unit/symbols/user/test_loader.py::test_many_processes_of_one_user_do_not_crowd_out_processes_of_another_user"),
-    Mutation("a disk hangs that has a file of a running program", "otel_kprofiler/unwinding/store.py", "left_s = until_s - time.monotonic()", "left_s = None", "tests/live/test_unwinding_tables.py::test_preloaded_tables_are_awaited_for_a_limited_time"),
-    Mutation("tables of running programs exceed the memory", "otel_kprofiler/unwinding/store.py", "evicts=key not in self._early", "evicts=True", "tests/live/test_unwinding_tables.py::test_preloaded_tables_are_loaded_as_long_as_they_fit"),
+    Mutation("a disk hangs that has a file of a running program", "otel_kprofiler/unwinding/store.py", "left_s = until_s - time.monotonic()", "left_s = None", "tests/live/test_unwinding_tables.py::test_waiting_for_preloaded_tables_ends_at_a_time_limit"),
+    Mutation("tables of running programs exceed the memory", "otel_kprofiler/unwinding/store.py", "evicts=key not in self._early", "evicts=True", "tests/live/test_unwinding_tables.py::test_tables_are_preloaded_as_long_as_they_fit"),
     Mutation("one process asks for many files to be opened", "otel_kprofiler/unwinding/requests.py", "self._unopened.put(request.tgid, request)", "self._unopened.put(0, request)", "tests/unit/unwinding/test_requests.py::test_files_are_opened_for_processes_in_turn"),
     Mutation("one process asks for many tables to be loaded", "otel_kprofiler/unwinding/requests.py", "self._opened.put(opened.request.tgid, opened)", "self._opened.put(0, opened)", "tests/unit/unwinding/test_requests.py::test_tables_are_loaded_for_processes_in_turn"),
-    Mutation("the running programs are many of Go", "otel_kprofiler/unwinding/store.py", "0 if self._is_preloading else cpu_ns\n\n", "cpu_ns\n\n", "tests/live/test_unwinding_tables.py::test_tables_built_for_preloading_do_not_spend_the_budget"),
+    Mutation("the running programs are many of Go", "otel_kprofiler/unwinding/store.py", "0 if self._is_preloading else cpu_ns\n\n", "cpu_ns\n\n", "tests/live/test_unwinding_tables.py::test_building_tables_for_preloading_does_not_use_up_the_cpu_budget"),
     Mutation("tables of many running programs have to be made", "otel_kprofiler/unwinding/store.py", "(len(self._postponed) if most else 0)", "0", "tests/live/test_unwinding_tables.py::test_files_with_tables_are_preloaded_while_tables_of_other_files_are_built"),
-    Mutation("one process asks for many tables to be made", "otel_kprofiler/unwinding/store.py", "not in self._turns:\n                self._postponed.put(request.tgid, request)", "not in self._turns:\n                self._postponed.put(0, request)", "tests/live/test_unwinding_tables.py::test_processes_take_turns_in_having_tables_built"),
+    Mutation("one process asks for many tables to be made", "otel_kprofiler/unwinding/store.py", "not in self._turns:\n                self._postponed.put(request.tgid, request)", "not in self._turns:\n                self._postponed.put(0, request)", "tests/live/test_unwinding_tables.py::test_unwind_tables_are_built_for_each_process_in_turn"),
     Mutation("a frozen file system, at the stop", "otel_kprofiler/agent/agent.py", "with stop_within(min(DEFAULT_S, self._time_left_s(_CLOSED_SHARE))):", "with stop_within(60):", "tests/faults/test_frozen_files.py::test_a_frozen_file_system_does_not_delay_shutdown"),
     Mutation("frozen file systems, while others are read", "otel_kprofiler/host/patient_calls.py", "            if is_over and self._leave(hanging, reader, done):\n", "            if False:\n", "tests/faults/test_frozen_files.py::test_frozen_file_systems_do_not_delay_symbols_of_other_files"),
     Mutation("a frozen file system, more of its files", "otel_kprofiler/host/patient_calls.py", "            if device in self._left:\n                self._left[device].jobs.append(job)\n                return False\n", "", "tests/unit/host/test_patient_calls.py::test_an_unresponsive_device_does_not_delay_others"),
@@ -302,7 +302,7 @@ MUTATIONS = [
     Mutation("a frozen file that is being read within the budget", "otel_kprofiler/symbols/user/budget.py", "            if self._reader == thread:\n", "            if False:\n", "tests/unit/symbols/user/test_budget.py::test_an_abandoned_reader_does_not_block_others_but_its_memory_counts"),
     Mutation("tables that do not fit together", "otel_kprofiler/symbols/user/loader.py", "        if self._now_ns() < entry.file.again_ns:\n            return\n", "", "tests/unit/symbols/user/test_loader.py::test_tables_that_evict_each_other_are_reloaded_at_growing_intervals"),
     Mutation("evicted symbols of a container's file", "otel_kprofiler/symbols/user/reopening.py", "    for pid in _list_processes(wanted.owner, files):\n", "    for pid in ():\n", "tests/live/test_reopened_files.py::test_container_files_without_build_ids_are_resolved_again_after_eviction"),
-    Mutation("evicted symbols, and another file in its place", "otel_kprofiler/symbols/user/reopening.py", "is_equal = hash_file(source) == details.file_id", "is_equal = True", "tests/live/test_reopened_files.py::test_a_changed_file_is_not_opened"),
+    Mutation("evicted symbols, and another file in its place", "otel_kprofiler/symbols/user/reopening.py", "is_equal = hash_file(source) == details.file_id", "is_equal = True", "tests/live/test_reopened_files.py::test_a_changed_file_is_not_reopened"),
     Mutation("a file without symbols starts again", "otel_kprofiler/symbols/user/loader.py", "                if names is EVICTED or lacks_lines(file.names):\n", "                if lacks_lines(file.names):\n", "tests/unit/symbols/user/test_loader.py::test_a_missing_file_is_read_once_it_can_be_opened_again"),
     Mutation("the queue of files with symbols is full for a while", "otel_kprofiler/symbols/user/loader.py", "dropped.file.postpone(self._now_ns())", "dropped.file.names = _DROPPED", "tests/unit/symbols/user/test_loader.py::test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room"),
     Mutation("a frozen file system, named", "otel_kprofiler/stopping.py", "        if stop.unread:\n", "        if False:\n", "tests/faults/test_frozen_files.py::test_a_frozen_file_system_does_not_delay_shutdown"),
@@ -371,7 +371,7 @@ MUTATIONS = [
     Mutation("thread contexts that are started in another interpreter", "otel_kprofiler/sdk/thread_contexts.py", "        refuse_subinterpreters()\n", "", f"{RECORDS}[start_in_a_subinterpreter]"),
     Mutation("own memory that takes too long to search", "otel_kprofiler/sdk/own_contexts.py", "        except SearchTooLongError:\n", "        except ZeroDivisionError:\n", "tests/unit/thread_record/test_embedded.py::test_a_service_whose_memory_cannot_be_searched_reports_it"),
     Mutation("a kernel without thread contexts", "otel_kprofiler/sdk/own_contexts.py", "        if not self.problem and self._reader is None:\n", "        if False:\n", "tests/unit/thread_record/test_embedded.py::test_a_warning_explains_once_why_spans_have_no_links"),
-    Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[1] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_unsampled_spans_in_thread_contexts_have_no_link"),
+    Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[1] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_samples_are_not_linked_to_unsampled_spans_in_thread_contexts"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_tls_location"),
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """The agent's account stays exact when its receiver fails and when the agent is killed.
 
-Received samples are compared with the eBPF program's counts, both in the account in the data and in
-the account that the agent prints.
+Received samples are compared with the eBPF program's counts, which the agent both sends and prints.
 """
 
 import os
@@ -66,9 +65,9 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     assert got.in_order or got.requests_twice
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
-    # The unknown time begins before the last kill, by at most a window plus the time to write it to
-    # disk. If the last run wrote no batch, it begins before an earlier kill. If no run wrote a
-    # batch, the time is 1.
+    # The unknown time begins at most a window, plus the time to write it to disk, before the last
+    # kill. If the last run wrote no batch, it begins before an earlier kill. If no run wrote any,
+    # it is 1.
     unknown = exporter["unknown_since_unix_ns"]
     assert unknown == 1 or kills[0] - 2_000_000_000 < unknown <= kills[-1]
     *killed, last = got.totals

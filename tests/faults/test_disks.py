@@ -182,7 +182,7 @@ def test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest(tmp_path):
     assert counts.exported == sum(receiver.arrived)
 
 
-def test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters(tmp_path, monkeypatch):
+def test_a_hanging_disk_delays_neither_draining_nor_other_exporters(tmp_path, monkeypatch):
     from otel_kprofiler.delivery import Reporter
     from otel_kprofiler.otlp import Encoded
 

@@ -1,7 +1,7 @@
 """Agents that are frozen, or receive unrelated signals, account for every sample.
 
-The sampler continues in the kernel, so a frozen agent's ring buffer overflows at a high rate. By
-default, two agents are frozen for ``FREEZE_S``: one at a high rate, and one whose ring buffer
+The kernel continues to sample, so a frozen agent's ring buffer overflows at a high sampling rate.
+By default, two agents are frozen for ``FREEZE_S``: one at a high rate, and one whose ring buffer
 suffices. ``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The agents
 of a round are frozen concurrently.
 """

@@ -109,7 +109,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """The other program's file is queued behind more frozen files than there are threads."""
+    """More frozen files than reader threads are queued ahead of the other program's file."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")

@@ -99,7 +99,7 @@ def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver):
 
 
 class Forbidding(Access):
-    """Access to a host whose processes cannot be inspected."""
+    """An ``Access`` that may not inspect processes."""
 
     def __init__(self, error):
         super().__init__()

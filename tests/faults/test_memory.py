@@ -68,7 +68,7 @@ class Cgroup:
 
     @property
     def prefix(self):
-        """The words that, put before a command, run it in this cgroup."""
+        """The words to put before a command to run it in this cgroup."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
 
@@ -189,6 +189,6 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
     log = agent.log.read_text()
     if user_symbols == "lines":
         assert "takes more memory than the limit of" in log
-        assert "raise it: MemoryHigh and MemoryMax of the unit" in log
+        assert "raise it: the unit's MemoryHigh and MemoryMax" in log
     assert cgroup.kills == 0
     assert highest <= MAX_RESIDENT_BYTES, f"{highest >> 20} MiB"

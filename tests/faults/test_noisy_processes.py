@@ -150,7 +150,7 @@ while True:
     f()
 """
 MIN_S, ENOUGH_NS = 4, 1_000_000_000
-"""The minimum measuring time (s), and the CPU time that the good process needs in it (ns)."""
+"""The minimum measuring time (s), and the minimum CPU time of the good process in it (ns)."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):

@@ -56,7 +56,7 @@ def test_an_incomplete_message_in_a_file_is_an_error():
         list(split(b"\0\0\0\1a" + b"\0\0\0\4abc"))
 
 
-def test_scenarios_are_distinct_and_complete():
+def test_at_least_30_scenarios_are_defined_with_distinct_keys():
     assert len({scenario.key for scenario in load()}) == len(load()) >= 30
 
 

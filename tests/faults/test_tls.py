@@ -234,7 +234,7 @@ def test_a_response_sent_before_the_request_is_complete_is_read(authority, answe
         ("elsewhere", "set endpoint to a name in the receiver's certificate"),
     ],
 )
-def test_the_first_error_names_cause_and_fix_without_secrets(connect, authority, name, fix, caplog):
+def test_tls_errors_name_cause_and_fix_without_secrets(connect, authority, name, fix, caplog):
     authority.use("first")
     exporter, clients = connect(name)
     result = exporter.export(BATCH)

@@ -93,7 +93,7 @@ def test_damaged_dwarf_is_read_or_rejected(reader, program, tmp_path):
     assert after - before < 64 << 10  # KiB
 
 
-def test_arbitrary_abbreviations_are_parsed_safely():
+def test_arbitrary_dwarf_abbreviations_are_parsed_safely():
     rng = random.Random(1)
     for _ in range(300):
         data = bytes(rng.choice([0, 1, 0x21, 0x76, 0x80, 0xFF]) for _ in range(rng.randrange(60)))
@@ -101,7 +101,7 @@ def test_arbitrary_abbreviations_are_parsed_safely():
 
 
 def test_a_file_that_names_a_pipe_as_split_dwarf_does_not_block(tmp_path):
-    """A file may name any path for its DWARF; if the path blocks, the time limit applies."""
+    """A file may name any path for its DWARF; if opening it blocks, the time limit applies."""
     subprocess.run(
         ["gcc", "-g", "-gsplit-dwarf", "-x", "c", "-c", "-o", "part.o", "-"],
         input=CODE, check=True, cwd=tmp_path,

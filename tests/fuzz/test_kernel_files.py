@@ -123,7 +123,7 @@ def test_arbitrary_section_addresses_are_parsed_safely(sections, data, limit):
 
 @given(damaged("notes"))
 @EXAMPLES
-def test_arbitrary_notes_are_parsed_safely(data):
+def test_arbitrary_elf_notes_are_parsed_safely(data):
     notes = parse_notes(data)
     assert sum(12 + len(note.description) for note in notes) <= len(data)
     build_id = find_build_id(data)
@@ -133,7 +133,7 @@ def test_arbitrary_notes_are_parsed_safely(data):
 @given(damaged("ranges"), damaged("kallsyms"))
 @EXAMPLES
 @example(b".text 00000000-00000000 = _text\n.text ffffffff-00000000 m\n", SEEDS["kallsyms"][0])
-def test_arbitrary_builtin_ranges_are_parsed_safely(data, kallsyms):
+def test_arbitrary_ranges_of_builtin_modules_are_parsed_safely(data, kallsyms):
     sections, bad = parse_builtin_ranges(data)
     assert bad <= len(data.decode("utf-8", "backslashreplace").splitlines())
     core = parse_kallsyms([kallsyms]).core
@@ -171,7 +171,7 @@ def test_arbitrary_uevents_are_parsed_safely(data):
 @example(SEEDS["elf"][0].replace(b"\x03\0\0\0", b"\x03\xff\xff\xff"))
 @example(SEEDS["elf"][0][:-8] + b"\xff" * 8)
 @example(SEEDS["elf"][0][:-40] + b"\xff" * 40)
-def test_arbitrary_elf_is_parsed_safely(tmp_path_factory, data):
+def test_arbitrary_elf_files_are_parsed_safely(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.ko"
     path.write_bytes(data)
     try:
@@ -246,7 +246,7 @@ def test_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
 
 
 def sparse_archive():
-    """Returns a tar archive that claims a file of 64 GiB but has no data."""
+    """Returns a tar archive that claims to contain a 64 GiB file but has no data."""
     member = tarfile.TarInfo("top/kallsyms")
     member.size = 1 << 36
     return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)

@@ -153,7 +153,7 @@ def test_deviations_and_violations_are_reported_up_to_a_limit():
     assert max(map(by_rule.count, by_rule)) == MAX_PLACES
 
 
-def test_a_message_above_the_limit_is_rejected(monkeypatch):
+def test_a_message_above_the_size_limit_is_rejected(monkeypatch):
     monkeypatch.setattr("otel_kprofiler.otlp.payloads.MAX_MESSAGE_BYTES", 100)
     payload = one_long_name_for_all().SerializeToString()
     framed = len(payload).to_bytes(4, "big") + payload
@@ -220,8 +220,8 @@ JSON_VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
-def test_unusual_json_gets_function_names_or_is_rejected(changes):
-    """Values have other types than in the schema, and keys are in camel case or snake case."""
+def test_naming_the_functions_of_unusual_json_succeeds_or_is_rejected(changes):
+    """Values have types that differ from the schema, and keys are in camel case or snake case."""
     tree = nameless_tree()
     for at, other_name, value in changes:
         nodes = list(objects(tree))

@@ -84,7 +84,7 @@ def test_unwind_tables_are_rejected_or_meet_the_bpf_programs_assumptions(data):
 @EXAMPLES
 @given(damaged())
 @example(SEEDS[2])
-def test_eh_frame_sections_are_indexed_or_rejected(data):
+def test_damaged_eh_frame_sections_are_indexed_or_rejected(data):
     source = ImageSource(data)
     try:
         frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
@@ -98,7 +98,7 @@ def test_eh_frame_sections_are_indexed_or_rejected(data):
 
 @settings(max_examples=500, deadline=10_000)
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_are_indexed_or_rejected(data):
+def test_eh_frame_sections_of_arbitrary_bytes_are_indexed_or_rejected(data):
     with suppress(ValueError):
         make_pairs(data, 0x1000, 0x1000)
 

@@ -81,7 +81,7 @@ def check(table, addresses):
 
 @EXAMPLES
 @given(damaged(), st.booleans())
-def test_functions_are_rejected_or_form_a_consistent_table(data, as_debug_file):
+def test_damaged_files_are_rejected_or_yield_a_consistent_function_table(data, as_debug_file):
     source = ImageSource(data)
     whole = ImageSource(seeds()[4][0])
     with suppress(ElfError):
@@ -161,7 +161,7 @@ def test_adversarial_symbol_tables_are_read_in_bounded_time(kind):
     assert read_within(read, mebibytes=512, seconds=20) == READ
 
 
-def test_a_table_above_the_limit_is_rejected_before_it_is_read():
+def test_a_symbol_table_above_the_size_limit_is_rejected_before_it_is_read():
     def read():
         head = image(b"", b"")
         at = head.index(struct.pack("<QQ", 64, 0))

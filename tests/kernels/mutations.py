@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """A rule broken by replacing ``old``, which occurs once, by ``new``; ``test`` must fail."""
+    """A rule broken by replacing ``old``, which occurs once, with ``new``; ``test`` must fail."""
 
     name: str
     broken: str
@@ -122,7 +122,7 @@ MUTATIONS: dict[str, Mutation] = {
             "tracking/ksymbol_records.py",
             "{1: ModuleKind.BPF, 2: ModuleKind.OUT_OF_LINE}",
             "{1: ModuleKind.BPF}",
-            "test_ftrace_trampolines_are_tracked_by_records",
+            "test_ftrace_trampolines_are_tracked_by_ksymbol_records",
         ),
         Mutation(
             "uevent-rescan",
@@ -130,7 +130,7 @@ MUTATIONS: dict[str, Mutation] = {
             "tracking/module_watch.py",
             "again, self._rescan, self._asked = self._rescan, False, False",
             "again, self._rescan, self._asked = False, False, False",
-            "test_new_code_is_found_even_if_its_announcement_was_lost",
+            "test_module_code_is_resolved_even_if_its_uevent_was_lost",
         ),
     )
 }

@@ -14,7 +14,7 @@ from harness.results import FAILED, PASSED, Column, Result, parse_junit, render_
 from run import find_promises
 
 
-def test_an_archive_has_the_documented_layout():
+def test_a_cpio_archive_has_the_documented_layout():
     archive = Archive()
     archive.directory("dev")
     archive.character_device("dev/console", 5, 1)
@@ -37,7 +37,7 @@ def test_an_archive_has_the_documented_layout():
     ]
 
 
-def test_an_archive_can_be_read_by_another_implementation(tmp_path):
+def test_busybox_can_extract_a_cpio_archive(tmp_path):
     busybox = shutil.which("busybox")
     if busybox is None:
         pytest.skip("busybox is not installed")
@@ -114,7 +114,7 @@ def test_the_table_shows_the_worst_outcome_of_a_feature_and_explains_skips():
     assert "[1] one CPU" in page
 
 
-def test_a_directory_with_image_and_modules_is_a_kernel(tmp_path):
+def test_a_kernel_may_be_a_directory_with_an_image_and_modules(tmp_path):
     (tmp_path / "lib/modules/6.99.0-mine").mkdir(parents=True)
     (tmp_path / "bzImage").touch()
     row = get_kernel(str(tmp_path))
@@ -134,7 +134,7 @@ def test_the_error_for_an_unknown_kernel_lists_the_known_kernels():
 BROKEN = mutations.Mutation("one-off", "no step back", "a/b.py", "x - 1", "x", "test_x")
 
 
-def test_a_mutant_is_a_copy_and_the_original_is_untouched(tmp_path):
+def test_a_mutant_is_written_as_a_copy_and_the_original_is_unchanged(tmp_path):
     package = tmp_path / "package"
     (package / "a/__pycache__").mkdir(parents=True)
     (package / "a/b.py").write_text("y = x - 1\n")
@@ -181,7 +181,7 @@ def test_crashes_impossible_on_real_hardware_are_blamed_on_the_emulator(
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed
 
 
-def test_a_promise_holds_if_its_tests_pass_in_every_boot():
+def test_a_feature_counts_as_working_if_its_tests_pass_in_every_boot():
     passed = Result("test_waits::test_a", "", PASSED, "", 1.0)
     failed = passed._replace(outcome=FAILED)
     boot = Result("test_boot::test_b", "", PASSED, "", 1.0)

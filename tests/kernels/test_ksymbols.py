@@ -53,7 +53,7 @@ def check(symbolizer, names, kind):
         assert past.module is None or past.module.base > start
 
 
-def test_kprobe_pages_are_tracked_by_records():
+def test_kprobe_pages_are_tracked_by_ksymbol_records():
     """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
         check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE)
@@ -62,7 +62,7 @@ def test_kprobe_pages_are_tracked_by_records():
 
 
 @pytest.mark.one_boot
-def test_ftrace_trampolines_are_tracked_by_records():
+def test_ftrace_trampolines_are_tracked_by_ksymbol_records():
     """Ftrace trampolines are named from records until they are freed."""
     with watching() as (symbolizer, watch):
         before = known(symbolizer)
@@ -84,7 +84,7 @@ def test_ftrace_trampolines_are_tracked_by_records():
 
 
 @pytest.mark.one_boot
-def test_trampolines_of_attached_programs_are_tracked_by_records():
+def test_trampolines_of_attached_programs_are_tracked_by_ksymbol_records():
     """The trampoline of a program attached to a function is named while it is loaded."""
     with watching() as (symbolizer, _):
         link, program = attach_fentry("vfs_read")
@@ -96,7 +96,7 @@ def test_trampolines_of_attached_programs_are_tracked_by_records():
 
 
 @pytest.mark.one_boot
-def test_programs_and_subprograms_are_tracked_by_records():
+def test_bpf_programs_and_subprograms_are_tracked_by_ksymbol_records():
     """Programs and subprograms have the names and addresses of kallsyms until they are unloaded."""
     with watching() as (symbolizer, _):
         fds = [load(number, functions=1 + number % 4) for number in range(50)]
@@ -106,7 +106,7 @@ def test_programs_and_subprograms_are_tracked_by_records():
         assert known(symbolizer) == kallsyms(*BLOCKS)
 
 
-def test_the_iterator_lists_every_program_with_two_capabilities():
+def test_two_capabilities_are_enough_to_list_every_bpf_program():
     """With only CAP_BPF and CAP_PERFMON, and kallsyms hidden, all BPF programs are listed."""
     fds = [load(number, functions=1 + number % 4) for number in range(50)]
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}

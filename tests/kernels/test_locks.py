@@ -32,7 +32,7 @@ def start_sampler():
 
 
 @pytest.mark.skipif(not HAS_TRACEPOINTS, reason="the tracepoints exist since Linux 5.19")
-def test_waits_for_a_lock_have_the_measured_time_and_the_holder():
+def test_lock_waits_have_the_measured_duration_and_the_holders_thread():
     """Waits for locks have the time that the program measures, and the holder's thread."""
     sampler = start_sampler()
     try:

@@ -259,7 +259,7 @@ class Late(Uevents):
         super().wait(timeout_s)
 
 
-def test_new_code_is_found_even_if_its_announcement_was_lost():
+def test_module_code_is_resolved_even_if_its_uevent_was_lost():
     """New code at a reused address is found even if its announcement was lost."""
     announced = Late()
     watch = ModuleWatch(Access(), lambda: announced, names_share=1)
@@ -308,7 +308,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # a read of names may be open in ``before``
+        assert after[0] <= before[0]  # ``before`` may count a descriptor that reads names
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None
@@ -321,7 +321,7 @@ def test_load_and_unload_cycles_leak_nothing():
 def state(symbolizer):
     """Returns the open descriptors, the newest tables' size in bytes, and resident KiB."""
     descriptors = []
-    for _ in range(5):  # a read of names opens another descriptor
+    for _ in range(5):  # reading names takes another descriptor
         time.sleep(0.2)
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))

@@ -92,7 +92,7 @@ def see(kind, stack):
 
 
 def find_wrong(stacks, callers):
-    """Returns the pairs of caller and function in the stacks that the program cannot produce."""
+    """Returns the (caller, function) pairs in the stacks that are impossible in the program."""
     return {
         (caller, frame)
         for seen in stacks
@@ -150,7 +150,7 @@ def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
 
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
-def test_recorded_stacks_of_go_have_no_wrong_caller(tmp_path):
+def test_recorded_stacks_of_go_programs_have_no_wrong_caller(tmp_path):
     """Stacks of a static Go program, unwound with its own tables, reach the goroutine's start."""
 
     def find_of_work(stacks):

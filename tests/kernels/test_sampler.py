@@ -28,7 +28,7 @@ def second_cpu():
     write(CPU1, "1")
 
 
-def test_every_cpu_is_sampled_and_accounted():
+def test_every_cpu_is_sampled_and_every_sample_is_accounted_for():
     """Every online CPU is sampled; taken = received + lost."""
     cpus = os.sched_getaffinity(0)
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernel
 
 CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 if platform.machine() == "aarch64":
-    # The kernel follows frame records. A leaf has none, so its caller is left out.
+    # The kernel follows frame records. A leaf creates none, so its caller is missing.
     CHAIN = (CHAIN[0], *CHAIN[2:])
 INSIDE = CHAIN[: CHAIN.index("kthread")]
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")

@@ -47,7 +47,7 @@ def problems(log):
 
 
 class ToFile:
-    """A file to which a service writes its profiles, and the environment for that."""
+    """A file, and the environment with which a service writes its profiles to it."""
 
     def __init__(self, path):
         self.path = path

@@ -80,7 +80,7 @@ def test_each_drain_accounts_for_every_sample_taken():
 
 @pytest.mark.usefixtures("_load")
 @pytest.mark.long
-def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
+def test_the_status_of_a_sampling_agent_accounts_for_every_sample(tmp_path, request):
     receiver = HttpServer(lambda request: request.reply(Content_Type="application/x-protobuf"))
     request.addfinalizer(receiver.close)
     port = free_port()
@@ -128,7 +128,7 @@ class Slow(InMemoryProfileExporter):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_load")
-def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
+def test_stats_of_a_service_under_load_account_for_every_sample(tmp_path):
     """Covers a processor that is added while the profiler runs, and a restart of the profiler."""
     provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(Slow()))

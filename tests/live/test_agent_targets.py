@@ -213,7 +213,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
     place("private", path, "unshare", "--cgroup")
     place("below", f"{path}/below")
     result = wait_for(read, lambda result: {"inside", "private", "below"} <= by_name(result).keys())
-    # The shell that enters the cgroup, and unshare, are in the cgroup as well.
+    # The cgroup also contains unshare and the shell that enters the cgroup.
     assert by_name(result).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
 
 

@@ -68,7 +68,7 @@ def run_agent(receiver, path, *, exporter="", of_receiver=""):
 
 
 @pytest.mark.parametrize("grain", ["process", "host", *further("executable")])
-def test_strict_receivers_report_no_violations(receiver, tmp_path, grain):
+def test_strict_receivers_find_no_violations_in_the_agents_profiles(receiver, tmp_path, grain):
     exporters, log = run_agent(
         receiver,
         tmp_path / "agent.yaml",
@@ -101,7 +101,7 @@ def stripped(tmp_path):
         ),
     ],
 )
-def test_strict_receivers_report_missing_names_without_name_settings(
+def test_strict_receivers_report_missing_names_unless_settings_add_them(
     receiver, stripped, tmp_path, of_receiver, missed
 ):
     target = f"target_pids: [{stripped.pid}]\n    {of_receiver}"
@@ -112,7 +112,7 @@ def test_strict_receivers_report_missing_names_without_name_settings(
 
 
 @pytest.mark.long
-def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):
+def test_strict_receivers_reject_string_references_and_the_loss_is_counted(receiver, tmp_path):
     exporters, log = run_agent(receiver, tmp_path / "agent.yaml", exporter="attributes: references")
     assert receiver.accepted == {}
     assert "attribute key at index 0 in resource attributes is empty" in log

@@ -105,7 +105,7 @@ def test_a_busy_host_is_recorded_without_loss(tmp_path):
     assert check_file(str(path)) == []
 
 
-def test_a_command_is_recorded_with_its_children_only(tmp_path):
+def test_only_the_command_and_its_children_are_recorded(tmp_path):
     path = tmp_path / "x.folded"
     with busy():
         done = call("record", "-F", 999, "-o", path, "--", "sh", "-c", "find /usr/lib | md5sum")
@@ -151,7 +151,7 @@ def recording(*words, **kwargs):
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_recording_and_writes_it(tmp_path, by):
+def test_a_signal_ends_the_recording_and_the_output_is_written(tmp_path, by):
     path = tmp_path / "x.otlp"
     part = tmp_path / "x.otlp.part"
     with busy(), recording("-d", "60s", "-o", path) as record:
@@ -247,7 +247,7 @@ def stacks_in(window):
 @pytest.mark.parametrize(
     "words", [["-d", "1s"], ["-F", "19"], ["-p", "1"], ["--idle"], ["--raw", "x"], ["--", "true"]]
 )
-def test_sampling_options_are_rejected_with_a_replay(words, capsys):
+def test_sampling_options_cannot_be_combined_with_a_replay(words, capsys):
     with pytest.raises(SystemExit) as end:
         main(["record", "--replay", "a.raw", *words])
     assert end.value.code == 2
@@ -261,7 +261,7 @@ def test_symbolize_resolves_names_and_addresses():
     assert call("symbolize", "no_such_symbol").returncode == 1
 
 
-def test_invalid_arguments_are_usage_errors():
+def test_invalid_arguments_cause_exit_status_2_without_a_traceback():
     for words in (["record", "-d", "5 minutes"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
         done = call(*words)
         assert done.returncode == 2, words

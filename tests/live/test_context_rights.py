@@ -61,7 +61,7 @@ def record_as_nobody(folder, public_python):
     return record
 
 
-def test_spans_in_processes_of_the_same_user_need_no_further_capability(record_as_nobody):
+def test_spans_of_the_same_users_processes_are_read_without_further_capabilities(record_as_nobody):
     links, printed = record_as_nobody(NOBODY)
     assert len(links) > 20
     assert "not read" not in printed

@@ -20,8 +20,8 @@ THREADS = 8
 def check(name, words, log, missing=0.0):
     """Runs a program; checks that its samples have the spans that it logs, with their attributes.
 
-    Up to the share ``missing`` of samples in spans may lack a link, because garbage collectors move
-        the objects that are read. Yields each link and its trace flags.
+    A share of up to ``missing`` of the samples in spans may lack a link, because garbage collectors
+        move the objects that are read. Yields each link and its trace flags.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)

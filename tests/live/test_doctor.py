@@ -118,7 +118,7 @@ def test_the_doctor_reports_a_user_namespace():
     assert not any("CAP_BPF" in row["fix"] for row in rows)
 
 
-def test_the_error_in_a_user_namespace_names_it_as_the_cause(tmp_path):
+def test_the_error_in_a_user_namespace_names_the_namespace_as_the_cause(tmp_path):
     done = enter_user_namespace("record", "-d", "1s", "-o", str(tmp_path / "profile.html"))
     assert "this process is in a user namespace" in done.stderr
     assert "fix: run it in the host's user namespace" in done.stderr
@@ -145,7 +145,7 @@ print(json.dumps(problems))
 
 
 @pytest.mark.long
-def test_exhausted_descriptors_are_reported_wherever_they_occur():
+def test_running_out_of_descriptors_at_any_point_of_the_start_is_reported():
     problems = run([sys.executable, "-W", "ignore", "-c", LIMITED])
     assert len(problems) > 5
     for kind, message, hint in problems:

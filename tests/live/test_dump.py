@@ -174,7 +174,7 @@ def test_each_thread_has_the_stack_and_wait_cause_that_it_announced(resting):
     assert functions(threads[pid], "user")[:2] == ["pause", "main"]
 
 
-def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
+def test_the_stack_of_a_thread_in_an_uninterruptible_wait_is_dumped(resting):
     pid, said = resting
     (parent,) = (tid for tid, (cause, _) in said.items() if cause == "child")
     assert "State:\tD" in Path(f"/proc/{pid}/task/{parent}/status").read_text()
@@ -187,7 +187,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     """Reading the process's memory or mappings would wait forever for its mmap_lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
-        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits as well
+        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits too
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
             try:
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():
@@ -208,7 +208,7 @@ def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     assert reader["cause"] == "disk"
 
 
-def test_the_duration_of_a_wait_matches_the_sleeping_program():
+def test_the_duration_of_a_wait_matches_the_programs_sleep():
     code = "import time; print(time.monotonic_ns()); print('ready', flush=True); time.sleep(999)"
     with running(sys.executable, "-c", code) as (pid, (began,)):
         wchan = Path(f"/proc/{pid}/wchan")
@@ -222,7 +222,7 @@ def test_the_duration_of_a_wait_matches_the_sleeping_program():
     assert earliest - asleep < waited < latest - int(began)
 
 
-def test_python_frames_have_their_lines():
+def test_dumped_python_frames_have_line_numbers():
     with running(*python(2)) as (pid, _):
         resting = [thread for thread in dump(pid) if thread["tid"] != pid]
     assert len(resting) == 2
@@ -235,13 +235,13 @@ def test_python_frames_have_their_lines():
         assert thread["cause"] == "futex"
 
 
-def test_threads_have_their_current_span():
+def test_each_dumped_thread_has_its_current_span():
     with running(sys.executable, "-c", SPAN) as (pid, (span_id,)):
         threads = dump(pid)
     assert {t["tid"]: t["span_id"] for t in threads if t["span_id"]} == {pid: span_id.strip()}
 
 
-def test_a_thread_that_uses_a_cpu_has_its_stack():
+def test_the_stack_of_a_running_thread_is_dumped():
     with running(*python(0, "spin,")) as (pid, _):
         (thread,) = [thread for thread in dump(pid) if thread["tid"] != pid]
     assert thread["state"] in ("running", "runnable")
@@ -259,7 +259,7 @@ def test_a_second_dump_shows_which_threads_have_moved():
             has_ticked = any(t["moved"] for t in threads if t["tid"] not in (pid, stuck[0]["tid"]))
 
 
-def test_threads_are_chosen_by_name():
+def test_threads_to_dump_are_selected_by_name():
     with running(*python(1, "tick,")) as (pid, _):
         tasks = Path(f"/proc/{pid}/task")
         while not (named := [
@@ -275,7 +275,7 @@ def test_threads_are_chosen_by_name():
     assert [thread["tid"] for thread in process["threads"]] == named
 
 
-def test_an_exited_process_is_absent_and_others_are_dumped():
+def test_an_exited_process_is_omitted_and_others_are_dumped():
     code = "print('ready', flush=True); input()"
     with (
         running(sys.executable, "-c", code) as (pid, _),
@@ -316,7 +316,7 @@ def test_each_of_two_thousand_threads_has_its_frames(program):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
 )
-def test_two_capabilities_are_enough_for_the_processes_of_the_same_user(public_python):
+def test_two_capabilities_are_enough_to_dump_processes_of_the_same_user(public_python):
     code = "import time; print('ready', flush=True); time.sleep(999)"
     with running(*NOBODY, *public_python.words, "-c", code) as (pid, _):
         wchan = Path(f"/proc/{pid}/wchan")

@@ -232,7 +232,7 @@ def test_a_second_profiler_is_rejected():
         KernelProfiler(ProfilerProvider(shutdown_on_exit=False)).start("raise")
 
 
-def test_the_resource_is_published_for_other_profilers():
+def test_the_resource_is_published_in_the_process_context():
     with profiling():
         assert read_process_context(os.getpid()).resource["service.name"] == "svc"
 
@@ -361,7 +361,7 @@ SERVICE = """
 
 
 @pytest.mark.parametrize("kept", ["-all", "-all,+perfmon"])
-def test_the_service_continues_with_one_warning_without_privileges(kept):
+def test_a_service_without_privileges_runs_unprofiled_with_one_warning(kept):
     """With CAP_PERFMON alone, BPF programs could be tracked but nothing sampled."""
     wrapper = ["setpriv", f"--bounding-set={kept}", "--inh-caps=-all"]
     code = SERVICE + '    print([link for link in find_links() if "perf" in link or "net" in link])'
@@ -372,7 +372,7 @@ def test_the_service_continues_with_one_warning_without_privileges(kept):
     assert "fix: " in line
 
 
-def test_the_context_is_published_even_without_privileges():
+def test_the_process_context_is_published_even_without_privileges():
     code = """
     import os, sys
     from otel_kprofiler import KernelProfiler
@@ -421,7 +421,7 @@ def test_interpreter_exit_is_clean_and_delivers_pending_samples(to_file):
     assert to_file.exists()
 
 
-def test_exceptions_and_exits_of_the_service_are_unchanged(to_file):
+def test_the_profiler_does_not_change_exceptions_or_the_exit_status_of_the_service(to_file):
     done = subprocess.run(
         [sys.executable, "-c", WORK + textwrap.dedent("""
             from otel_kprofiler import KernelProfiler
@@ -510,7 +510,7 @@ def test_multiprocessing_children_run_and_exit_cleanly(protocol):
     )
 
 
-def test_the_service_continues_with_one_warning_under_gevent():
+def test_a_service_under_gevent_runs_unprofiled_with_one_warning():
     pytest.importorskip("gevent")
     done = run(
         """
@@ -599,7 +599,7 @@ def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(t
 
 
 class Receiver(HttpServer):
-    """Counts requests; creates the file ``sign`` when profiles come."""
+    """Counts requests; creates the file at ``sign`` when profiles arrive."""
 
     def __init__(self, sign=None):
         self.came, self._sign = Counter(), sign
@@ -615,7 +615,7 @@ class Receiver(HttpServer):
 @pytest.mark.parametrize(
     "named_by", ["OTEL_CONFIG_FILE", "OTEL_CONFIG_FILE alone", *further("a call")]
 )
-def test_declarative_configuration_sends_profiles_to_the_endpoint_of_traces(tmp_path, named_by):
+def test_declarative_configuration_sends_profiles_to_the_trace_endpoint(tmp_path, named_by):
     config = tmp_path / "sdk.yaml"
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_CONFIG_FILE": ""}
     if named_by != "a call":

@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page faults of the function with the most: the one that writes memory."""
+    """Returns the page fault count of the function with the most faults, which writes memory."""
     return max(group["self"] for group in part["groups"])
 
 
@@ -87,7 +87,7 @@ def compared(tmp_path_factory):
     return report(path, "--by", "process"), report(path), by_perf
 
 
-def test_each_event_is_a_sample_kind(compared):
+def test_each_recorded_event_is_a_separate_sample_kind(compared):
     assert compared[0].keys() == {"page_faults", "context_switches", "cpu_migrations"}
 
 
@@ -135,7 +135,7 @@ def test_a_period_and_a_rate_estimate_the_same_number_of_events():
     assert faults["minor_faults"] == pytest.approx(faults["page_faults"], rel=TOLERANCE)
 
 
-def test_samples_for_which_the_ring_has_no_room_are_counted():
+def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     held = f"import sys\nsys.stdin.readline()\n{LOAD}"
     with (
         subprocess.Popen([sys.executable, "-c", held, "2"], stdin=subprocess.PIPE) as load,

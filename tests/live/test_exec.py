@@ -1,4 +1,4 @@
-"""Samples from a process that execs or changes its user describe it at the sample's time."""
+"""Samples of a process that execs or changes its user describe the process at that time."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def shells(tmp_path):
 def sample(command, resources, *, go=None, **settings):
     """Samples a command; returns its pid, and its samples with their processes' attributes.
 
-    Creates the file ``go`` once the program ``first`` has been sampled.
+    Creates the file at ``go`` once the ``first`` program has been sampled.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
     sampler = EbpfSampler(SamplerConfig(**settings))

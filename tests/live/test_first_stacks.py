@@ -77,7 +77,7 @@ def show(host, ends):
     print(f"{RECORDINGS} recordings of {host}: {shown}")  # noqa: T201 - shown by -rP
 
 
-def test_an_idle_host_has_complete_stacks_from_the_first_sample():
+def test_stacks_on_an_idle_host_are_complete_from_the_first_sample():
     ends = record_many(max_preload_s=60)  # the host may be busy with other tests
     show("a host as it is", ends)
     assert ends
@@ -85,7 +85,7 @@ def test_an_idle_host_has_complete_stacks_from_the_first_sample():
 
 
 @pytest.mark.long
-def test_a_busy_host_has_complete_stacks_from_the_first_sample():
+def test_stacks_on_a_busy_host_are_complete_from_the_first_sample():
     command = [sys.executable, "-m", "benchmarks.mixed_load", "600"]
     with subprocess.Popen(command) as load:
         try:
@@ -107,13 +107,13 @@ def busy():
         process.kill()
 
 
-def test_a_single_target_process_has_complete_stacks_from_the_first_sample(busy):
+def test_stacks_of_a_single_target_process_are_complete_from_the_first_sample(busy):
     ends = record(pids=(busy,))
     assert ends[StackEnd.COMPLETE] > 10
     assert ends[StackEnd.PENDING] == 0
 
 
-def test_slow_listing_of_running_files_leaves_time_to_load_their_tables(busy, monkeypatch):
+def test_a_slow_scan_for_mapped_files_leaves_time_to_load_their_tables(busy, monkeypatch):
     def list_slowly(*arguments, until_s, **options):
         time.sleep(max(0, until_s - time.monotonic()))
         return list_running(*arguments, until_s=time.monotonic() + 9, **options)
@@ -123,7 +123,7 @@ def test_slow_listing_of_running_files_leaves_time_to_load_their_tables(busy, mo
 
 
 @pytest.mark.parametrize("knows_files", [True, False])
-def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files):
+def test_stacks_of_a_command_are_complete_from_its_first_instruction(knows_files):
     """The first stacks are truncated if the files that a command will map are not preloaded."""
     ends = Counter()
     for _ in range(3):
@@ -196,7 +196,7 @@ def find_user_ticks(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def test_files_of_processes_with_the_most_cpu_time_are_preloaded_first(monkeypatch):
+def test_files_mapped_by_processes_with_the_most_cpu_time_are_preloaded_first(monkeypatch):
     loaded = []
     monkeypatch.setattr(
         "otel_kprofiler.unwinding.TableStore.load_early",

@@ -1,4 +1,4 @@
-"""After a fork of a profiled service, the parent continues and children follow the setting."""
+"""After a profiled service forks, the parent continues and children are profiled as configured."""
 
 import contextlib
 import json
@@ -170,7 +170,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Returns a function that runs a service; it returns the child's pid, samples and exit time."""
+    """Returns a function that runs a service and returns the child's pid, samples and exit time."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):
@@ -193,7 +193,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine, the export may outlast the exit's wait; the test is then repeated.
+    On a busy machine, the exit may not wait long enough for the export. The test is then repeated.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):

@@ -50,7 +50,7 @@ def load():
 
 @pytest.fixture
 def hidden(truth):
-    """Hides addresses from all users during the test, which has the marker ``changes_host``."""
+    """Hides addresses from all users during the test, which has the ``changes_host`` marker."""
     before = RESTRICT.read_text()
     try:
         RESTRICT.write_text("2")
@@ -141,7 +141,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
 
 
 @pytest.mark.changes_host
-def test_the_iterator_lists_every_symbol_once(truth, hidden):
+def test_the_bpf_iterator_lists_every_symbol_once(truth, hidden):
     result = KernelSymbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
         assert result.snapshot.symbol_count() > 10_000
@@ -151,7 +151,7 @@ def test_the_iterator_lists_every_symbol_once(truth, hidden):
 
 
 @pytest.mark.changes_host
-def test_the_doctor_reports_addresses_from_the_iterator(hidden):
+def test_the_doctor_reports_that_the_bpf_iterator_provides_addresses(hidden):
     finding = find_hidden_symbols(Access())
     assert finding.level is Level.OK
     assert "iterator" in finding.observed

@@ -121,7 +121,7 @@ def test_several_ksymbol_watches_do_not_interfere():
                 assert watch.counts().lost == {}
 
 
-def test_programs_loaded_earlier_are_all_read():
+def test_all_bpf_programs_loaded_earlier_are_listed():
     """Methods other than kallsyms report lengths, so addresses past a program have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
@@ -343,7 +343,7 @@ def test_closing_does_not_wait_until_all_symbols_are_reread():
 
 
 class FilesThatFail(Access):
-    """Access to files that fails as if no descriptors were left."""
+    """An ``Access`` that fails to open files as if no descriptors were left."""
 
     fails = False
 
@@ -353,7 +353,7 @@ class FilesThatFail(Access):
         return super().read_bytes(path)
 
 
-def test_cpus_are_followed_once_their_list_is_readable_again(caplog):
+def test_symbols_are_tracked_once_the_cpu_list_is_readable_again(caplog):
     files, lost = FilesThatFail(), []
     events = RecordEvents(files, KSYMBOLS, 4096, lambda *loss: lost.append(loss))
     try:
@@ -371,7 +371,7 @@ def test_cpus_are_followed_once_their_list_is_readable_again(caplog):
 
 @pytest.mark.changes_host
 @pytest.mark.long
-def test_a_cpu_that_was_offline_is_followed_again():
+def test_symbols_are_tracked_again_on_a_cpu_that_was_offline():
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):

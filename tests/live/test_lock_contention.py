@@ -79,7 +79,7 @@ def held():
     return json.loads(output), samples, counts
 
 
-def test_counts_and_times_of_waits_are_exact(held):
+def test_counts_and_durations_of_lock_waits_are_exact(held):
     """All writers wait for as long as the holder has the lock.
 
     The threads may also wait briefly for locks of this type that other processes hold.
@@ -92,7 +92,7 @@ def test_counts_and_times_of_waits_are_exact(held):
     assert total_ns <= sum(measured["waits_ns"]) + others * SECONDS * 1e9
 
 
-def test_each_long_wait_is_a_sample_that_names_the_holder_of_the_lock(held):
+def test_each_long_lock_wait_yields_a_sample_that_names_the_lock_holder(held):
     measured, samples, counts = held
     assert counts.taken == counts.received + sum(counts.lost.values())
     long = [
@@ -108,18 +108,18 @@ def test_each_long_wait_is_a_sample_that_names_the_holder_of_the_lock(held):
     assert holders == {LockHolder(tid, b"lock_holder") for tid in measured["holders"]}
 
 
-def test_sample_values_estimate_the_exact_total_time():
+def test_sample_values_estimate_the_total_lock_wait_time():
     output, samples, counts = run_sampler(
         (sys.executable, "-c", RENAMES, "5000"), target_comms=(Path(sys.executable).name.encode(),)
     )
     assert output == b""
     exact = sum(total.total_ns for total in counts.locks.values())
     values = [sample.value for sample in samples]
-    # A wait is sampled with the probability duration / threshold, and then has the threshold as its
-    # value, which is a multiple of a unit; longer waits are all sampled with their duration.
+    # A wait below the threshold is sampled with the probability duration / threshold. Its value is
+    # then the threshold, a multiple of a unit. Longer waits are all sampled, with their duration.
     raised = [value for value in values if value % WAIT_UNIT_NS == 0]
     threshold = statistics.median(raised or [FIRST_THRESHOLD_NS])
-    # Among shorter waits of 14 thresholds in sum, one is sampled, but for one run in a million.
+    # If the shorter waits sum to 14 thresholds, all but one run in a million sample at least one.
     error = 5 * math.sqrt(sum(value**2 for value in raised)) + 14 * threshold
     unsampled = counts.missed + sum(counts.lost.values())
     assert abs(sum(values) - exact) <= error + unsampled * max(values)
@@ -148,14 +148,14 @@ def test_a_report_shows_the_waiting_functions_and_the_exact_totals(tmp_path):
     assert any(group["name"].startswith("lock_holder (") for group in by_holder["groups"])
 
 
-def test_other_processes_are_neither_counted_nor_sampled():
+def test_lock_waits_of_processes_that_are_not_targets_are_neither_counted_nor_sampled():
     _, samples, counts = run_sampler(LOAD, target_comms=(b"no such name",))
     assert (samples, counts.taken) == ([], 0)
     assert not any(total.total_ns for total in counts.locks.values())
     assert counts.filtered["target"] >= ROUNDS
 
 
-def test_waits_during_a_pause_are_not_counted():
+def test_lock_waits_while_the_sampler_is_paused_are_not_counted():
     sampler = EbpfSampler(SamplerConfig(on_cpu=False, events=(CONTENTION,)))
     sampler.start()
     try:
@@ -180,8 +180,8 @@ while True:
 """
 
 
-def test_waits_of_the_profilers_exiting_threads_are_left_out():
-    """Threads wait for locks while they exit, when they are in no pid namespace anymore."""
+def test_lock_waits_of_the_profilers_exiting_threads_are_left_out():
+    """Exiting threads wait for locks when they have already left their pid namespace."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
     )
@@ -201,7 +201,7 @@ def test_waits_of_the_profilers_exiting_threads_are_left_out():
     assert not any(total.total_ns for total in counts.locks.values())
 
 
-def test_the_profilers_own_waits_are_left_out():
+def test_lock_waits_of_the_profiler_itself_are_left_out():
     """The profiler may wait for locks of its own maps, when no sample can be written."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))

@@ -1,4 +1,4 @@
-"""The agent's log has one JSON object per line and no secrets, whatever libraries log."""
+"""The agent's log has one JSON object per line and no secrets, regardless of what libraries log."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Files mapped by real processes are opened whatever has happened to their paths."""
+"""Files mapped by real processes are opened regardless of what has happened to their paths."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 class Without(Access):
-    """File access that fails as it would in a process without some capabilities."""
+    """An ``Access`` that fails as it would in a process without some capabilities."""
 
     def __init__(self, *routes):
         super().__init__()
@@ -127,7 +127,7 @@ def test_a_file_that_reuses_the_inode_number_is_not_opened(program):
         assert refused(other, Access()) is FileProblem.NOT_SAME
 
 
-def test_a_memfd_program_is_opened(program):
+def test_the_executable_of_a_memfd_program_is_opened(program):
     code = (
         "import os, sys; fd = os.memfd_create('held'); "
         "os.sendfile(fd, os.open(sys.argv[1], os.O_RDONLY), 0, 1 << 20); os.execve(fd, ['x'], {})"

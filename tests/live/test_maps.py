@@ -105,7 +105,7 @@ def test_each_mapping_is_found_by_address(odd_mappings):
     assert reported
 
 
-def test_each_mapping_is_found_in_the_text_file_on_older_kernels(odd_mappings, without_query):
+def test_each_mapping_is_found_in_proc_maps_on_older_kernels(odd_mappings, without_query):
     assert all(
         result.build_id is None for result in filter(None, check_every_mapping(odd_mappings))
     )

@@ -63,7 +63,7 @@ def measure(cpu, spin):
         return sampler.counts()["on_cpu"], (RATE * sure, RATE * possible), RATE * ran
 
 
-def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
+def test_samples_missed_while_a_tracing_bpf_program_runs_are_counted(cpu):
     """A slow program at the tracepoint of all system calls causes misses; a fast one causes few."""
     try:
         results = [measure(cpu, spin) for spin in (1, 20_000)]
@@ -78,7 +78,7 @@ def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
     assert slow.missed > quick.missed * possible / sure + ran / 20
 
 
-def test_filtered_ticks_are_not_counted_as_missed(cpu):
+def test_filtered_samples_are_not_counted_as_missed(cpu):
     with running(pin_cpu_ids=(cpu,), target_pids=(1,)) as sampler:
         call()
         sampler.drain()

@@ -117,7 +117,7 @@ def symbolizer(host, namespace):
 
 
 def test_loads_and_unloads_of_modules_are_tracked(host, symbolizer, request):
-    """File id and RVA are resolved within 250 ms, and names for the time of each sample."""
+    """File id and RVA resolve within 250 ms, and names are right for the time of each sample."""
     delays = []
     for _ in range(5):
         host.load("fresh")
@@ -148,7 +148,7 @@ def source(request, monkeypatch):
     return request.param
 
 
-def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
+def test_a_socket_overflow_causes_a_rescan_of_the_modules(tmp_path, source):
     namespace = Namespace(receive_bytes=1)
     host = Host(tmp_path)
     host.load("fresh", announce=False)
@@ -165,7 +165,7 @@ def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
     namespace.close()
 
 
-def test_lost_datagrams_are_reported_once(source):
+def test_lost_uevents_are_reported_once(source):
     namespace = Namespace(receive_bytes=1)
     for _ in range(50):
         namespace.announce("add", "noise")
@@ -180,7 +180,7 @@ def test_lost_datagrams_are_reported_once(source):
     namespace.close()
 
 
-def test_only_datagrams_from_the_kernel_are_received(source, namespace):
+def test_only_uevents_sent_by_the_kernel_are_received(source, namespace):
     port = namespace.events._socket.getsockname()[0]
     namespace.sender.sendto(b"add@/module/forged\0ACTION=add\0", (port, 0))
     assert namespace.events.is_waiting()
@@ -230,7 +230,7 @@ def receive_twice(before=""):
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_pyroute2_opens_the_socket_without_its_other_protocols():
+def test_pyroute2_opens_the_socket_without_importing_its_other_protocols():
     printed, log = receive_twice()
     assert printed == ["change@/devices/virtual/mem/null"] * 2 + ["['pyroute2.netlink.uevent']"]
     assert log == []

@@ -66,7 +66,7 @@ def record(pid, directory):
 
 
 def read_stacks(directory):
-    """Returns the stacks of all samples, outermost function first, in time order."""
+    """Returns the stacks of all samples in order of time, outermost function first."""
     samples = [
         (time_ns, [frame.function for frame in reversed(sample.stack.frames)])
         for window in read_profiles(str(directory / "x.otlp"))
@@ -97,7 +97,7 @@ def holes(maps, path):
     ]
 
 
-def test_moved_text_has_names_and_complete_stacks(tmp_path):
+def test_stacks_in_moved_text_are_complete_and_named(tmp_path):
     program = compile_c(tmp_path / "moves", MOVES)
     stacks, maps = record_moved([program], tmp_path)
     assert holes(maps, str(program)), maps
@@ -127,14 +127,14 @@ def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
     assert "outer" in done.stdout, done.stdout + done.stderr
 
 
-def test_moved_text_without_surrounding_file_mappings_has_no_names(tmp_path):
+def test_functions_in_moved_text_without_surrounding_file_mappings_are_unnamed(tmp_path):
     program = compile_c(tmp_path / "apart", MOVES, "-DAPART")
     stacks, _ = record_moved([program], tmp_path)
     assert stacks
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
 
 
-def test_node_with_large_pages_has_named_frames(tmp_path):
+def test_frames_of_node_with_large_pages_are_named(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")

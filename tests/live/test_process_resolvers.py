@@ -165,7 +165,7 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 
-def test_a_resolved_address_has_every_field(child, processes, first):
+def test_every_field_of_a_resolved_address_is_set(child, processes, first):
     start = child.send("load", first, "first")
     (answer,) = processes.resolve([start + 2], child.pid)
     address, _ = symbol(first, "first")
@@ -198,7 +198,7 @@ def test_unmapped_code_is_not_named(child, processes, first, second):
     assert processes.resolve([new], child.pid)[0].function == "second"
 
 
-def test_a_replaced_library_has_its_new_names(child, processes, tmp_path, first, second):
+def test_functions_of_a_replaced_library_get_new_names(child, processes, tmp_path, first, second):
     """The new library has the same path and addresses, and usually the same inode number."""
     path = tmp_path / "replaced.so"
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_a_replaced_library_has_its_new_names(child, processes, tmp_path, first,
             path.unlink()
 
 
-def test_a_deleted_library_keeps_its_names(child, processes, tmp_path, first):
+def test_functions_of_a_deleted_library_are_still_named(child, processes, tmp_path, first):
     path = tmp_path / "deleted.so"
     path.write_bytes(first.read_bytes())
     start = child.send("load", path, "first")
@@ -232,7 +232,7 @@ def test_a_program_started_by_exec_has_no_names_of_the_previous_program(child, p
         assert answer.function != "first"
 
 
-def test_an_exited_process_is_not_resolved(processes, first):
+def test_addresses_in_an_exited_process_are_not_resolved(processes, first):
     with running() as child:
         start = child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
@@ -244,7 +244,7 @@ def test_an_exited_process_is_not_resolved(processes, first):
     assert processes.resolve([start], child.pid)[0].unresolved is Unresolved.PROCESS_GONE
 
 
-def test_a_process_that_reuses_the_pid_is_not_resolved(processes, first):
+def test_addresses_in_a_process_that_reuses_the_pid_are_not_resolved(processes, first):
     with running() as child:
         child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
@@ -290,7 +290,7 @@ def test_a_resolver_for_one_process_does_not_resolve_other_processes(processes):
     assert resolver.resolve([start], os.getppid())[0].unresolved is Unresolved.PROCESS_GONE
 
 
-def test_code_without_a_file_has_a_reason(processes):
+def test_code_in_anonymous_memory_is_reported_as_having_no_file(processes):
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -334,13 +334,13 @@ def test_generated_code_is_named_by_its_perf_map(processes):
         (-1, Unresolved.PROCESS_GONE),
     ],
 )
-def test_an_address_without_a_process_has_a_reason(processes, asked, reason):
+def test_an_address_without_a_process_is_unresolved_with_the_reason(processes, asked, reason):
     (answer,) = processes.resolve([0x1000], asked)
     assert answer.unresolved is reason
     assert processes.find("main", asked) == []
 
 
-def test_an_address_in_a_non_elf_file_has_its_file_offset(processes, tmp_path):
+def test_an_address_in_a_non_elf_file_resolves_to_its_file_offset(processes, tmp_path):
     path = tmp_path / "code"
     path.write_bytes(bytes(8192))
     with open(path, "r+b") as file:
@@ -425,7 +425,7 @@ def test_source_lines_are_read_when_their_file_system_responds_again(first):
         assert code._bytes == read[-1].nbytes
 
 
-def test_threads_may_resolve_while_libraries_are_loaded_and_unloaded(
+def test_addresses_resolve_correctly_while_libraries_are_loaded_and_unloaded(
     child, processes, first, second
 ):
     wrong, stop = [], threading.Event()
@@ -452,7 +452,7 @@ def test_threads_may_resolve_while_libraries_are_loaded_and_unloaded(
     assert not wrong
 
 
-def test_the_default_symbolizer_names_both_sides(child, first):
+def test_the_default_symbolizer_names_kernel_and_user_addresses(child, first):
     start = child.send("load", first, "first")
     with Symbolizer.default() as symbolizer:
         (kernel, *_) = symbolizer.find("vfs_read") or [None]

@@ -1,4 +1,4 @@
-"""Forged interpreter objects that change while they are read do no harm."""
+"""Forged interpreter objects that change while they are read cause no error and lose no sample."""
 
 import array
 import ctypes
@@ -65,7 +65,7 @@ class Forgery:
         kind.from_address(at).value = value
 
     def make_frame(self, number):
-        """Makes a frame whose caller is the next frame, or rarely any frame, including itself."""
+        """Makes a frame, called by the next frame or, rarely, by any frame, even itself."""
         choose, at = self._generator.choice, self._frames[number]
         following = [*self._frames, 0][number + 1]
         self._put(at + LAYOUT.frame_previous, choose((following,) * 30 + (choose(self._frames), 0)))
@@ -103,7 +103,7 @@ class Forgery:
 
 
 @pytest.mark.parametrize("seed", [1, *further(2)])
-def test_forged_frames_do_no_harm(seed):
+def test_forged_python_frames_neither_slow_the_bpf_program_nor_lose_samples(seed):
     forgery = Forgery(random.Random(seed), threading.get_native_id())
     process = PythonProcess(forgery.runtime, forgery.code_type, 0, 0)
     samples, with_frames, names = 0, 0, set()

@@ -66,7 +66,7 @@ def in_leaf(sampler, samples):
 
 
 @pytest.mark.parametrize("sides", ["kernel", "user", "both"])
-def test_frames_match_the_running_functions(sides):
+def test_python_frames_match_the_running_functions(sides):
     with sampling(stacks=sides) as sampler:
         samples = take(sampler, outer)
         result = in_leaf(sampler, samples)
@@ -74,7 +74,7 @@ def test_frames_match_the_running_functions(sides):
     assert len(result) >= 20
     assert Counter(map(str, map(own_part, result))) == {str(CHAIN): len(result)}
     assert {functions(one[len(CHAIN) :])[:2] for one in result} == {
-        ("take", "test_frames_match_the_running_functions")
+        ("take", "test_python_frames_match_the_running_functions")
     }
     for function in (leaf, generate, middle, outer):
         code, known = function.__code__, codes[function.__qualname__]
@@ -127,7 +127,7 @@ def test_each_thread_has_its_own_frames():
     }  # fmt: skip
 
 
-def test_only_registered_processes_have_python_frames():
+def test_only_samples_of_registered_processes_have_python_frames():
     with sampling(register=False) as sampler:
         samples = take(sampler, outer)
         assert not any(sample.words(PYTHON_SIDE) for sample in samples)
@@ -141,7 +141,7 @@ def test_only_registered_processes_have_python_frames():
         assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
 
 
-def test_every_python_stack_is_counted_once():
+def test_every_python_stack_is_counted_exactly_once():
     with sampling() as sampler:
         samples = take(sampler, outer)
         sampler.stop()
@@ -181,7 +181,7 @@ def test_the_frame_limit_can_change_while_the_sampler_runs():
         assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
 
 
-def test_dropped_code_objects_are_described_again():
+def test_code_objects_evicted_from_the_cache_are_described_again():
     """The cache has no room for two descriptions, so they evict each other with each sample."""
     with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
         take(sampler, outer, seconds=1)
@@ -278,7 +278,7 @@ def test_a_forked_child_does_not_touch_its_parents_sampler():
         assert {code.process for code in sampler.python_codes} == {os.getpid()}
 
 
-def test_closing_leaves_no_descriptor_or_map_open():
+def test_closing_the_sampler_leaves_no_descriptor_or_mapping_open():
     def is_open():
         links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
         maps = Path("/proc/self/maps").read_text()
@@ -296,7 +296,7 @@ def test_closing_leaves_no_descriptor_or_map_open():
     assert counts.on_dropped is None
 
 
-def test_a_kernel_that_rejects_the_program_is_sampled_without_python_frames(monkeypatch, caplog):
+def test_sampling_continues_without_python_frames_if_the_program_is_rejected(monkeypatch, caplog):
     load = attachment._load_spec
 
     def refuse(spec, *settings):

@@ -1,4 +1,4 @@
-"""Arbitrary data in the memory of a sampled interpreter does no harm."""
+"""Arbitrary data in the memory of a sampled interpreter causes no error and loses no sample."""
 
 import ctypes
 import os
@@ -82,7 +82,7 @@ class FakeInterpreter:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_process_that_overwrites_its_frames_does_no_harm(seed):
+def test_samples_are_all_counted_if_a_process_overwrites_its_python_frames(seed):
     going = threading.Event()
     fake = FakeInterpreter(threading.get_native_id(), seed)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 RATE = ("-F", "499")
 SECONDS = "3"
-"""CPU time; the recording may be late to read the interpreter's frames on a busy machine."""
+"""The program's CPU time; on a busy machine, the interpreter's frames may be read late."""
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
 
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
-def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
+def test_a_replay_shows_the_stacks_and_lines_of_the_recording(program, hot_line, tmp_path, symbols):
     """The replay uses only the recording, and places Python frames between native frames.
 
     A replay must recognize the interpreter's loop, so recordings always contain the loop's name.

@@ -141,7 +141,7 @@ def is_registered(journal, pid, runtime):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11",)))
-def test_processes_are_found_as_they_start_fork_and_exit(start, minor):
+def test_python_processes_are_tracked_as_they_start_fork_and_exit(start, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     with tracked() as journal:
@@ -157,7 +157,7 @@ def test_processes_are_found_as_they_start_fork_and_exit(start, minor):
                 wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
-def test_processes_already_running_are_found(start):
+def test_python_processes_already_running_are_found(start):
     target = start()
     pid, runtime = target.heard()
     with tracked() as journal:
@@ -215,7 +215,7 @@ def test_only_target_processes_and_their_descendants_are_found(start):
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
-def test_a_report_that_another_thread_receives_wakes_the_waiting_thread():
+def test_a_waiting_thread_is_woken_by_reports_that_another_thread_receives():
     config = SamplerConfig(samples_per_second=99, python_frames=1, stacks="both")
     waiting = select.poll()
     with closing(EbpfSampler(config)) as sampler:

@@ -62,7 +62,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("first", further_of(FIRST, ("span",)))
-def test_a_child_profiles_itself_from_its_first_call_on(to_file, first):
+def test_a_child_profiles_itself_after_its_first_call_to_the_profiler(to_file, first):
     done = run(SERVICE + PROFILED.replace("FIRST", FIRST[first]), env=to_file.env)
     assert problems(done.stderr) == []
     assert to_file.pids()[int(done.stdout)] > 50
@@ -81,13 +81,13 @@ fork_and(child)
 
 
 @pytest.mark.long
-def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts(to_file):
+def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts_it(to_file):
     done = run(SERVICE + STOPPED, env=to_file.env)
     assert problems(done.stderr) == []
     assert int(done.stdout) not in to_file.pids()
 
 
-def test_a_child_that_calls_nothing_exits_normally(to_file):
+def test_a_child_that_never_calls_the_profiler_exits_normally(to_file):
     done = run(SERVICE + "\nfork_and(lambda: work(0.2))\n", env=to_file.env)
     assert problems(done.stderr) == []
     assert int(done.stdout) not in to_file.pids()

@@ -1,4 +1,4 @@
-"""In every format, a saved profile is read back as ``record`` shows it.
+"""A profile saved in any format is read back as ``record`` shows it.
 
 A recording is replayed into each format, and into profile files, which ``report`` converts.
 """

@@ -55,7 +55,7 @@ def test_record_exits_with_the_status_of_the_command(tmp_path, script, status, s
         ("./directory", 126, "./directory: Is a directory"),
     ],
 )
-def test_a_command_that_cannot_run_is_reported_as_by_a_shell(tmp_path, name, status, message):
+def test_a_command_that_cannot_run_has_the_exit_status_of_a_shell(tmp_path, name, status, message):
     (tmp_path / "text").write_text("")
     (tmp_path / "directory").mkdir()
     done = record(tmp_path, "-o", "x.html", "--", name)
@@ -92,7 +92,7 @@ def test_a_command_and_its_children_are_terminated_with_the_recording(tmp_path):
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command_too(tmp_path, by):
+def test_a_signal_to_record_also_ends_the_command(tmp_path, by):
     words = [*RECORD, "-o", "x.html", "--", "sh", "-c", "echo $$; exec sleep 1000"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -68,7 +68,7 @@ def wait_for_samples(part, windows):
     return read_profiles(str(part))
 
 
-def test_a_killed_recording_keeps_its_samples_and_the_next_one_reports_it(tmp_path):
+def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(tmp_path):
     part = tmp_path / "x.html.part"
     running = start(tmp_path, "-o", "x.html")
     seen = wait_for_samples(part, 3)
@@ -138,7 +138,7 @@ def test_repeated_recordings_do_not_overwrite_each_other(tmp_path):
     ]  # fmt: skip
 
 
-def test_recordings_at_the_same_time_do_not_share_a_file(tmp_path):
+def test_simultaneous_recordings_do_not_write_to_the_same_file(tmp_path):
     first, second = start(tmp_path), start(tmp_path)
     done = record(tmp_path, "-o", "profile.html", "--force")
     assert done.returncode == 1
@@ -157,7 +157,7 @@ def test_a_number_is_appended_if_the_output_name_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_devices_and_pipes_are_written_to(tmp_path, force):
+def test_output_is_written_to_devices_and_pipes(tmp_path, force):
     os.mkfifo(tmp_path / "fifo")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))

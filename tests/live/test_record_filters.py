@@ -18,10 +18,10 @@ pytestmark = pytest.mark.live
 RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
-"""Waits for the file ``go``; the target's ``sleep`` may be sampled, too."""
+"""Waits for the ``go`` file; the target's ``sleep`` may be sampled, too."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
-"""A duration that is longer than any recording that ends when its processes exit."""
+"""A duration that is never reached by recordings that end when their processes exit."""
 
 
 def record(directory, *words, prefix=()):
@@ -32,7 +32,7 @@ def record(directory, *words, prefix=()):
 
 
 def record_from_go(directory, *words):
-    """Records, and creates the file ``go`` once the recording samples."""
+    """Records, and creates the ``go`` file once sampling has begun."""
     command = [*RECORD, "--force", "-o", "x.folded", *LONG, *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=directory) as running:
         while not holds_sampler(running.pid):
@@ -96,7 +96,7 @@ def cgroup():
 def test_a_missing_target_is_reported_immediately(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
-        (["--cgroup", "/no/such"], "/no/such is not a version 2 cgroup"),
+        (["--cgroup", "/no/such"], "/no/such is not a v2 cgroup"),
         (["--container", "nosuch"], "there is no running container nosuch"),
         (["--pod", "nosuch"], "there is no pod nosuch"),
         (["--unit", "nosuch"], "there is no unit nosuch"),
@@ -119,7 +119,7 @@ def test_a_thread_id_given_as_a_pid_is_rejected(tmp_path):
     assert f"is a thread of process {process.pid}" in done.stderr
 
 
-def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
+def test_descendants_are_recorded_until_the_last_one_exits(programs, tmp_path):
     programs("beside", LOOP)
     orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
     target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")
@@ -141,7 +141,7 @@ def test_option_comm_selects_one_process_name(programs, tmp_path):
     assert processes(tmp_path) == {"a-name-of-more-than-15-characters"}
 
 
-def test_a_process_name_includes_all_its_threads(tmp_path):
+def test_selecting_a_process_name_includes_all_threads_of_the_process(tmp_path):
     code = """
 import ctypes, threading
 def work():
@@ -160,7 +160,7 @@ import time; time.sleep(60)
 
 
 @pytest.mark.long
-def test_a_cgroup_includes_its_descendants(programs, cgroup, tmp_path):
+def test_selecting_a_cgroup_includes_its_descendants(programs, cgroup, tmp_path):
     (cgroup / "below").mkdir()
     programs("beside", LOOP)
     for name, directory in (("here", cgroup), ("below", cgroup / "below")):
@@ -212,7 +212,7 @@ def in_namespace(tmp_path):
 NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
 
 
-def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
+def test_pids_given_as_arguments_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
     # Process 1 is the shell, process 2 the target, whose child is sampled too.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")
@@ -220,7 +220,7 @@ def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
     assert processes(tmp_path) == {"inner", "dd"}
 
 
-def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path):
+def test_commands_are_recorded_in_the_callers_pid_namespace(in_namespace, tmp_path):
     """A command is found by the name of its executable, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
@@ -229,7 +229,7 @@ def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path)
 
 
 @pytest.mark.parametrize("words", ["-p 1", "-- true"])
-def test_a_proc_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
+def test_a_proc_mount_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
     assert "error: /proc does not show this process's pid namespace" in done.stderr

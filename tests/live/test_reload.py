@@ -1,4 +1,4 @@
-"""A reload by SIGHUP loses or duplicates no sample, and leaks nothing.
+"""A reload by SIGHUP neither loses nor duplicates samples, and leaks nothing.
 
 The test reloads ten times by default; ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
 """
@@ -204,11 +204,11 @@ def stop(agent):
 
 
 def at_most(expected):
-    """Returns how many random events may occur if so many are expected, with 5 sigma."""
+    """Returns the expected number of random events plus 5 sigma."""
     return expected + 5 * math.sqrt(expected)
 
 
-def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver):
+def test_reloads_lose_no_samples_duplicate_none_and_leak_no_descriptors(agent, receiver):
     moments, open_files = [], []
     with Witness() as witness:
         time.sleep(2)
@@ -268,7 +268,7 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1
 
 
-def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
+def test_a_reload_of_an_invalid_configuration_changes_nothing_and_logs_the_reason(agent, receiver):
     agent.config.write_text(
         agent.config.read_text()
         .replace("samples_per_second: 999", "samples_per_second: many")
@@ -285,7 +285,7 @@ def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
     assert "did you mean stacks?" in refusal
 
 
-def test_a_receiver_that_fails_to_open_changes_nothing(agent, tmp_path):
+def test_a_reload_with_an_output_that_cannot_be_opened_changes_nothing(agent, tmp_path):
     agent.write(**{**settings(2), "rate": 99})
     agent.config.write_text(agent.config.read_text().replace(str(tmp_path), "/nowhere"))
     message = reload(agent)
@@ -295,7 +295,7 @@ def test_a_receiver_that_fails_to_open_changes_nothing(agent, tmp_path):
     assert list(account["exporters"]) == ["otlp_grpc"]
 
 
-def test_a_change_of_the_rate_starts_a_new_window(agent, receiver):
+def test_a_new_sampling_rate_starts_a_new_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
     wait_until(
@@ -320,14 +320,14 @@ def test_changes_that_need_a_restart_are_reported(agent):
     reload(agent)
     account, log = stop(agent)
     assert account["gaps"] == []
-    assert "these changes need a restart of the agent: max_frames" in [
+    assert "these changes take effect only after a restart: max_frames" in [
         line["message"] for line in log
     ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("agent", ["import random; random.random = lambda: 0.9"], indirect=True)
-def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
+def test_no_samples_are_taken_in_intervals_that_probabilistic_sampling_skips(agent, receiver):
     def set_threshold(percent):
         text = agent.config.read_text()
         line = f"stacks: both\n    probabilistic_threshold: {percent}"

@@ -82,7 +82,7 @@ def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_devi
         assert content(file) == program.read_bytes()
 
 
-def test_a_deleted_file_is_opened(tmp_path):
+def test_a_deleted_file_is_reopened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     whole = program.read_bytes()
     with running(program) as process:
@@ -91,7 +91,7 @@ def test_a_deleted_file_is_opened(tmp_path):
         assert content(reopen(asked, Access())) == whole
 
 
-def test_no_other_file_is_opened_if_no_process_maps_the_file(tmp_path, mounts):
+def test_a_host_file_at_the_same_path_is_not_opened_if_no_process_maps_it(tmp_path, mounts):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with in_container(program, mounts) as process:
         asked = wanted(process)
@@ -100,7 +100,7 @@ def test_no_other_file_is_opened_if_no_process_maps_the_file(tmp_path, mounts):
     assert reopen(asked, Access()) is None
 
 
-def test_a_changed_file_is_not_opened(tmp_path):
+def test_a_changed_file_is_not_reopened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with running(program) as process:
         asked = wanted(process)
@@ -112,7 +112,7 @@ def test_a_changed_file_is_not_opened(tmp_path):
         assert content(reopen(asked, Access())) == program.read_bytes()
 
 
-def test_an_identical_file_at_its_path_is_opened_by_build_id(tmp_path):
+def test_an_identical_copy_at_the_same_path_is_opened_by_build_id(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, BUILD_ID)
     with running(program) as process:
         asked = wanted(process)
@@ -156,7 +156,7 @@ def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp
             if names.name(file.key, text).unresolved is Unresolved.SYMBOLS_PENDING:
                 names.finish(60)
             found = names.name(file.key, text)
-            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:  # may have been evicted just now
+            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:  # not just evicted
                 assert found.lines[0].function.startswith("function_"), found
         assert names.counts().loaded > PROGRAMS
         assert (names.counts().gone, names.counts().refused) == (0, 0)

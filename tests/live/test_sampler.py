@@ -91,7 +91,7 @@ def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def test_starting_takes_little_cpu_time(loader):
+def test_starting_the_sampler_takes_little_cpu_time(loader):
     """The test measures the CPU time of this process, which is independent of other load."""
     limit_s = {"libbpf": 1.0, "bcc": 15.0}[loader]  # bcc compiles the program
     with load(SPIN):
@@ -102,7 +102,7 @@ def test_starting_takes_little_cpu_time(loader):
     assert took < limit_s
 
 
-def test_samples_have_process_cpu_and_start_time():
+def test_samples_identify_the_process_its_start_time_and_the_cpu():
     with load(READ) as pid, sampling(samples_per_second=999, stacks="both") as sampler:
         before = boot_ns()
         samples = collect_until(sampler, lambda s: s.tgid == pid and in_kernel(s), count=100)
@@ -148,7 +148,7 @@ def test_every_sample_taken_is_received(rate):
 
 
 def test_no_sample_is_older_than_the_watermark():
-    """The test drains often, at a high sampling rate, to meet records that are being written."""
+    """The test drains often, at a high sampling rate, to encounter half-written records."""
     with load(READ), load(READ), sampling(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end or advanced < 10:
@@ -161,7 +161,7 @@ def test_no_sample_is_older_than_the_watermark():
         assert began_ns - complete < 1_000_000_000
 
 
-def test_an_overflow_of_the_ring_is_counted_exactly():
+def test_samples_lost_to_a_full_ring_buffer_are_counted_exactly():
     with (
         load(READ),
         load(READ),
@@ -175,7 +175,7 @@ def test_an_overflow_of_the_ring_is_counted_exactly():
         assert counts.received > 1000
 
 
-def test_a_ring_filled_to_its_mark_ends_the_wait():
+def test_waiting_ends_when_the_ring_buffer_fills_to_its_wakeup_level():
     with (
         load(READ),
         load(READ),
@@ -202,7 +202,7 @@ def is_woken(sampler):
     return waited < 0.05
 
 
-def test_wake_called_by_another_thread_ends_the_wait():
+def test_a_waiting_reader_is_woken_by_another_thread():
     with sampling() as sampler:
         timer = threading.Timer(0.1, sampler.wake)
         timer.start()
@@ -238,7 +238,7 @@ def test_processes_below_the_minimum_age_are_not_sampled():
     assert all(s.time_ns - s.start_time_ns >= age for s in samples if s.start_time_ns)
 
 
-def test_user_mode_is_not_sampled_with_kernel_stacks_only():
+def test_user_mode_is_not_sampled_if_only_kernel_stacks_are_enabled():
     with load(READ), sampling(samples_per_second=999, stacks="kernel") as sampler:
         samples = collect_until(sampler, anything, count=100)
         assert sampler.counts()["on_cpu"].filtered["empty"] > 0
@@ -247,7 +247,7 @@ def test_user_mode_is_not_sampled_with_kernel_stacks_only():
 
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
-def test_kernel_stacks_are_absent_with_user_stacks_only():
+def test_samples_have_no_kernel_stacks_if_only_user_stacks_are_enabled():
     with load(READ), sampling(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)
     assert all([side.kind for side in s.sides] == [USER_SIDE] for s in samples)
@@ -401,7 +401,7 @@ def test_a_command_and_its_children_are_sampled_from_the_first_instruction():
     assert max(count for tgid, count in by_process.items() if tgid != command.pid) > 100
 
 
-def test_a_held_command_returns_its_status_and_can_be_abandoned():
+def test_a_held_command_returns_its_exit_status_and_can_be_abandoned():
     with HeldCommand(["sh", "-c", "test ! -e /dev/fd/3 && exit 7"]) as command:
         command.release()
     assert command.poll() == 7
@@ -410,7 +410,7 @@ def test_a_held_command_returns_its_status_and_can_be_abandoned():
     assert command.poll() == 125
 
 
-def test_a_recording_replays_the_same_samples(tmp_path):
+def test_replaying_a_recording_yields_the_same_samples(tmp_path):
     writer = RecordingWriter(str(tmp_path / "a"))
     sampler = EbpfSampler(
         SamplerConfig(samples_per_second=499, stacks="both"), raw_sink=writer.add_records
@@ -433,7 +433,7 @@ def test_a_recording_replays_the_same_samples(tmp_path):
     recording.close()
 
 
-def test_closing_closes_every_descriptor():
+def test_closing_the_sampler_closes_every_descriptor():
     def descriptors():
         return sorted(os.listdir("/proc/self/fd"))
 
@@ -450,7 +450,7 @@ def test_closing_closes_every_descriptor():
     assert descriptors() == before
 
 
-def test_the_first_sample_ends_the_wait_of_an_idle_reader():
+def test_an_idle_reader_is_woken_by_the_first_sample():
     with load(SPIN) as pid:
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)
@@ -464,7 +464,7 @@ def test_the_first_sample_ends_the_wait_of_an_idle_reader():
             assert sampler.drain()
 
 
-def test_only_a_new_process_ends_the_wait_of_a_reader_for_new_processes(tmp_path):
+def test_waiting_for_new_processes_ends_only_when_a_new_process_is_sampled(tmp_path):
     path = tmp_path / "fork"
     with (
         load(FORK.format(path=str(path))) as pid,
@@ -481,13 +481,13 @@ def test_only_a_new_process_ends_the_wait_of_a_reader_for_new_processes(tmp_path
         assert {sample.tgid for sample in sampler.drain()} - {pid}
 
 
-def test_calling_wake_ends_the_wait_of_an_idle_reader():
+def test_an_idle_reader_is_woken_by_another_thread():
     with sampling(target_pids=(1 << 22,)) as sampler:
         threading.Timer(0.1, sampler.wake).start()
         assert not sampler.wait_first(600)
 
 
-def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
+def test_the_first_sample_does_not_wake_a_reader_that_waits_for_many():
     with load(SPIN) as pid, sampling(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.wait_first(600)
         before = time.monotonic()

@@ -94,7 +94,7 @@ def changes():
 
 
 @pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
-def test_changes_cause_no_gap_and_no_duplicate_sample():
+def test_reconfiguring_causes_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
     with Witness() as witness, sampling(**FAST) as sampler:
         for settings in itertools.islice(itertools.cycle(changes()), 25):
@@ -121,7 +121,7 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
         assert len(unexplained) <= 2 + counts.missed
 
 
-def test_the_new_period_applies_from_the_returned_time():
+def test_a_new_period_applies_from_the_time_that_reconfigure_returns():
     with sampling(**FAST) as sampler:
         samples = drain_for(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
@@ -136,7 +136,7 @@ def test_the_new_period_applies_from_the_returned_time():
         assert len(times) <= (times[-1] - times[0]) / period_ns + 2
 
 
-def test_filters_change_while_sampling():
+def test_filters_can_be_changed_while_sampling():
     own = os.getpid()
     spin = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(spin.is_set, True)])
@@ -179,7 +179,7 @@ def test_cpus_are_added_and_removed_while_others_continue():
         assert len(times_by_cpu(drain_for(sampler, 2))) == last + 1
 
 
-def test_a_pause_takes_no_samples_and_can_be_resumed():
+def test_a_paused_sampler_takes_no_samples_until_it_is_resumed():
     with sampling(**FAST) as sampler:
         assert drain_for(sampler, 0.1)
         sampler.pause()

@@ -193,7 +193,7 @@ def test_a_forked_child_holds_no_maps_and_the_parent_keeps_sampling(loader):
     ], done.stderr
 
 
-def test_forking_while_another_thread_drains_is_safe():
+def test_forking_while_another_thread_drains_neither_hangs_nor_crashes():
     """The child must not use its copies of the drain's lock and memory views."""
     code = """
 import os, threading, time
@@ -263,7 +263,7 @@ def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(tmp_pat
         EbpfSampler(SamplerConfig(), loader=Loader()).start()
 
 
-def test_a_damaged_object_is_an_error(tmp_path):
+def test_loading_a_damaged_bpf_object_is_an_error(tmp_path):
     broken = tmp_path / "broken.bpf.o"
     broken.write_bytes(b"no object")
     with pytest.raises(SamplerError, match=r"opening broken\.bpf\.o failed"):

@@ -1,4 +1,4 @@
-"""On SIGTERM, profiled services export pending samples, and the signal takes effect."""
+"""On SIGTERM, profiled services export pending samples, then the signal takes effect."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def sampled():
 
 
 @pytest.mark.parametrize("how", ["call", "setting"])
-def test_a_plain_script_exports_pending_samples_and_dies_of_the_signal(to_file, how):
+def test_a_plain_script_exports_pending_samples_and_is_killed_by_the_signal(to_file, how):
     code = SAMPLED.replace("HOW", "profiler.export_on_sigterm()" if how == "call" else "")
     env = {"OTEL_KPROFILER_EXPORT_ON_SIGTERM": "true"} if how == "setting" else {}
     status, line, _, err = terminate(code + "sampled(); time.sleep(600)", {**to_file.env, **env})
@@ -80,7 +80,7 @@ def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
 
 
 @pytest.mark.long
-def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it(to_file):
+def test_a_server_that_raises_the_signal_again_exports_everything_and_is_killed(to_file):
     code = """
     import threading, uvicorn
 

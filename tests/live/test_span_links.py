@@ -117,7 +117,7 @@ def test_objects_that_are_not_span_contexts_yield_no_link(odd):
         assert links_of_this_thread(sampler) == {None}
 
 
-def test_unsampled_spans_are_linked_on_request():
+def test_samples_are_linked_to_unsampled_spans_if_enabled():
     with sampling(unsampled=True) as sampler, current(span(1, 2, flags=UNSAMPLED)):
         assert links_of_this_thread(sampler) == {link(1, 2)}
 
@@ -265,7 +265,7 @@ def test_thread_contexts_link_samples_without_the_interpreters_objects(change, i
     )
 
 
-def test_unsampled_spans_in_thread_contexts_have_no_link():
+def test_samples_are_not_linked_to_unsampled_spans_in_thread_contexts():
     run(
         WITHOUT_A_PATH
         + f"""

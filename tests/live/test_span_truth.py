@@ -38,7 +38,7 @@ def test_samples_are_linked_to_the_current_span(name):
 def test_thread_records_identify_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
-    # The first change in each uvloop thread is missed, which affects a few of hundreds of samples.
+    # The first span change in each uvloop thread is missed: a few of hundreds of samples.
     assert outcome.linked_share >= 0.98
 
 

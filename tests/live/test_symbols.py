@@ -54,7 +54,7 @@ def test_the_running_kernel_is_identified_by_its_build_id(symbolizer):
     assert bytes.fromhex(vmlinux.build_id) in Path("/sys/kernel/notes").read_bytes()
 
 
-def test_the_interrupt_entry_code_is_found(symbolizer):
+def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
     vmlinux = symbolizer.module("vmlinux")
     ranges = symbolizer.interrupt_ranges()
     assert any(part.name == "irqentry" for part in ranges)
@@ -78,6 +78,6 @@ def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
     assert min(load) < 3 * min(bare)
 
 
-def test_the_symbol_table_is_compact(symbolizer):
+def test_the_symbol_table_takes_at_most_28_bytes_per_symbol(symbolizer):
     snapshot = symbolizer.snapshot
     assert snapshot.size_bytes() <= 28 * snapshot.symbol_count()

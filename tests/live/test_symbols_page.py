@@ -47,7 +47,7 @@ def functions(text):
     return [line.split()[1].partition("+")[0] for line in text.splitlines()]
 
 
-def test_example_stacks_of_a_process(running, capsys):
+def test_the_symbols_example_resolves_addresses_of_process_and_kernel(running, capsys):
     pid, address = running["pid"], running["address"]
     given = run_example(EXAMPLES, "Symbols", pid=pid, addresses=[address + 1, 0x10])
     first, second, malloc = capsys.readouterr().out.splitlines()
@@ -60,14 +60,14 @@ def test_example_stacks_of_a_process(running, capsys):
     assert functions(capsys.readouterr().out)[:2] == ["vfs_read", "hidden"]
 
 
-def test_example_one_file(path, capsys):
+def test_the_one_file_example_resolves_an_address_in_a_file(path, capsys):
     given = run_example(EXAMPLES, "One file", path=path)
     assert (given["found"].function, given["found"].offset) == ("main", 4)
     assert given["same"].address == given["found"].address
     assert str(given["file"].build_id) in capsys.readouterr().out
 
 
-def test_example_offsets_resolve_to_addresses(running, path, capsys):
+def test_the_offset_example_prints_the_address_and_name_of_a_file_offset(running, path, capsys):
     file = run_example(EXAMPLES, "One file", path=path)["file"]
     (hidden,) = file.find("hidden")
     capsys.readouterr()
@@ -76,12 +76,12 @@ def test_example_offsets_resolve_to_addresses(running, path, capsys):
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
-def test_example_filter_by_pid(running, capsys):
+def test_the_filter_example_leaves_out_unselected_processes(running, capsys):
     run_example(EXAMPLES, "Resolve only some processes", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 
 
-def test_example_process_events():
+def test_the_process_events_example_reports_mappings_and_execs():
     lines = []
     with subprocess.Popen(["sh", "-c", "read go; ls /; true"], stdin=subprocess.PIPE,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
@@ -96,7 +96,7 @@ def test_example_process_events():
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
 
 
-def test_example_custom_resolver(running, capsys):
+def test_the_custom_resolver_example_combines_names_with_those_of_files(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
     given = run_example(EXAMPLES, "Write a resolver", pid=pid, names=names,
@@ -109,7 +109,7 @@ def test_example_custom_resolver(running, capsys):
     assert (other.function, other.process) == ("PyObject_Call", find_process(os.getpid()))
 
 
-def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
+def test_the_debug_file_example_finds_names_and_source_lines(path, tmp_path, monkeypatch, capsys):
     pytest.importorskip("symbolic")
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
@@ -133,7 +133,7 @@ def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
     assert int(printed[-1][2]) == 5
 
 
-def test_example_custom_finder(path, tmp_path, capsys):
+def test_the_custom_finder_example_reads_names_from_the_debug_file(path, tmp_path, capsys):
     stripped, debug = separate(path, tmp_path)
     run_example(EXAMPLES, "Write a finder of debug files", path=stripped, folder=str(tmp_path))
     assert capsys.readouterr().out == "[]\n"
@@ -154,7 +154,7 @@ def build_id_of(path):
         return read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size)).build_id
 
 
-def test_example_readable_names(capsys):
+def test_the_demangling_example_prints_demangled_names(capsys):
     run_example(EXAMPLES, "Readable names")
     cxx, rust, plain = capsys.readouterr().out.splitlines()
     assert cxx in {"std::vector<int>::push_back(int)", "_ZNSt6vectorIiE9push_backEi"}
@@ -162,7 +162,7 @@ def test_example_readable_names(capsys):
     assert plain == "malloc"
 
 
-def test_example_kernel_symbols(capsys):
+def test_the_kernel_example_prints_the_module_vmlinux(capsys):
     given = {}
     try:
         exec(EXAMPLES["The kernel"][0], given)

@@ -221,7 +221,7 @@ def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_host
 
 
 @pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
-def test_python_samples_have_their_published_span(tmp_path, python):
+def test_samples_of_python_services_have_the_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     with Reader(b"published") as reader, contextlib.ExitStack() as stack:
         service = stack.enter_context(

@@ -92,7 +92,7 @@ def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
     assert any(name.startswith("kprofiler-") for name in threads)
 
 
-def test_record_and_send_open_receivers_with_coarse_timers(receiver):
+def test_grpc_threads_of_record_and_send_have_coarse_timers(receiver):
     threads = hold(f"""
 from otel_kprofiler.cli.receivers import open_receiver
 exporter = open_receiver("grpc://{receiver.grpc}")
@@ -100,7 +100,7 @@ exporter = open_receiver("grpc://{receiver.grpc}")
     assert_only_grpc_is_coarse(threads)
 
 
-def test_a_service_keeps_the_timers_of_its_threads(receiver):
+def test_the_timer_slack_of_a_services_threads_is_unchanged(receiver):
     threads = hold(f"""
 from otel_kprofiler.sdk import OtlpGrpcExporter
 exporter = OtlpGrpcExporter("http://{receiver.grpc}")

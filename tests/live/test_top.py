@@ -41,7 +41,7 @@ def read_total(text, name):
     return float(row.split()[1].rstrip("%"))
 
 
-def test_a_busy_function_and_its_process_are_on_the_screen(busy):
+def test_top_shows_a_busy_function_and_its_process(busy):
     with Terminal([*TOP, "-p", busy.pid, "-F", "199", "--window", "2s"]) as terminal:
         terminal.wait_for("samples/s", "[self]", "lost 0")
         terminal.type("T/planted_hot\r")
@@ -98,7 +98,7 @@ def test_a_suspended_top_restores_the_terminal_and_takes_it_over_again_when_resu
         assert terminal.end() == 0
 
 
-def test_an_error_restores_the_terminal_before_it_is_shown(busy, tmp_path):
+def test_the_terminal_is_restored_before_an_error_is_shown(busy, tmp_path):
     program = (
         "import otel_kprofiler.cli.top as top\n"
         "def page(*words, **more): raise RuntimeError('planted error')\n"
@@ -146,7 +146,7 @@ def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_option_once_prints_a_plain_table(busy):
+def test_the_option_once_prints_a_plain_table(busy):
     words = ["--once", "--window", "1s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
     done = subprocess.run([*TOP, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ def test_option_once_prints_a_plain_table(busy):
     assert "\x1b" not in done.stdout
 
 
-def test_a_running_bpf_program_is_in_each_table_until_the_end():
+def test_top_by_bpf_lists_a_running_bpf_program_first():
     fd, stopped = load(name="planted_bpf", spin=2000), threading.Event()
 
     def spin():

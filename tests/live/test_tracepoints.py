@@ -80,7 +80,7 @@ def total_of(part, function):
     return sum(group["total"] for group in part["groups"] if group["name"] == function)
 
 
-def test_each_open_is_a_sample_with_its_python_function(recorded):
+def test_each_openat_call_yields_a_sample_with_its_python_function(recorded):
     assert total_of(recorded[0]["sys_enter_openat"], "open_files") == OPENS
 
 
@@ -155,7 +155,7 @@ def test_a_sampler_takes_no_samples_while_it_is_paused():
     assert 110 <= len(samples) <= 200  # the sampler opens files, too
 
 
-def test_only_chosen_cpus_are_sampled():
+def test_only_events_on_selected_cpus_are_sampled():
     first = min(os.sched_getaffinity(0))
     everywhere = os.sched_getaffinity(0)
     if len(everywhere) == 1:
@@ -175,7 +175,7 @@ def test_only_chosen_cpus_are_sampled():
     assert 100 <= len(samples) <= 200  # the sampler opens files, too
 
 
-def test_samples_for_which_the_ring_has_no_room_are_counted():
+def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     """Tracepoints are hit in interrupts, and the clock interrupts their BPF programs."""
     names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
     held = (sys.executable, "-S", "-c", f"import sys\nsys.stdin.readline()\n{LOAD}")

@@ -30,7 +30,7 @@ PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
 HZ = 997
 STACKS = 250
 LONGEST_STEP = 400
-"""The units of work by which a step (mapping, search, interpreter) may exceed the limit."""
+"""The units of work by which a step (mapping, search, interpreter) may exceed the work limit."""
 
 needs_clang = pytest.mark.skipif(
     shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
@@ -72,7 +72,7 @@ def running(*command):
 
 
 def take_loaded(dumper, pid, count=STACKS):
-    """Takes stacks until none is pending on a file's table; returns the last ``count`` stacks."""
+    """Takes stacks until none waits for a file's unwind table; returns the last ``count``."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         result = dumper.take(pid, HZ, count)
@@ -139,7 +139,7 @@ def test_stacks_of_distribution_programs_are_correct(built, command):
 
 @needs_clang
 @needs_gcc
-def test_a_file_without_a_loaded_table_ends_the_stack(built, compiled):
+def test_a_stack_ends_at_a_file_whose_unwind_table_is_not_loaded(built, compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program) as pid, dumps.Dumps(built, answering=False) as dumper:
         result = dumper.take(pid, HZ, 50)
@@ -183,7 +183,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 
 @needs_clang
 @needs_gcc
-def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
+def test_evicting_unwind_tables_causes_no_wrong_frame(built, compiled):
     limits = Limits(3 << 20, 1 << 20, 0)  # room for the tables of Python or libstdc++, not for both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
@@ -202,7 +202,7 @@ def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
 @pytest.mark.long
 @needs_clang
 @needs_gcc
-def test_evicting_and_reloading_tables_causes_no_wrong_frame(built, tmp_path):
+def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_path):
     """Frame sizes differ at equal addresses, so a table in the wrong slot would be detected."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
@@ -225,7 +225,7 @@ def test_evicting_and_reloading_tables_causes_no_wrong_frame(built, tmp_path):
 
 @needs_clang
 @needs_gcc
-def test_a_program_overwritten_in_place_gets_a_new_table(built, compiled, tmp_path):
+def test_a_program_overwritten_in_place_gets_a_new_unwind_table(built, compiled, tmp_path):
     path = tmp_path / "program"
     shutil.copy(compiled("-O2", "-fomit-frame-pointer"), path)
     with dumps.Dumps(built) as dumper:
@@ -314,7 +314,7 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
     assert {stack.end for stack in stacks} == {StackEnd.NO_RULE}
 
 
-def test_a_program_before_its_first_instruction_has_no_user_stack():
+def test_samples_before_a_programs_first_instruction_have_no_user_stack():
     script = "while :; do /bin/true; done"
     with subprocess.Popen(["bash", "-c", script]) as shell:
         config = SamplerConfig(
@@ -373,7 +373,7 @@ def test_frame_pointers_are_followed_while_each_return_address_follows_a_call(co
 
 
 @needs_gcc
-def test_a_forked_child_does_not_touch_the_parents_tables(compiled):
+def test_a_forked_child_does_not_change_the_parents_unwind_tables(compiled):
     with running(compiled("-O2", "-fomit-frame-pointer")) as pid:
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))

@@ -35,7 +35,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Known(Access):
-    """Access that finds files without a process, at the path of their request."""
+    """An ``Access`` that opens each file at the path in its request, without a process."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Known(Access):
 
 
 class Running:
-    """A running store with separate maps, whose clock ``now_ns`` is set by tests."""
+    """A running store with separate maps, and a clock, ``now_ns``, that tests set."""
 
     def __init__(self, limits=None, **sizes):
         self.kernel = KernelMaps(**sizes)
@@ -115,7 +115,7 @@ def hanging_write(monkeypatch):
 
 
 def test_a_thread_that_hangs_never_writes_to_other_maps(hanging_write):
-    """The thread may outlive the maps' object, whose descriptors may then refer to other maps."""
+    """The thread may outlive the maps, whose descriptors may then refer to other maps."""
     hangs, go_on = hanging_write
     running = Running()
     key = running.ask(LIBC)
@@ -138,7 +138,7 @@ def await_release():
             assert not thread.is_alive()
 
 
-def test_maps_are_released_when_the_last_hanging_thread_ends(hanging_write, monkeypatch):
+def test_bpf_maps_are_released_when_the_last_hanging_thread_ends(hanging_write, monkeypatch):
     hangs, go_on = hanging_write
     released = []
     close = TableMaps.close
@@ -177,7 +177,7 @@ def test_the_map_holds_the_tables_exactly_as_in_the_file(start, path):
     assert not behind.strip(b"\0")
 
 
-def test_text_segments_convert_file_offsets_to_addresses(start):
+def test_a_loaded_table_lists_the_text_segments_of_its_file(start):
     running = start()
     (key,) = running.load(LIBC)
     header, data = running.kernel.loaded(key)
@@ -200,7 +200,7 @@ def test_table_details_identify_the_file(start):
     assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
 
 
-def test_the_vdso_is_loaded_like_a_file(start):
+def test_the_vdsos_unwind_table_is_loaded_like_that_of_a_file(start):
     running = start()
     running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
@@ -226,7 +226,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
     assert starts == sorted(starts)
 
 
-def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatch):
+def test_unwind_tables_are_built_for_each_process_in_turn(start, tmp_path, monkeypatch):
     """One process requests tables for many files that have none, another for one file."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
@@ -279,7 +279,7 @@ def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(
     assert running.store.known.get(keys[2]).build_id
 
 
-def test_a_file_of_an_exited_process_is_requested_again(start):
+def test_a_file_refused_because_its_process_exited_can_be_requested_again(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
     running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0, 0))
@@ -372,7 +372,7 @@ def load_early(running, *paths, until_s=60.0):
     return [request.key for request in requests]
 
 
-def test_preloaded_tables_are_loaded_as_long_as_they_fit(start, programs):
+def test_tables_are_preloaded_as_long_as_they_fit(start, programs):
     size = image_bytes(start(), programs[0])
     running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
     first, rest = load_early(running, *programs[:2]), load_early(running, *programs[2:4])
@@ -401,7 +401,7 @@ def programs_without_tables(tmp_path):
     return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
 
 
-def test_tables_built_for_preloading_do_not_spend_the_budget(
+def test_building_tables_for_preloading_does_not_use_up_the_cpu_budget(
     start, programs_without_tables, monkeypatch
 ):
     """Each table costs half of the budget, which is not refilled since the clock is stopped."""
@@ -435,7 +435,7 @@ def test_files_with_tables_are_preloaded_while_tables_of_other_files_are_built(
             running.kernel.loaded(key)
 
 
-def test_preloaded_tables_are_awaited_for_a_limited_time(start, programs, hanging_write):
+def test_waiting_for_preloaded_tables_ends_at_a_time_limit(start, programs, hanging_write):
     hangs, go_on = hanging_write
     running = start()
     (key,) = load_early(running, programs[0], until_s=0.2)
@@ -454,7 +454,7 @@ def test_a_file_whose_table_exceeds_the_size_limit_is_rejected(start):
     assert running.store.counts().bytes == 0
 
 
-def test_slots_are_reused_without_mixing_up_tables(start, programs):
+def test_table_slots_are_reused_without_mixing_up_tables(start, programs):
     running = start(Limits(idle_ns=0), slots=3)
     seen = []
     for path in programs * 2:
@@ -468,7 +468,7 @@ def test_slots_are_reused_without_mixing_up_tables(start, programs):
     assert counts.evicted == counts.loaded - 3
 
 
-def test_rejected_files_leave_room_for_others(start, tmp_path):
+def test_rejected_files_take_up_no_room_in_the_file_map(start, tmp_path):
     running = start(files=16)
     paths = []
     for number in range(40):
@@ -479,7 +479,7 @@ def test_rejected_files_leave_room_for_others(start, tmp_path):
     assert 0 < len(held) <= 9
 
 
-def test_tables_of_many_new_programs_replace_the_oldest(start, programs, tmp_path):
+def test_unwind_tables_of_many_new_programs_replace_the_oldest(start, programs, tmp_path):
     copies = [Path(shutil.copy(programs[0], tmp_path / f"copy-{number}")) for number in range(150)]
     running = start(Limits(idle_ns=0), slots=64, files=256)
     keys = running.load(*copies)
@@ -500,7 +500,7 @@ def test_tables_do_not_stay_resident_in_the_agent(start):
     assert read_resident_bytes() - before < 2 << 20
 
 
-def test_closing_while_requests_are_queued_is_safe(programs):
+def test_closing_with_queued_requests_ends_all_threads(programs):
     running = Running()
     for path in programs:
         running.ask(path)
@@ -508,7 +508,7 @@ def test_closing_while_requests_are_queued_is_safe(programs):
     assert not any(thread.is_alive() for thread in running.store._threads)
 
 
-def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, programs):
+def test_a_forked_child_closes_its_descriptors_without_disturbing_its_parent(start, programs):
     running = start()
     running.load(programs[0])
     child = os.fork()

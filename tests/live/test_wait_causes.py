@@ -195,7 +195,7 @@ def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_
 @pytest.mark.parametrize(
     "python", further_between(find_pythons()), ids=lambda python: python.version
 )
-def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
+def test_waits_for_the_gil_have_the_cause_gil(python, tmp_path):
     """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
     check("gil", result, weights, beside="sleep")  # its other waits are for the other thread

@@ -140,8 +140,8 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_weights_of_sampled_waits_estimate_the_total_time(run):
-    """Ten processes are sampled sparsely; waits that are too short count in neither figure."""
+def test_the_weights_of_sampled_waits_sum_to_about_the_total_wait_time(run):
+    """Ten processes are sampled sparsely; waits that are too short count in neither sum."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
@@ -167,7 +167,7 @@ def test_weights_of_sampled_waits_estimate_the_total_time(run):
         of_process = [wait for key, wait in waits.items() if key[0] == process.pid]
         weight = sum(value for value, _ in of_process)
         spread = sum(value * (value - duration) for value, duration in of_process)
-        # The error of a process with few samples is imprecise.
+        # With few samples, the estimate of the error is imprecise.
         error = math.sqrt(max(spread, usual * totals[process.pid])) + 0.01 * totals[process.pid]
         close += abs(weight - totals[process.pid]) <= 5 * error
         estimate, exact, variance = (
@@ -216,7 +216,7 @@ SLEEPS_IN = {"sleep": "hrtimer_nanosleep", "pipe": "pipe_read", "futex": "futex_
 WAITS = int(os.environ.get("KPROFILER_WAITS", "20"))
 
 
-def test_waits_of_known_duration_have_that_duration_and_stack(functions):
+def test_samples_of_waits_have_the_right_duration_and_stack(functions):
     with sampled(KNOWN, WAITS, stacks="both") as (sampler, process):
         samples = collect(sampler, 1 + 0.06 * WAITS)
         known = json.loads(process.stdout.readline())
@@ -267,7 +267,7 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
 SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
-def test_a_wait_after_a_missed_switch_has_no_start():
+def test_a_wait_after_a_missed_context_switch_has_no_start_time():
     """The kernel misses a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
@@ -385,7 +385,7 @@ while os.read(a, 1):
 """
 
 
-def test_the_waker_is_reported():
+def test_samples_of_waits_identify_the_waking_thread():
     def find_wakers(samples):
         return [
             s.wait.waker.tid
@@ -403,7 +403,7 @@ def test_the_waker_is_reported():
     assert any(name.startswith(b"python") for name in names)
 
 
-def test_wakers_are_reported_only_while_enabled():
+def test_waking_threads_are_reported_only_while_this_is_enabled():
     with program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
         settings = {"on_cpu": False, "target_pids": (process.pid, child)}

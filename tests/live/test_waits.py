@@ -66,7 +66,7 @@ for other in others: os.kill(other, signal.SIGKILL)
 
 @pytest.fixture(params=["kernel", "wakers"])
 def account(request, monkeypatch):
-    """Selects how threads are found to be runnable: by the scheduler's records, or by wakers."""
+    """Selects how runnable threads are recognized: by the scheduler's records, or by wakers."""
     if request.param == "wakers":
 
         def find(types):
@@ -175,9 +175,9 @@ def measure(*programs):
 
 def test_wait_totals_and_cpu_time_sum_to_elapsed_time(account):
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEPS, 60, {}))
-    # In schedstat, a thread woken on an idle CPU may run from the wake-up on, because the kernel
-    # does not update the clock again (rq_clock_skip_update in kernel/sched/core.c). In the totals,
-    # the thread is off the CPU until it runs.
+    # In schedstat, a thread woken on an idle CPU may run from the moment of its wake-up, because
+    # the kernel does not update the clock again (rq_clock_skip_update in kernel/sched/core.c). In
+    # the totals, the thread is off the CPU until it runs.
     skipped = 100_000 * totals.switches
     assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more + skipped)
     if account == "wakers":
@@ -277,7 +277,7 @@ def test_an_ongoing_wait_is_reported_once():
 
 
 @pytest.mark.long
-def test_totals_of_threads_killed_off_cpu_are_kept():
+def test_wait_totals_of_exited_threads_are_kept():
     body = """
 for _ in range(200):
     threads = [threading.Thread(target=time.sleep, args=(0.05,)) for _ in range(4)]
@@ -291,8 +291,8 @@ for _ in range(200):
     assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
 
 
-def test_short_lived_processes_have_separate_totals():
-    """Each process has slept, and none inherits times from a thread with the same task or id."""
+def test_short_lived_processes_have_separate_wait_totals():
+    """Each process sleeps, and none inherits times from a thread with the same task or id."""
     with running() as sampler:
         read(sampler)
         pids = set()
@@ -307,8 +307,8 @@ def test_short_lived_processes_have_separate_totals():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch. The number of waits that are missing or begin late
-    # does not exceed the counted number. The clock of a run queue does not advance between updates.
+    # The kernel does not report every switch. At most as many waits are missing or begin late as
+    # the sampler counts. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost
@@ -316,7 +316,7 @@ def test_short_lived_processes_have_separate_totals():
         assert not {key for key in sampler.read_waits() if key in mine}
 
 
-def test_slots_of_exited_threads_are_reused(monkeypatch):
+def test_map_slots_of_exited_threads_are_reused(monkeypatch):
     for name in ("_MIN_THREADS", "_MAX_THREADS"):
         monkeypatch.setattr(wait_follower, name, 32)
     body = """
@@ -374,7 +374,7 @@ def test_only_waits_of_targets_are_counted():
         assert read(sampler).keys() == {other.process.pid}
 
 
-def test_time_in_a_pause_is_not_counted_as_waiting():
+def test_time_while_the_sampler_is_paused_is_not_counted_as_waiting():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)
@@ -414,7 +414,7 @@ def test_off_cpu_programs_are_not_loaded_unless_configured():
     assert len(program_names()) == before
 
 
-def test_totals_can_be_read_after_the_stop():
+def test_wait_totals_can_be_read_after_the_sampler_has_stopped():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)

@@ -84,7 +84,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Compares stacks of compiled programs with their calls; saves the rows that are right."""
+    """Compares stacks of compiled programs with their calls; saves rows of programs that pass."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):

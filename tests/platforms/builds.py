@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.cache import cache_directory
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the package ``harness``
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the ``harness`` package
 from harness.archive import Archive, call, open_release
 from harness.errors import MatrixError
 
@@ -25,7 +25,7 @@ exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"
 
 
 class Build(NamedTuple):
-    """An interpreter to build; ``options`` are those of ``configure``."""
+    """An interpreter to build; ``options`` are passed to ``configure``."""
 
     name: str
     command: str

@@ -76,7 +76,7 @@ def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False) -> None:
-    """Adds results, each replacing that of its platform, and writes the page.
+    """Adds results, replacing earlier results of the same platforms, and writes the page.
 
     ``replaced`` selects earlier results to remove in any case.
     """
@@ -100,6 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves the parts that all boots of a kernel have proved; if none, keeps the old result."""
+    """Saves which parts passed in all boots of a kernel; if none passed, keeps the old result."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

@@ -14,7 +14,7 @@ from tests import fetch_pythons
 from tests.cache import cache_directory
 from tests.interpreters import Python, find_pythons
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the package ``harness``
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the ``harness`` package
 from harness.archive import open_release
 from harness.errors import MatrixError
 

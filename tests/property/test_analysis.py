@@ -1,4 +1,4 @@
-"""Groups of samples equal sums over single samples."""
+"""The values of groups equal sums over single samples."""
 
 from collections import Counter
 
@@ -104,7 +104,7 @@ def flat(made):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_samples_survive_a_round_trip(made):
+def test_loading_and_encoding_samples_loses_none(made):
     loaded = load_samples(made)
     assert flat(loaded.windows()) == flat(made)
     assert loaded.count == sum(window.sample_count for window in made)
@@ -117,7 +117,7 @@ def test_samples_survive_a_round_trip(made):
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_self_weights_sum_to_the_whole_and_totals_equal_brute_force(by, made):
+def test_self_weights_sum_to_the_whole_and_totals_match_brute_force(by, made):
     loaded = load_samples(made)
     groups = GROUPINGS[by](loaded)
     weight = sum(p.measure(p.weight) for window in made for p in window.profiles)
@@ -153,7 +153,7 @@ def test_selecting_a_group_keeps_all_samples_it_occurs_in(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_groups_of_parts_merge_to_the_groups_of_the_whole(by, made, edge):
+def test_merging_the_groups_of_two_intervals_yields_the_groups_of_the_whole(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
@@ -253,7 +253,7 @@ def test_callers_and_callees_sum_to_the_total_of_the_function(made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_lines_of_a_span_sum_to_the_span(made):
+def test_the_samples_of_a_spans_source_lines_sum_to_those_of_the_span(made):
     for span, lines in spans_with_lines(load_samples(made)):
         assert sum(line.own for line in lines) == span.own
         assert sum(line.samples for line in lines) == span.samples
@@ -261,7 +261,7 @@ def test_lines_of_a_span_sum_to_the_span(made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_omitting_sides_keeps_all_samples(made):
+def test_omitting_kernel_frames_keeps_all_samples(made):
     loaded = load_samples(made)
     kept = select_sides(loaded, ["user"])
     assert kept.count == loaded.count

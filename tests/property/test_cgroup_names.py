@@ -25,12 +25,12 @@ PATHS = st.lists(PARTS, max_size=6).map(lambda parts: "/" + "/".join(parts))
 
 
 @given(st.binary())
-def test_arbitrary_bytes_are_parsed(text):
+def test_arbitrary_proc_cgroup_content_is_parsed_without_an_error(text):
     assert parse_cgroup(text) == parse_cgroup(text)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "cpu", "name=systemd"]), PATHS)))
-def test_every_match_is_a_substring_of_the_input(lines):
+def test_every_parsed_name_is_a_substring_of_the_input(lines):
     text = "".join(f"{at}:{name}:{path}\n" for at, (name, path) in enumerate(lines))
     cgroup = parse_cgroup(text.encode("utf-8", "surrogatepass"))
     for name in (cgroup.container, cgroup.unit, cgroup.user_unit):
@@ -52,7 +52,7 @@ def test_sibling_cgroups_of_a_container_do_not_belong_to_it(parts, container):
 
 
 @given(st.binary(), st.integers(0, 2**32 - 1))
-def test_arbitrary_mountinfo_and_passwd_content_is_parsed(text, uid):
+def test_arbitrary_mountinfo_and_passwd_content_is_parsed_without_an_error(text, uid):
     line = b"1 2 3:4 / /x rw - cgroup2 none rw\n"
     assert ("/x", "/") in parse_mount_points(text + b"\n" + line, "cgroup2")
     assert re.fullmatch("([0-9a-f]{64})?", parse_own_container(text).id)

@@ -10,7 +10,7 @@ from otel_kprofiler.analysis.chance import chance_of_counts, chance_of_means, ma
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.floats(0.05, 0.95))
-def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
+def test_chance_of_counts_is_twice_the_smaller_binomial_tail(first, second, share):
     total = first + second
     terms = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
     tail = min(sum(terms[: first + 1]), sum(terms[first:]))
@@ -21,7 +21,7 @@ def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
 
 
 @pytest.mark.parametrize("first", [950, 1100, 1300])
-def test_the_normal_approximation_is_close_to_the_exact_sum(first, monkeypatch):
+def test_the_normal_approximation_of_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
     exact = chance_of_counts(first, 2000 - first, 0.5)
     monkeypatch.setattr("otel_kprofiler.analysis.chance._EXACT_UP_TO", 1)
     assert chance_of_counts(first, 2000 - first, 0.5) == pytest.approx(exact, rel=0.3)
@@ -37,7 +37,7 @@ def student_density(at, freedom):
 
 @pytest.mark.parametrize("freedom", [4, 22, 46])
 @pytest.mark.parametrize("distance", [0.1, 1.0, 2.5, 6.0])
-def test_the_chance_of_means_is_the_integral_of_students_density(freedom, distance):
+def test_chance_of_means_is_the_integral_of_students_density(freedom, distance):
     steps = 20_000
     width = distance / steps
     inside = 2 * width * sum(student_density((n + 0.5) * width, freedom) for n in range(steps))
@@ -48,11 +48,11 @@ def test_the_chance_of_means_is_the_integral_of_students_density(freedom, distan
     assert result == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
 
 
-def test_any_difference_is_significant_without_variance():
+def test_any_difference_of_means_is_significant_if_the_variance_is_zero():
     assert chance_of_means(0.0, (0.0, 5), (0.0, 5)) == 1
     assert chance_of_means(1e-9, (0.0, 5), (0.0, 5)) == 0
 
 
 @pytest.mark.parametrize(("freedom", "expected"), [(10, 2.2281), (22, 2.0739), (46, 2.0129)])
-def test_the_margin_matches_students_table(freedom, expected):
+def test_margin_factors_match_the_table_of_students_distribution(freedom, expected):
     assert margin_factor(freedom) == pytest.approx(expected, abs=4e-3)

@@ -47,7 +47,7 @@ spans = st.integers(0, 20 * SECOND) | st.just(3600 * SECOND)
         max_size=20,
     ),
 )
-def test_windows_never_go_back_and_contain_their_samples(unix_at_start, intervals):
+def test_windows_never_overlap_and_contain_their_samples(unix_at_start, intervals):
     host = Host(unix_at_start)
     builder = WindowBuilder(Clock(host), WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
     before = 0

@@ -71,7 +71,7 @@ def contradicts(state, row):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_rules_made_from_code_never_contradict_those_of_compilers(path):
+def test_unwind_rules_derived_from_code_never_contradict_the_compilers_rules(path):
     if not path.exists():
         pytest.skip(f"not installed: {path}")
     flow = follow_file(path)

@@ -78,7 +78,7 @@ def independent(random, shares, count):
 
 
 @pytest.mark.parametrize("count", [300, *further(3000)])
-def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
+def test_at_most_five_percent_of_equal_distributions_show_any_change(count):
     """Sixty functions have shares of 18 to 0.3 %; some occur in few samples or none."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
@@ -94,14 +94,14 @@ def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
     assert false <= MOST
 
 
-def test_groups_too_rare_to_differ_do_not_count_as_tests():
+def test_groups_too_rare_to_differ_do_not_count_as_significance_tests():
     """If only groups that differ counted, the significance level would depend on test results."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}
 
 
 @pytest.mark.parametrize(("by", "per_second"), [("function", False), ("syscall", True)])
-def test_equal_profiles_differ_only_at_the_significance_level(by, per_second):
+def test_profiles_of_the_same_distribution_rarely_differ_significantly(by, per_second):
     results = [
         any(
             change.is_changed
@@ -114,7 +114,7 @@ def test_equal_profiles_differ_only_at_the_significance_level(by, per_second):
     assert sum(results) <= 2
 
 
-def test_a_system_call_with_a_larger_share_comes_first():
+def test_the_system_call_whose_share_grew_is_listed_first():
     for seed in range(PAIRS):
         before, after = profile(seed), profile(PAIRS + seed, 24)
         assert before.samples.count >= 19_900

@@ -161,7 +161,7 @@ BUGS = st.lists(st.booleans(), max_size=5)
 
 @settings(deadline=None, max_examples=60)
 @given(EVENTS, SCRIPT, BUGS, st.booleans())
-def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script, bugs, in_time):
+def test_counts_of_each_sample_kind_are_exact_in_any_order_of_events(events, script, bugs, in_time):
     run, receivers = Run(), [Receiver("a", script)]
     reporter = Reporter([ExportQueue(receivers[0], size=2)], encoder=encoder(bugs), capacity=2)
     for event in events:
@@ -183,7 +183,7 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
-def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, before):
+def test_a_receiver_gets_the_loss_count_of_each_sample_kind(windows, script, bugs, before):
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)
@@ -206,7 +206,7 @@ def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, befor
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
-def test_losses_of_the_previous_run_are_reported_by_kind(before, after, script):
+def test_losses_of_the_previous_run_are_reported_by_sample_kind(before, after, script):
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
         spool = Spool(directory, fsync=False)

@@ -113,7 +113,7 @@ def test_a_queue_accounts_for_every_sample_in_any_order_of_events(events, script
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(EVENTS, SCRIPT, st.booleans()), min_size=1, max_size=4))
-def test_a_spool_carries_each_kind_over_to_the_next_run(runs):
+def test_a_spool_keeps_the_counts_of_each_sample_kind_for_the_next_run(runs):
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.001)
         earlier = SampleCounts()

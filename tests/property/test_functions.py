@@ -1,4 +1,4 @@
-"""Lookups in function tables equal a linear search."""
+"""Lookups in function tables return the same as a linear search."""
 
 import struct
 
@@ -25,7 +25,7 @@ def functions(draw):
 
 
 def innermost(rows, address):
-    """Returns the function at the address that starts last, then has the shortest name."""
+    """Returns the function at the address that starts last; ties go to the shortest name."""
     around = [row for row in rows if row.start <= address < row.end]
     return min(around, key=lambda row: (-row.start, len(row.name.encode()), row.name), default=None)
 
@@ -47,14 +47,14 @@ def expected(rows, address):
 
 
 @given(functions())
-def test_lookups_equal_brute_force(rows):
+def test_function_lookups_by_address_match_brute_force(rows):
     table = make_table(rows)
     for address in {row.start + step for row in rows for step in range(-2, 45)} | {0, 1 << 63}:
         assert table.lookup(address) == expected(rows, address), hex(address)
 
 
 @given(functions(), st.sampled_from(["f", "fo", "foo", "é", "o", "oo", "foo\0", "\0", ""]))
-def test_searches_by_name_equal_brute_force(rows, name):
+def test_function_searches_by_name_match_brute_force(rows, name):
     table = make_table(rows)
     assert len(table) == sum(bool(row.name) for row in rows)
     assert sorted(table.find(name)) == sorted({row for row in rows if row.name == name != ""})
@@ -93,7 +93,7 @@ def test_parsed_symbol_columns_match_the_table(entries, code):
     st.integers(-0x40, 0x40).map(lambda step: step * 4),
     st.randoms(use_true_random=False),
 )
-def test_sizes_from_search_tables_equal_brute_force(sizes, distance, rng):
+def test_function_sizes_from_search_tables_match_brute_force(sizes, distance, rng):
     entries, frames = [], bytearray(CIE)
     for size in sizes:
         frames += bytes(4 * rng.randrange(3))

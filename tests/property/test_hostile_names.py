@@ -62,7 +62,7 @@ def test_human_readable_formats_consist_of_printable_lines(name):
 
 @SETTINGS
 @given(NAMES)
-def test_names_cannot_end_the_data_of_a_page(name):
+def test_names_cannot_end_the_script_element_of_a_page(name):
     page, plain = html([window(name)]), html([window("plain")])
     for mark in ("</script", "<!--", "<script"):
         assert page.lower().count(mark) == plain.lower().count(mark)
@@ -91,7 +91,7 @@ def test_machine_readable_formats_keep_names_exactly(name):
 
 @SETTINGS
 @given(NAMES)
-def test_a_log_record_is_one_line(name):
+def test_a_log_record_with_a_hostile_name_is_one_line(name):
     record = logging.LogRecord("x", logging.WARNING, "", 0, "of %s", (name,), None)
     assert make_formatter("console", 2).format(record).isprintable()
     line = JsonFormatter().format(record)

@@ -93,7 +93,7 @@ def write(symbols):
 
 @given(ITEMS, st.integers(1, 500), st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
-def test_lookups_in_the_core_table_equal_brute_force(items, size, rng):
+def test_lookups_in_the_core_table_match_brute_force(items, size, rng):
     symbols = make_symbols(items)
     data = write(symbols)
     result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -111,7 +111,7 @@ def test_lookups_in_the_core_table_equal_brute_force(items, size, rng):
 
 @given(ITEMS, st.randoms(use_true_random=False), st.sampled_from([1, 3, 1024]))
 @settings(max_examples=100, deadline=None)
-def test_lookups_in_a_module_table_equal_brute_force_in_any_order(items, rng, at_once):
+def test_lookups_in_a_module_table_in_any_order_match_brute_force(items, rng, at_once):
     symbols = make_symbols(items)
     lines = [f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols]
     rng.shuffle(lines)
@@ -171,7 +171,7 @@ def check_is_right(table, symbols):
     size=1,
 )
 @settings(max_examples=300, deadline=None)
-def test_a_damaged_file_never_causes_a_wrong_name(items, harm, size):
+def test_damaged_kallsyms_never_cause_a_wrong_name(items, harm, size):
     symbols = make_symbols(items)
     data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
     result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -181,7 +181,7 @@ def test_a_damaged_file_never_causes_a_wrong_name(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_module_never_causes_a_wrong_name(items, harm):
+def test_damaged_module_lines_of_kallsyms_never_cause_a_wrong_name(items, harm):
     """Module lines need not be sorted; lines that lost their address are not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
@@ -193,7 +193,7 @@ def test_a_damaged_module_never_causes_a_wrong_name(items, harm):
 
 @given(ITEMS, st.integers(1, 4000))
 @settings(max_examples=300, deadline=None)
-def test_a_truncated_file_never_causes_a_wrong_name(items, cut):
+def test_truncated_kallsyms_never_cause_a_wrong_name(items, cut):
     symbols = make_symbols(items)
     data = write(symbols)
     data = data[: max(0, len(data) - cut)]
@@ -209,7 +209,7 @@ def full_fixtures():
 
 
 @pytest.mark.parametrize("path", full_fixtures(), ids=str)
-def test_lookups_in_a_full_kernel_equal_brute_force(path):
+def test_lookups_in_a_full_kernel_match_brute_force(path):
     """All symbols of a captured kernel and 100,000 addresses are looked up (KPROFILER_FIXTURES)."""
     data = lzma.decompress(path.read_bytes())
     result = parse_kallsyms([data])

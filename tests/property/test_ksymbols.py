@@ -56,7 +56,7 @@ def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
 @pytest.mark.fuzz
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=64))
-def test_arbitrary_bytes_parse_as_types_rows_and_lines(data, tail):
+def test_arbitrary_btf_and_iterator_output_is_parsed_without_a_crash(data, tail):
     header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(data), len(data), len(tail))
     parse_program_btf(data)
     parse_program_btf(header + data + tail)

@@ -305,7 +305,7 @@ def test_decoding_restores_the_encoded_window(window, form, attributes):
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.integers(300, 4000))
-def test_parts_are_within_the_limit_individually_valid_and_jointly_complete(window, form, limit):
+def test_batches_are_within_the_limit_individually_valid_and_jointly_complete(window, form, limit):
     encoded = encode_window(window, form=form, max_bytes=limit)
     for batch in encoded.batches:
         assert len(batch.payload) <= limit
@@ -328,7 +328,7 @@ def test_parts_are_within_the_limit_individually_valid_and_jointly_complete(wind
 
 @relaxed
 @given(windows().filter(lambda window: window.sample_count), st.sampled_from(Form))
-def test_sizes_are_predicted_exactly(window, form):
+def test_encoded_sizes_are_predicted_exactly(window, form):
     """A limit equal to the size has no effect; one byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
     same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)

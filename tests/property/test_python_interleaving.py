@@ -82,7 +82,7 @@ def is_loop(frame):
 
 
 @given(CALLS, C_FRAMES)
-def test_complete_stacks_match_the_calls(calls, start):
+def test_complete_interleaved_stacks_match_the_calls(calls, start):
     one = Calls(calls, start)
     merged = Interleaver()(one.sides())
     assert list(map(id, outside_kernel(merged))) == list(map(id, one.truth))
@@ -105,7 +105,7 @@ def test_frames_of_truncated_stacks_are_neither_lost_nor_moved(calls, start, kep
 
 
 @given(CALLS, C_FRAMES, st.data())
-def test_mismatched_frame_counts_leave_the_sides_unchanged(calls, start, data):
+def test_stacks_with_mismatched_frame_counts_are_not_interleaved(calls, start, data):
     one = Calls(calls, start)
     sides = one.sides()
     at = data.draw(st.integers(0, len(one.native)))
@@ -114,7 +114,7 @@ def test_mismatched_frame_counts_leave_the_sides_unchanged(calls, start, data):
     assert Interleaver()(more) == more
 
 
-def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
+def test_truncated_stacks_unwound_by_frame_pointers_are_not_interleaved():
     """An unwinder that uses only frame pointers may miss the frame of an interpreter's loop."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
     sides = one.sides(4)
@@ -124,7 +124,7 @@ def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
     assert Interleaver()(sides) == sides
 
 
-def test_functions_split_from_the_eval_loop_count_as_the_loop():
+def test_functions_split_from_the_eval_loop_are_treated_as_part_of_it():
     one = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     merged = outside_kernel(Interleaver()(one.sides()))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]

@@ -1,4 +1,4 @@
-"""Lines of instructions match CPython's for the code of the standard library.
+"""The line of each instruction of the standard library matches CPython's.
 
 With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files of the library.
 """
@@ -66,14 +66,14 @@ def test_a_running_frame_has_the_line_of_its_instruction():
 
 
 @given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
-def test_arbitrary_bytes_yield_lines_or_none(table, first):
+def test_line_tables_of_arbitrary_bytes_are_parsed_safely(table, first):
     line_table = parse_line_table(table, first)
     assert all(0 <= line_table.line(at) < 2**31 for at in range(-1, line_table.end + 1))
     assert line_table.end <= 8 * len(table)
     assert list(line_table.ends) == sorted(set(line_table.ends))
 
 
-def test_a_truncated_table_yields_the_entries_before_the_cut():
+def test_a_truncated_line_table_yields_the_entries_before_the_cut():
     code = compile(Path(__file__).read_text(), "a.py", "exec")
     whole = parse_line_table(code.co_linetable, 1)
     for size in random.Random(1).sample(range(len(code.co_linetable)), 50):

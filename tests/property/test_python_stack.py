@@ -32,7 +32,7 @@ TAGS = st.integers(0, 2**32 - 1)
 
 
 @given(ENDS, FRAMES, TAGS)
-def test_a_stack_survives_a_round_trip(end, frames, tag):
+def test_packing_and_parsing_preserve_a_python_stack(end, frames, tag):
     raw = pack_python_stack(end, frames, tag)
     assert parse_python_stack(raw) == (end, tag, tuple(frames))
     assert python_stack_bytes(b"junk" + raw + b"more", 4) == len(raw)
@@ -47,7 +47,7 @@ def test_stacks_with_missing_or_extra_bytes_are_rejected(end, frames, more, less
 
 
 @given(st.binary(max_size=100))
-def test_arbitrary_bytes_are_a_stack_or_rejected(raw):
+def test_arbitrary_bytes_parse_as_a_python_stack_or_are_rejected(raw):
     try:
         end, _, words = split_python_stack(raw)
     except ValueError:
@@ -56,7 +56,7 @@ def test_arbitrary_bytes_are_a_stack_or_rejected(raw):
     assert not raw or len(raw) == 8 + 8 * len(words)
 
 
-def test_the_layout_matches_the_bpf_program():
+def test_packed_python_stacks_have_the_layout_of_the_bpf_program():
     raw = pack_python_stack(1, [(0x123456789A, 0x2ABCDE, True)], 0xAABBCCDD)
     assert raw[:4] == b"\x01\x01\x01\x00"
     assert raw[4:8] == bytes.fromhex("ddccbbaa")

@@ -29,7 +29,7 @@ SCHEMES = st.sampled_from(["", "http://", "https://", "grpc://", "unix:///"])
         ("", ""),
     ],
 )
-def test_addresses_are_redacted(address, shown):
+def test_credentials_and_query_strings_in_addresses_are_redacted(address, shown):
     assert redact_address(address) == shown
     assert has_secrets(address) == (address != shown)
 

@@ -100,7 +100,7 @@ def plain(result):
 
 @settings(max_examples=150, deadline=None)
 @given(loaded())
-def test_parts_of_each_endpoint_equal_brute_force(samples):
+def test_span_parts_of_each_endpoint_match_brute_force(samples):
     links = {link for link in map(samples.tables.links.__getitem__, samples.links) if link}
     names = {link[:2]: link.local_root for link in links}
     results = find_endpoint_parts(samples)
@@ -112,7 +112,7 @@ def test_parts_of_each_endpoint_equal_brute_force(samples):
 
 @settings(max_examples=50, deadline=None)
 @given(loaded())
-def test_parts_of_all_spans_equal_brute_force(samples):
+def test_span_parts_of_all_spans_match_brute_force(samples):
     links = {link[:2] for link in map(samples.tables.links.__getitem__, samples.links) if link}
     assert plain(find_span_parts(samples, samples)) == find_parts(samples, links, links)
 

@@ -1,4 +1,4 @@
-"""Intact records of a spool are recovered whatever happens to its files.
+"""Intact records of a spool are recovered regardless of damage to its files.
 
 The oracle knows the bytes of every written record and searches for them in the damaged files,
 without parser or checksums.
@@ -119,7 +119,7 @@ def harm(directory, kind, where, length, value):
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, DAMAGE, st.booleans())
-def test_intact_records_are_recovered_and_the_rest_is_counted(steps, damages, close):
+def test_intact_records_of_a_damaged_spool_are_recovered_and_others_counted(steps, damages, close):
     with tempfile.TemporaryDirectory() as directory:
         written = Written(directory, steps, close=close)
         for damage in damages:

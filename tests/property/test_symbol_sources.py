@@ -1,4 +1,4 @@
-"""Functions from several sources equal those that a byte-by-byte search finds."""
+"""Functions from several sources match those that a byte-by-byte search finds."""
 
 from array import array
 

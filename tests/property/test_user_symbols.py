@@ -88,7 +88,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Returns whether a stub, or another of the same name, jumps to what it names."""
+        """Returns whether a stub, or one with the same name, jumps to the function of that name."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)

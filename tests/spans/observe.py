@@ -99,7 +99,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 
 
 def compare(samples, truth):
-    """Counts the samples in logged intervals of their thread."""
+    """Counts the samples taken during a logged interval of their thread."""
     counts = dict.fromkeys(Outcome._fields, 0)
     starts = {tid: [note.start_ns for note in notes] for tid, notes in truth.notes.items()}
     for sample in samples:
@@ -168,7 +168,7 @@ def follow_contexts(contexts, drain):
 def sampling(source="interpreter"):
     """Samples this process during the block; at its end, the yielded list has all samples.
 
-    Spans of classes outside the SDK are always read from records, whatever the ``source``.
+    Spans of classes outside the SDK are always read from records, regardless of ``source``.
     """
     sampler = open_sampler(source)
     sampler.start()

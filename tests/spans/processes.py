@@ -28,7 +28,7 @@ def in_child(outcomes, seconds, source):
 
 
 def multiprocess(truth, seconds):
-    """Children that are forked in a span, from a thread or by a fork server, or are spawned."""
+    """Children that are spawned, or forked in a span, from a thread or by a fork server."""
     total = NOTHING
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)

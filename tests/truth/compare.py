@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Report(NamedTuple):
-    """The results of many comparisons, by verdict and by the end that the BPF program reports."""
+    """The results of many comparisons, counted by verdict and by the reported stack end."""
 
     verdicts: Counter[Verdict]
     ends: Counter[StackEnd]

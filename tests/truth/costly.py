@@ -1,9 +1,9 @@
-"""A program whose stacks are the most expensive to unwind that tables allow.
+"""A program whose stacks are as expensive to unwind as unwind tables allow.
 
-Each frame is in another file than its caller. For each frame, the unwinder therefore looks up the
-mapping in the process's tree and the rule in a large table outside of the processor's caches, and
-the entry's CIE differs from the previous one. Between calls, the leaf reads more memory than the
-caches hold.
+Each frame is in a different file than its caller. For each frame, the unwinder therefore looks up
+the mapping in the process's tree, and the rule in a large table that is not in the processor's
+caches. Each entry's CIE differs from the previous one. Between calls, the leaf reads more memory
+than the caches hold.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class StackDump(NamedTuple):
 
     Attributes:
         registers: the registers by DWARF number.
-        stacks: the copies of the stack, from the stack pointer's page on, and of the goroutine's
+        stacks: copies of the stack, starting at the stack pointer's page, and of the goroutine's
             stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
         cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.

@@ -101,7 +101,7 @@ static u64 current_task(void)
 	return (u64)task;
 }
 
-/* Begins a process without memory; `settings` is the processor's struct unwind_config. */
+/* Starts a new process that has no memory; `settings` is the processor's struct unwind_config. */
 void begin(const void *settings)
 {
 	memset(&work, 0, sizeof(work));
@@ -118,7 +118,7 @@ void begin(const void *settings)
 	bpf_get_current_task = current_task;
 }
 
-/* Adds memory at an address; it hides memory that was added earlier. */
+/* Adds memory at an address, which hides earlier memory there. */
 void add_memory(u64 start, u64 bytes, const u8 *content)
 {
 	memmove(region + 1, region, regions++ * sizeof(*region));
@@ -157,7 +157,7 @@ void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 		mm[0] = (u64)&one->parent;
 }
 
-/* Unwinds from registers in the form of the kernel's pt_regs; returns the bytes of the stack. */
+/* Unwinds from registers given as pt_regs; returns the size of the copied stack, 0 on errors. */
 u64 unwind_process(const void *registers, u32 max_frames, u8 *stack)
 {
 	work.user_registers = (u64)registers;

@@ -78,7 +78,7 @@ class NativeUnwinder:
         self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
 
     def add_table(self, path: Path, inode: int) -> int:
-        """Loads a file's tables, if it has any, as the agent does; returns the slot."""
+        """Loads a file's unwind tables, if any, as the agent does; returns the table slot."""
         with path.open("rb") as file:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
@@ -86,7 +86,7 @@ class NativeUnwinder:
             return self.add_made(source, tables, elf, inode)
 
     def add_made(self, source: Source, tables: Tables | None, elf: ElfFile, inode: int) -> int:
-        """Loads tables of a file, if any; returns the slot."""
+        """Loads the given unwind tables of a file, if any; returns the table slot."""
         pages = image_pages(tables) if tables else 0
         image = (ctypes.c_char * (pages * PAGE_BYTES))()
         if tables:
@@ -100,7 +100,7 @@ class NativeUnwinder:
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
-        """Unwinds from an interrupt, given ``pt_regs`` and a copy of memory from ``base`` on."""
+        """Unwinds from an interrupt, given ``pt_regs`` and a copy of the memory at ``base``."""
         stack = ctypes.create_string_buffer(_STACK_BYTES)
         self.add_memory(base, memory)
         size = self._code.unwind_process(registers, 127, stack)

@@ -22,7 +22,7 @@ class Program(NamedTuple):
     Attributes:
         command: ``{made}`` stands for a file that ``make`` writes, ``{source}`` for the source
             directory.
-        share: the share of its stacks that must be complete.
+        share: the minimum share of complete stacks.
     """
 
     name: str

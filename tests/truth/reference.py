@@ -152,7 +152,7 @@ class Maps:
 
 
 class Memory(NamedTuple):
-    """A copy of memory from ``base`` on."""
+    """A copy of the memory that starts at ``base``."""
 
     base: int
     data: bytes

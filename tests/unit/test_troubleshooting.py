@@ -14,7 +14,10 @@ ERRORS = {
     "ExportError",
 }  # fmt: skip
 # These errors are caused by the calling code, not by users.
-NOT_FOR_USERS = {"the sampler is not running", "a sampler that follows a command cannot be changed"}
+NOT_FOR_USERS = {
+    "the sampler is not running",
+    "a sampler that follows a command cannot be reconfigured",
+}
 
 
 def text_of(node):

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Dumps threads, including sleeping ones: an iterator over tasks writes a row for each thread of
- * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
+ * the targets, and writes its stacks to the ring in the sampler's record format. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if it is on
- * no CPU afterwards and its number of context switches (counted on leaving a CPU) is unchanged.
+ * no CPU afterwards and its context switch count (incremented on leaving a CPU) is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -30,7 +30,7 @@ enum row_flags {
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. Scheduler clocks have another origin than boottime. */
+/* Read by bpf/dump.py; change both together. Scheduler clocks and boottime differ in origin. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
+ * Runs the same programs at perf events other than cpu-clock. Included by sampler.bpf.c.
  *
  * Before 5.15, the kernel passes no cookie to a program at a perf event. Therefore, the event's
  * number is in perf_event_attr.wakeup_events, which only affects readers of a perf ring.
@@ -16,7 +16,7 @@ struct event_layout {
 	u64 tracepoints; /* whether programs run at raw tracepoints too (tracepoint.bpf.h) */
 };
 
-/* Part of struct perf_event_attr, from its member sample_period on. */
+/* Part of struct perf_event_attr, from its sample_period member on. */
 struct event_attributes {
 	u64 period; /* period, or the sampling rate (EVENT_FREQUENCY) */
 	u64 sample_type;
@@ -56,7 +56,7 @@ const volatile struct event_layout event_layout SECTION(".rodata.events");
 #define FOLLOWS_TRACEPOINTS event_layout.tracepoints
 #define EVENT_LINES event_layout.cpus
 
-/* Finds the number of the event that runs the program; copies its attributes to `to`. */
+/* Finds the number of the event that triggered the program; copies its attributes to `to`. */
 INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 {
 	u64 event = 0;

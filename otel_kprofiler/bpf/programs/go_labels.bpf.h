@@ -55,7 +55,7 @@ enum {
 SCRATCH(go_work, struct go_work);
 
 /*
- * Copies a string of the process to the record, after the head; returns 0 on success. A separate
+ * Copies a string from the process to the record, after the head; returns 0 on success. A separate
  * function, because the verifier of 5.10 loses the bounds of spilled values.
  */
 GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
@@ -79,7 +79,7 @@ GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 				   bytes, (void *)from);
 }
 
-/* Appends the label if there is room: a byte with each length, then the key and the value. */
+/* Appends the label if there is room: one byte for each length, then the key and the value. */
 GLOBAL int add_go_label(void)
 {
 	u64 behind, at, key, value;

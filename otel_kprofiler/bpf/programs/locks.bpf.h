@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Measures waits for the kernel's locks, at the tracepoints contention_begin and contention_end
+ * Measures waits for the kernel's locks, at the contention_begin and contention_end tracepoints
  * (since 5.19). Included by sampler.bpf.c.
  *
  * The programs run with any lock held, and in interrupts. To write a sample, they take the ring's
  * lock, which would deadlock if the thread has just got this very lock. Only the profiler's
- * process, and the sampler's programs while they use the scratch memory, take locks of maps and
- * rings. So no sample is taken in that process, or while another program has the scratch memory.
+ * process, and the sampler's programs while they use the scratch memory, take map and ring
+ * locks. So no sample is taken in that process, or while another program has the scratch memory.
  */
 #pragma once
 
@@ -19,7 +19,7 @@ enum lock_flags {
 };
 
 enum {
-	LOCK_FLAGS = 64,  /* number of combinations of flags */
+	LOCK_FLAGS = 64,  /* number of flag combinations */
 	LOCK_PHASE = 128, /* phase of a lock's sample, to which the lock's flags are added */
 	LOCK_PLACES = 8,
 	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer */

@@ -30,7 +30,7 @@ INLINE u32 code_half(const struct python_work *w, u64 at)
 	return *(const u32 *)((const u8 *)w->code + at);
 }
 
-/* Copies what may be a code object, without instructions; returns whether it is one. */
+/* Copies what may be a code object, without its instructions; returns whether it is one. */
 INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 code)
 {
 	u64 bytes = l->code_bytes;

@@ -34,7 +34,7 @@ INLINE void find_program(const struct python_config *c, u64 mm, struct program_k
 	READ_KERNEL(key->inode, inode + c->inode_number);
 }
 
-/* Reports the process of the record, which is not registered with its current program. */
+/* Reports the record's process, which is not registered with its current program. */
 GLOBAL int tell_process(void)
 {
 	u32 zero = 0;
@@ -58,7 +58,7 @@ GLOBAL int tell_process(void)
 	now.time_ns = own->record.time_ns;
 	if (!now.image || READ_KERNEL(mm, bpf_get_current_task() + c->task_mm) || !mm ||
 	    READ_KERNEL(now.code_pages, mm + c->mm_code_pages))
-		return 0; /* also kernel threads, which have no memory of their own */
+		return 0; /* also kernel threads, which have no user memory */
 	told = LOOKUP(processes_told, &seen.tgid);
 	if (told && told->image == now.image) {
 		if (told->code_pages == now.code_pages || now.time_ns - told->time_ns < told->wait_ns)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Walks CPython's frames of the interrupted thread, leaf first.
+ * Walks the interrupted thread's CPython frames, leaf first.
  *
  * The thread is stopped, so only what it was writing itself can be incomplete. Anything unexpected
  * ends the walk without a stack: no frame is ever a guess.

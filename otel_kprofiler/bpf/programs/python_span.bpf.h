@@ -23,7 +23,7 @@ enum {
 	MAX_THREADS = 1024,
 	MAX_LEVELS = 8, /* levels of a HAMT: 7 for the 32 hash bits (5 each), 1 for equal hashes */
 	MAX_EQUAL_HASHES = 8,
-	MAX_PROBES = 32, /* limit on the probes of a dictionary lookup */
+	MAX_PROBES = 32, /* maximum number of probes per dictionary lookup */
 	MAX_LOG2_SIZE = 15, /* largest index table that is read, with two bytes per index */
 	SPAN_CLASSES = 4,
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds CPython's state of the interrupted thread in the interpreter's list of thread states.
+ * Finds the interrupted thread's CPython state in the interpreter's list of thread states.
  *
  * Thread-local storage has the state only while the thread holds the GIL, and threads that are in
- * the kernel mostly do not. Other threads may change the list at the same time, so a state counts
+ * the kernel rarely hold it. Other threads may change the list at the same time, so a state counts
  * only if it belongs to this thread and is in the list.
  *
  * With subinterpreters, a thread may have states of several interpreters, each with frames. From
@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Returns whether the interrupted thread uses the copied state (of several: used it last). */
+/* Returns whether this thread uses the copied state (or, if it has several, used it last). */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&

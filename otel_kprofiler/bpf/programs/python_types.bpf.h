@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Maps, settings and state of the reader of CPython's frames. python.py and python_codes.py read
+ * Maps, settings and state for reading CPython frames. python.py and python_codes.py read
  * and write the structs up to `code_description`; change both together.
  */
 #pragma once
@@ -12,7 +12,7 @@ enum {
 	MORE_STEPS = 64,	 /* additional steps of a walk, for frames that are not reported */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
-	MAX_PYTHON_THREADS = 512, /* limit on the threads that a search examines */
+	MAX_PYTHON_THREADS = 512, /* maximum number of threads that a search examines */
 	MAX_PYTHON_INTERPRETERS = 128,
 	CHEAP_SEARCH = 16, /* examining this many threads at each sample is cheap */
 	THREAD_BYTES = 512,
@@ -23,7 +23,7 @@ enum {
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* limit on bytes of line tables; the first may exceed it */
+	MAX_NEW_BYTES = 1 << 15, /* size limit of all line tables; the first may exceed it */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -71,7 +71,7 @@ struct python_layout {
 	u64 thread_next;
 	u64 thread_interpreter;
 	u64 thread_native;
-	u64 thread_status; /* word with the bit IS_THREADS; 0: there is no such bit */
+	u64 thread_status; /* word with the IS_THREADS bit; 0: there is no such bit */
 	u64 thread_frame;
 	u64 thread_chunk; /* the chunk's address, then the end of its used part, then its end */
 	u64 cframe_frame;
@@ -82,10 +82,10 @@ struct python_layout {
 	u64 frame_owner;
 	u64 frame_entry;
 	u64 frame_header; /* bytes before a frame's variables; 0: code_frame_words covers all */
-	u64 entry_owner;  /* frames of this or a higher owner belong to a call from C */
+	u64 entry_owner;  /* frames with this or a higher owner mark a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;
-	u64 code_bytes; /* size of a code object, without its instructions */
+	u64 code_bytes; /* size of a code object, excluding its instructions */
 	u64 code_traceable;
 	u64 code_frame_words;
 	u64 code_stack_words;
@@ -98,7 +98,7 @@ struct python_layout {
 	u64 string_ascii; /* offset of the characters */
 	u64 string_other;
 	u64 string_kind_shift;
-	u64 string_ascii_shift; /* number of the bit that marks ASCII strings */
+	u64 string_ascii_shift; /* position of the bit that marks ASCII strings */
 };
 
 struct python_process {
@@ -133,7 +133,7 @@ enum python_outcomes {
 	CODE_UNREADABLE,
 	CODE_TOO_MANY, /* too many code objects in one interrupt */
 	CODE_NO_TABLE, /* described without its line table, which is too large */
-	PYTHON_OUTCOMES = 32, /* number of counters, with a reserve; 256 bytes in all */
+	PYTHON_OUTCOMES = 32, /* number of counters, including spare ones; 256 bytes in all */
 };
 
 struct python_line {
@@ -142,7 +142,7 @@ struct python_line {
 
 /* The Python side of a record: head, then a word for each frame; see model/python_stack.py. */
 struct python_head {
-	u8 end; /* 0: complete; 1: truncated at the limit on frames */
+	u8 end; /* 0: complete; 1: truncated at the frame limit */
 	u8 version;
 	u16 frames;
 	u32 tag;

@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps over this plus two periods */
+	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps longer than this plus two periods */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -40,7 +40,7 @@ enum flags {
 	ONLY_TARGETS = 8,
 	START_TIME = 16,
 	SPAN_LINKS = 32,
-	NAMESPACE = 64, /* ids are those of a pid namespace, which contains the targets */
+	NAMESPACE = 64, /* ids are from a pid namespace, which contains the targets */
 	DESCENDANTS = 128, /* descendants of targets are targets, too */
 	A64 = 256,	   /* call instructions are those of arm64 */
 	ONLY_COMMS = 512,
@@ -82,7 +82,7 @@ struct config {
 	u64 leader_offset; /* offset of task_struct.group_leader */
 	u64 start_offset;  /* offset of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* bytes in the ring at which the reader is woken */
-	u64 stack_bytes; /* limit on one side of a stack, at most STACK_BYTES */
+	u64 stack_bytes; /* size limit of a stack's side, at most STACK_BYTES */
 	u64 namespace_device; /* device of the pid namespace; next, its inode number */
 	u64 namespace_inode;
 	u64 parent_offset; /* offset of task_struct.real_parent */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads span contexts of opentelemetry-api. spans.py writes the layout; change both together.
+ * Reads opentelemetry-api span contexts. spans.py writes the layout; change both together.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ struct span_layout {
 	u64 unsampled;
 };
 
-/* A Python integer, without the reference count with which every object begins. */
+/* A Python integer, without the reference count at the start of every object. */
 struct python_int {
 	u64 type;
 	u64 size; /* number of digits, shifted left by size_shift */

@@ -7,19 +7,19 @@
  * Go, the variable leads to labels (go_labels.bpf.h).
  */
 
-/* Location of the variable in the threads of a process. */
+/* Location of the context variable in a process's threads. */
 struct context_place {
 	u64 start_time_ns; /* start time of the process; stack_start: start of its main stack */
 	u64 stack_start;
 	u64 offset;	/* offset from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
 	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
-	u64 length_at;	/* offset, from the vector's address, of the number of modules */
-	u64 first_at;	/* offset, from the vector's address, of its first entry */
+	u64 length_at;	/* offset of the module count from the vector's address */
+	u64 first_at;	/* offset of the first entry from the vector's address */
 	u64 entry_at;	/* offset of the block's address in an entry */
 	u64 kind;	/* type of the variable: enum context_kind */
 	u64 wrap_at;	/* offset of the record's pointer in the object, for WRAPPED kinds */
-	u64 vector_at;	/* offset, from the thread pointer, of the vector's address */
+	u64 vector_at;	/* offset of the vector's address from the thread pointer */
 	u64 m_at;	/* in Go: offsets of g.m, m.curg and g.labels */
 	u64 current_at;
 	u64 labels_at;

@@ -2,10 +2,10 @@
 /*
  * Unwinds the user stack of the interrupted thread, frame by frame:
  *
- * 1. by the rule in the file's .eh_frame, or in a table that code_frames.py made;
- * 2. in a signal trampoline, by the registers that the kernel saved;
- * 3. in a leaf without a rule, in a file with rules, by the word on top of the stack, as a guess;
- * 4. in code without tables (JIT, Go), by the frame pointer.
+ * 1. with the rule in the file's .eh_frame, or in a table that code_frames.py made;
+ * 2. in a signal trampoline, with the registers that the kernel saved;
+ * 3. in a leaf without a rule, if its file has rules, with a guess: the word on top of the stack;
+ * 4. in code without tables (JIT, Go), with the frame pointer.
  *
  * In all cases, a return address counts only if it is executable and follows a call. If a table led
  * to code that is not readable, the call is not checked. A file whose table is not loaded yet ends
@@ -22,7 +22,7 @@ enum {
 	MAX_FP_DISTANCE = 1 << 24,
 };
 
-/* Returns whether the thread has just entered the kernel by the instruction before pc. */
+/* Returns whether the thread has just entered the kernel with the instruction before pc. */
 INLINE int after_syscall(const struct unwind_config *c, u64 pc)
 {
 	u64 x = 0;
@@ -38,7 +38,7 @@ INLINE int at_sigreturn(const struct unwind_config *c, u64 pc)
 	return !READ_USER(x, pc) && x == c->sigreturn;
 }
 
-/* Returns whether pc is in runtime.goexit, the outermost frame of a goroutine, without a caller. */
+/* Returns whether pc is in runtime.goexit, the outermost frame of a goroutine: it has no caller. */
 INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 {
 	u64 x;
@@ -194,7 +194,7 @@ INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 
 	return stop(w, END_UNSUPPORTED);
 }
 
-/* Steps to the caller by `rule`. */
+/* Steps to the caller with `rule`. */
 INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 {
 	const struct row *row = &w->rule.row;
@@ -260,7 +260,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* After the leaf has made a call, the link register points to the leaf, without a rule. */
+	/* After the leaf has made a call, the link register points into the leaf, which has no rule. */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;

@@ -163,7 +163,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	u8 column;
 	u32 length;
 
-	/* breg7 8; breg16 0; lit15; and; litN; ge; lit3; shl; plus: a PLT entry of x86-64 */
+	/* breg7 8; breg16 0; lit15; and; litN; ge; lit3; shl; plus: an x86-64 PLT entry */
 	if ((x & 0xff00ffffffffffffULL) == 0x2a001a3f00800877ULL && bytes == 11) {
 		w->row.cfa_kind = CFA_PLT;
 		w->row.cfa_column = c->sp_column;
@@ -194,7 +194,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: go_x86.py and go_arm64.py mark a CFA on another stack by an expression */
+	/* bregN offset: go_x86.py and go_arm64.py mark a CFA on another stack with this */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;
@@ -415,7 +415,7 @@ INLINE u32 pointer_bytes(u64 encoding)
 	return format == 3 ? 4 : format == 2 ? 2 : 0;
 }
 
-/* Reads the CIE at an offset in the table; puts the row that its program sets into `initial`. */
+/* Reads the CIE at an offset in the table, and sets `initial` to the row from its program. */
 GLOBAL int read_cie(u32 at)
 {
 	struct unwind_work *w = get_work();

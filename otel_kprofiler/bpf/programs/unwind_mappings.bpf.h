@@ -14,7 +14,7 @@ enum {
 	MAX_MAPLE_DEPTH = 6,
 	MAX_RB_DEPTH = 40,
 	MAPLE_NODE_BYTES = 256,
-	MAPLE_SLOTS = 16,	/* slots in a leaf or range node, which has one pivot less */
+	MAPLE_SLOTS = 16,	/* slots in a leaf or range node, which has one pivot fewer */
 	MAPLE_GAP_SLOTS = 10,	/* slots in a node that tracks gaps */
 	MAPLE_LEAF = 1,		/* enum maple_type: nodes up to this type are leaves */
 	MAPLE_GAP_NODE = 3,

@@ -4,8 +4,8 @@
  *
  * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
  * and the program interprets them. unwind.py reads and writes the structs up to `unwind_config`;
- * change both together. Nothing here depends on a processor: registers, alignment and the bytes of
- * instructions are part of the settings.
+ * change both together. Nothing here depends on a processor: registers, alignment and
+ * instruction encodings are part of the settings.
  */
 #pragma once
 
@@ -99,7 +99,7 @@ struct unwind_config {
 	u32 syscall_bytes;
 	u32 goexit_back;
 	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
-	u32 signal_at; /* offset, from the stack pointer, of the signal's registers */
+	u32 signal_at; /* offset of the signal's registers from the stack pointer */
 	u32 sp_column; /* DWARF numbers of sp, fp and the return address */
 	u32 fp_column;
 	u32 ra_column;
@@ -185,7 +185,7 @@ enum rule_errors {
 	RULE_UNSUPPORTED,
 	RULE_DAMAGED,
 	RULE_GONE, /* the table was just removed */
-	RULE_WORK, /* the limit on work is reached */
+	RULE_WORK, /* the work limit was reached */
 };
 
 struct rule {

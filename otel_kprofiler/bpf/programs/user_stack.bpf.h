@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The user side of a record: struct stack_head, mappings, and a word for each frame, leaf first.
- * Equal stacks are equal byte for byte. Parsed by model/user_stack.py; change both together.
+ * Equal stacks have identical bytes. Parsed by model/user_stack.py; change both together.
  */
 #pragma once
 
@@ -21,8 +21,8 @@ enum {
 /* Reasons why a stack ends. */
 enum stack_end {
 	END_COMPLETE,	 /* the walk reached a frame marked as the outermost */
-	END_FRAMES,	 /* the limit on frames was reached */
-	END_WORK,	 /* the limit on work was reached */
+	END_FRAMES,	 /* the frame limit was reached */
+	END_WORK,	 /* the work limit was reached */
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
 	END_UNREADABLE,	 /* memory is not resident */

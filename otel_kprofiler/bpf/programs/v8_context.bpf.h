@@ -15,7 +15,7 @@ enum {
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
 	V8_TABLE_WORDS = 3, /* counts of elements, deleted elements and buckets; buckets follow */
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
-	V8_FIELDS = 24,	 /* offset of an object's internal fields, or of the word before (V8 13) */
+	V8_FIELDS = 24,	 /* offset of an object's internal fields, or of the preceding word (V8 13) */
 	V8_MAX_BUCKETS = 1 << 16,
 	V8_MAX_CHAIN = 16, /* entries examined in a bucket; the average is two */
 };

@@ -20,14 +20,14 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the threads' clock, for use outside of switches. */
+/* Returns the current time on the threads' clock, for use outside switches. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
 }
 
 /*
- * Returns the time of a switch as just read by the scheduler, because reading a clock would cost
+ * Returns the switch time that the scheduler has just read, because reading a clock would cost
  * more than everything else here. If a wake-up preempts a task, returns the time of the wake-up.
  * `task` is the tracepoint's argument.
  */
@@ -85,7 +85,7 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Finds a free place for the thread of a task; NO_THREAD if there is none. If several CPUs claim a
+ * Finds a free place for a task's thread; NO_THREAD if there is none. If several CPUs claim a
  * place at once, at most one of them sees no other claim, and only that CPU gets the place.
  */
 GLOBAL int claim_place(u64 task)
@@ -182,7 +182,7 @@ GLOBAL int remove_thread(u32 place)
 	return 0;
 }
 
-/* Returns whether a task is throttled by its cgroup's quota, if the kernel shows this. */
+/* Returns whether a task is throttled by its cgroup's quota, if the kernel exposes this. */
 INLINE int is_throttled(u64 task)
 {
 	void *queue;
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold that user
- * space chose while more waits than wanted are sampled on this CPU.
+ * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold chosen by
+ * user space while this CPU samples more waits than wanted.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -418,7 +418,7 @@ GLOBAL int write_end(u64 kernel_bytes)
 	return 0;
 }
 
-/* Puts the end of a wait into the record. */
+/* Writes the end of a wait into the record. */
 INLINE void prepare_end(const struct config *options, struct record *record,
 			const struct thread *thread, u64 since, u32 flags)
 {
@@ -507,7 +507,7 @@ INLINE void drop_begin(struct thread *thread)
 
 /*
  * Returns how long a thread was off the CPU, if it got a CPU `ago` nanoseconds before now. Waits
- * with a span are measured by CLOCK_MONOTONIC, because the scheduler's clocks of two CPUs may
+ * with a span are measured on CLOCK_MONOTONIC, because the scheduler's clocks of two CPUs may
  * differ by up to the delay of a tick.
  */
 INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
@@ -612,8 +612,8 @@ INLINE u64 find_run_ns(u64 task)
 
 /*
  * Handles a skipped tracepoint (a few in a thousand switches on 6.18): `task`, which leaves, is not
- * the task last seen to arrive. The run time of `task` shows when it arrived, and that of the other
- * task when that task left. If a run time is unknown, assumes the shortest possible wait.
+ * the task last seen to arrive. The run time of `task` shows when it arrived. The other task's run
+ * time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -662,7 +662,7 @@ GLOBAL int repair(u64 task, u64 now)
 }
 
 /*
- * The tracepoint passes the state in this position since 5.19. On older kernels, a waker on another
+ * Since 5.19, the tracepoint passes the state as an argument. On older kernels, a waker on another
  * CPU may already have changed the state that is read from the task.
  */
 INLINE u64 read_task_state(u64 *ctx)
@@ -761,7 +761,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Measures totals and takes samples, with stacks like those of on-CPU samples. */
+/* Measures totals and takes samples, with the same stacks as on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);

@@ -25,7 +25,7 @@ enum task_states {
 	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
 	TASK_DEAD = 0x80,
-	TASK_WAKING = 0x200, /* the task was woken before the tracepoint sched_switch */
+	TASK_WAKING = 0x200, /* the task was woken before the sched_switch tracepoint */
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
 	TASK_FROZEN = 0x8000,
@@ -55,7 +55,7 @@ enum {
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
 	SAMPLES_PER_STEP = 4, /* this many samples beyond a burst double the threshold */
 	MOST_STEPS = 31,
-	WAIT_EIGHTHS = 6, /* records of waits may fill this many eighths of the ring */
+	WAIT_EIGHTHS = 6, /* wait records may fill this many eighths of the ring */
 	ENDED_EIGHTHS = 7, /* records of exited threads may fill the ring up to this many eighths */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
@@ -70,7 +70,7 @@ struct wait_layout {
 	u64 pid; /* in task_struct, like all members whose comments name no struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
-	u64 iowait; /* byte with the bit in_iowait; iowait_mask: mask of that bit */
+	u64 iowait; /* byte with the in_iowait bit; iowait_mask: mask of that bit */
 	u64 iowait_mask;
 	u64 throttled;	    /* since 6.18 */
 	u64 cfs_rq;	    /* se.cfs_rq */
@@ -175,7 +175,7 @@ struct wait_end {
 };
 
 /*
- * Finds the places of tasks' threads in `threads`: a task's hash selects the bucket, whose places
+ * Maps tasks to their threads' places in `threads`: a task's hash selects a bucket, whose places
  * are adjacent. The kernel's hash tables would cost several times as much per switch.
  */
 enum {

@@ -166,7 +166,7 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """Returns the symbol at an address at a boottime (by default, now); None if there is none.
+        """Returns the symbol at an address and boottime (by default, now); None if there is none.
 
         If records were lost at that time, the result may be an entry with ``is_uncertain`` set.
         """

@@ -179,7 +179,7 @@ class KallModSyms(NamedTuple):
     Attributes:
         ranges: code of built-in modules. Adjacent code of the same modules is a single range. A
             symbol without a size extends to the symbol on the next line.
-        sizes: the address and the size of each function whose size is listed, alternating.
+        sizes: alternating addresses and sizes of the functions whose size is listed.
         bad: the number of malformed lines.
     """
 
@@ -189,7 +189,7 @@ class KallModSyms(NamedTuple):
 
 
 def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
-    """Parses the lines of symbols in the code ``[start, end)``."""
+    """Parses the lines whose symbols are at addresses in ``[start, end)``."""
     merged: list[BuiltinRange] = []
     sizes = array("Q")
     bad = 0

@@ -19,8 +19,8 @@ class Explanation(NamedTuple):
         names: all names of the symbol, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
-        freed: symbols that ftrace keeps for freed init functions, if at ``start`` or at the
-            address. Frames never show these symbols.
+        freed: symbols at ``start`` or at the address that ftrace keeps for freed init functions.
+            Frames never show these symbols.
     """
 
     address: int

@@ -30,6 +30,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """Returns the file id for a build id; if it is None, for ``otherwise``, joined by ``@``."""
+    """Returns the file id for a build id, or else for ``otherwise`` joined with ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

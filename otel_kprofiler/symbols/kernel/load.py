@@ -1,4 +1,4 @@
-"""Reads a whole :class:`Snapshot` from the files of a host."""
+"""Reads a whole :class:`Snapshot` from a host's files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_snapshot(
 ) -> Snapshot:
     """Reads a host's kallsyms, its loaded modules and their build ids.
 
-    ``files`` are the files of the host, or a captured tree. A missing or unreadable file raises no
+    ``files`` are the host's files, or a captured tree. A missing or unreadable file raises no
     exception, but is reported in the snapshot's ``problems`` or ``hidden``. The snapshot is valid
     from boottime ``since_ns`` on, and reuses the ``Module`` objects of ``previous`` for unchanged
     modules.

@@ -91,7 +91,7 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
 def ranges_from_sections(
     sections: Mapping[str, int], table: SymbolTable | None, limit: int
 ) -> tuple[AddressRange, ...]:
-    """Returns the executable ranges of a module, sorted, without its init sections.
+    """Returns a module's executable ranges in address order, excluding its init sections.
 
     A section counts as executable if it has the name of a text section, or contains a function of
     the module. Its range ends at the module's next section, or at ``limit``. The last text section
@@ -140,7 +140,7 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Yields the first page of each section of a module that has no code and stays loaded."""
+    """Yields the first page of each of a module's non-code sections, skipping init sections."""
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK

@@ -1,4 +1,4 @@
-"""Interprets kernel symbol names: compiler suffixes, boundary markers, and ranks of aliases."""
+"""Interprets kernel symbol names: compiler suffixes, boundary markers, and alias ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ kernel/cfi.c have the same prefix, but are not preambles.
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names of generic entry points, which are the same in every module."""
 
-# Symbols that mark boundaries of code in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
+# Symbols that mark code boundaries in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
 _MARKER = re.compile(
     rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S

@@ -64,7 +64,7 @@ class ModuleCounts(NamedTuple):
         rescans: number of times all modules were reread because announcements were lost.
         readings: number of times the modules were read.
         names_read: number of times kallsyms was read for symbol names.
-        restarts: number of restarts of the watching thread after a failure.
+        restarts: number of times the watching thread was restarted after a failure.
     """
 
     events: int = 0

@@ -26,7 +26,7 @@ from otel_kprofiler.model import (
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
-"""Name prefix of the functions, one per bytecode, in tail-calling builds of the interpreter."""
+"""Name prefix of the per-bytecode functions in tail-calling builds of the interpreter."""
 _UNPROVEN: Final = {"frame_pointer", "guess"}
 
 MAX_FRAMES_MARKED: Final = 16_384
@@ -50,7 +50,7 @@ class _Mark(enum.IntEnum):
     OTHER = 0
     LOOP = 1
     PART = 2
-    """The frame is in a function with the prefix :data:`_TAIL_CALL`."""
+    """The frame is in a function with the :data:`_TAIL_CALL` prefix."""
 
 
 class Interleaver:

@@ -29,7 +29,7 @@ MAX_PLACES_CACHED: Final = 16_384
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
 """Memory limit for cached frames, counted as if frames shared no strings."""
 _PLACE_BYTES: Final = 300
-"""Memory used by a frame without its strings."""
+"""Memory used by a frame, excluding its strings."""
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 _TABLE_FACTOR: Final = 6
@@ -64,7 +64,7 @@ class PythonResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each code object that is described."""
+        """Returns a number that increases whenever a code object is described."""
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:

@@ -110,7 +110,7 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Reads a file, which is not needed afterwards. If symbols are damaged, there are no names.
+    """Reads a file, which may then be closed. If its symbols are damaged, functions have no names.
 
     ``path`` is the path as seen by a process that has mapped the file. ``root`` is the root
     directory of that process; empty for the calling process. Raises ``ElfError`` if the headers are

@@ -73,7 +73,7 @@ class InstalledFiles:
         return self._found[wanted]
 
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
-        """Returns the frame at an address (SVMA) of a file; None if no file on this host matches.
+        """Returns the frame at an address (SVMA) in a file; None if no file on this host matches.
 
         If given, ``offset`` (a file offset) takes precedence over ``address``.
         """

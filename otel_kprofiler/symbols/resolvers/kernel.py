@@ -1,4 +1,4 @@
-"""Resolves addresses of the running kernel."""
+"""Resolves addresses in the running kernel."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ class ProcessesResolver:
     """Resolves addresses in user code of any process. Thread-safe.
 
     Each call reads the process's mappings, which requires permission to trace the process
-    (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. Addresses of a pid that has been
-    reused stay unresolved, rather than getting names of the new process's code.
+    (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. If a pid has been reused, its
+    addresses stay unresolved, rather than getting names of the new process's code.
 
     Args:
-        symbols: reads function names; by default from the files, and installed debug files.
+        symbols: reads function names; by default, from the files and their installed debug files.
         max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
 
@@ -160,7 +160,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of the process. Treats other pids as exited processes."""
+        """Resolves addresses in the process. Treats other pids as exited processes."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

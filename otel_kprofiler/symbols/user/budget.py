@@ -20,7 +20,7 @@ from otel_kprofiler.elf import (
 
 _UNBOUNDED: Final = 1 << 62
 _WINDOW_BYTES: Final = 8 << 20
-"""Memory used by a decompressor, without its input or output."""
+"""Memory used by a decompressor, excluding its input and output."""
 _KEY: Final = "max_user_symbol_megabytes"
 
 

@@ -54,10 +54,10 @@ MAX_SECTION_BYTES: Final = 256 << 20
 """Size limit for the names of a symbol table, and for ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
-"""Memory used by a symbol while the table is built, without its columns."""
+"""Memory used by a symbol while the table is built, excluding its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory used by an alias without its name, and by an address with a list of aliases."""
+"""Memory used by an alias, excluding its name, and by an address with a list of aliases."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global first, local last. The lowest bit is set if there is no size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
@@ -238,7 +238,7 @@ class _Limits:
         return around is None or around[0] == start
 
     def size(self, start: int, following: int, index: int) -> int:
-        """Returns the size of a symbol that ends by ``following``; 0 outside all code sections."""
+        """Returns the size of a symbol that must end by ``following``; 0 outside code sections."""
         at = bisect_right(self._sections, (start, _NOWHERE)) - 1
         if at < 0 or start >= self._sections[at][1]:
             return 0

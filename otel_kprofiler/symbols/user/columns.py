@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class NamedCode(NamedTuple):
-    """The columns of functions with names, sorted by start.
+    """The columns of named functions, sorted by start.
 
     Attributes:
         starts: start of each function, as a distance from the table's base.

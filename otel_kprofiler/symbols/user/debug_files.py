@@ -123,7 +123,7 @@ class BuildIdDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files with the build id in both name and content."""
+        """Yields open files whose name and content both have the build id."""
         build_id = wanted.build_id
         if build_id:
             name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
@@ -146,7 +146,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files with the debug link's name, and with the build id or checksum."""
+        """Yields open files that have the debug link's name and the wanted build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link

@@ -90,7 +90,7 @@ class Debuginfod:
                 self._servers.append(_Server(address.rstrip("/")))
             else:
                 _log.warning(
-                    "ignoring an invalid address of a debuginfod server: %s",
+                    "ignoring an invalid debuginfod server URL: %s",
                     redact_address(address),
                 )
         self._cache, self._limits, self._clock = cache, limits, clock
@@ -196,7 +196,7 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Downloads a file to the descriptor ``target``. Returns False if the server lacks it.
+        """Downloads a file to the ``target`` descriptor. Returns False if the server lacks it.
 
         Raises ``_DownloadError`` if the download fails, or ``OSError`` if the file cannot be
         written.
@@ -271,7 +271,7 @@ def _redirected(address: str, location: str) -> str:
         weaker = address.startswith("https:") and not following.startswith("https:")
         if _is_usable(following) and not weaker:
             return following
-    raise _DownloadError(f"redirects to the disallowed address {redact_address(location)}")
+    raise _DownloadError(f"redirects to the disallowed URL {redact_address(location)}")
 
 
 def _is_usable(address: str) -> bool:

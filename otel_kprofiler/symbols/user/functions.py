@@ -1,4 +1,4 @@
-"""Finds functions of a user file by address or name, in compact and immutable tables.
+"""Finds functions in a user file by address or name, in compact and immutable tables.
 
 A function takes thirteen bytes plus its name's length, or eight bytes if it has no name.
 """
@@ -33,7 +33,7 @@ MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
 """Limits on the depth and number of nested functions, for hostile files."""
 MAX_RANKED: Final = 64
-"""Maximum number of a function's names that are compared. Further names are ignored."""
+"""Maximum number of names that are ranked for one function. Further names are ignored."""
 MAX_KEPT: Final = 1024
 """Maximum number of functions whose ranked names are cached, at about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
@@ -113,9 +113,10 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    An address in nested functions belongs to the innermost. Of functions with the same start, the
-    one with the best name counts. Addresses outside the functions in ``named`` are looked up in
-    ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
+    An address in nested functions belongs to the innermost. If several functions have the same
+    start, the one with the best name is used. Addresses outside the functions in ``named`` are
+    looked up in ``bounds``, which may contain all functions. Starts are relative to ``base``
+    (SVMA).
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Reads functions and lines of Go programs from the runtime's table (``.gopclntab``).
+"""Reads the functions and lines of Go programs from the runtime's table (``.gopclntab``).
 
 Linkers keep this table even in stripped programs. Supported formats are those of Go 1.16, 1.18, and
 1.20 and later (``pclntab`` in src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go and
@@ -156,7 +156,7 @@ class GoTable:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by the table in bytes, without the cache shared by all files."""
+        """Returns the memory used by the table, in bytes, excluding the shared cache."""
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:

@@ -52,7 +52,7 @@ class PcTable:
 
 
 def _read_long_number(byte: int, left: Iterator[int]) -> int:
-    """Reads a varint of up to 32 bits. Raises ``StopIteration`` if the varint is cut off."""
+    """Reads a varint of up to 32 bits. Raises ``StopIteration`` if the varint is truncated."""
     value = byte & 0x7F
     for shift in range(7, 35, 7):
         byte = next(left)

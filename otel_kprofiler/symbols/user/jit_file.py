@@ -128,7 +128,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
-        """Apply a record of the file to the table."""
+        """Apply a record from the file to the table."""
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:

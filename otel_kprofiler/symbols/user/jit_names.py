@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, mak
 MAX_PROCESSES: Final = 512
 """Maximum number of cached processes, including processes whose code has no description."""
 MAX_BYTES: Final = 16 << 20
-"""Memory limit for code of all processes; the least recently used process is evicted."""
+"""Memory limit for the code of all processes; the least recently used process is evicted."""
 _MAX_NAMES: Final = 4096
 
 

@@ -1,6 +1,6 @@
 """Stores runtime-generated code of a process by address and time.
 
-Code memory is reused, so a name is valid for an address only during an interval. Functions
+Code memory is reused, so a name is valid for an address only during one time interval. Functions
 never overlap: a new function replaces all functions that it overlaps.
 """
 
@@ -18,7 +18,7 @@ MAX_FORMER: Final = 1024
 MAX_FORMER_BYTES: Final = 1 << 20
 """Memory limit for replaced functions, with their lines; the oldest are evicted."""
 MAX_CODE_BYTES: Final = 1 << 30
-_ROW_BYTES: Final = 96  # per function, without its name: five arrays, two lists, an object
+_ROW_BYTES: Final = 96  # per function, excluding its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
 
 

@@ -1,4 +1,4 @@
-"""Reads functions and lines of JIT compilers from ``jit-PID.dump``, written for perf(1).
+"""Reads JIT-compiled functions and their lines from ``jit-PID.dump``, written for perf(1).
 
 The format is specified in Linux's tools/perf/Documentation/jitdump-specification.txt. Writers
 include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
@@ -7,8 +7,8 @@ wasmtime. Reads a process's file only if the process has mapped it.
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
 which stops while the host is suspended. If the host was suspended since the last read, a timestamp
-may be too late by the length of the suspension, so replaced code loses its old name that much
-earlier. Records of a file with another clock take effect when they are read.
+may be too late by the length of the suspension. Replaced code therefore loses its old name that
+much earlier. If a file uses another clock, its records take effect when they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, lookups at their addresses return the names of the former code.
@@ -46,7 +46,7 @@ from otel_kprofiler.symbols.user.jit_file import (
 from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 MAX_SOURCE_BYTES: Final = 1 << 20
-"""Memory limit for source file names of a process; further names are dropped."""
+"""Memory limit for a process's source file names; further names are dropped."""
 _MAGIC: Final = 0x4A695444
 _HEADER: Final = struct.Struct("=IIIIIIQQ")
 _OTHER_CLOCK: Final = 1  # JITDUMP_FLAGS_ARCH_TIMESTAMP
@@ -111,7 +111,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start parsing a new file of the process. Source file numbers stay valid."""
+        """Start parsing a new file from the process. Source file numbers stay valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0

@@ -25,7 +25,7 @@ class LineTables:
         self._use_drgn = use_drgn and importlib.util.find_spec("drgn") is not None
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Open the lines of a file, or of its debug file; the caller closes them.
+        """Open the source lines in a file or its debug file; the caller closes them.
 
         Lookups take microseconds. They take longer if the DWARF is split or shared with other
         files; see :class:`DrgnLines`. Raises :class:`LinesError` if the lines cannot be opened, or

@@ -68,9 +68,9 @@ class ConversionLimits(NamedTuple):
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
             left. Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: limit on CPU time, by the size of the uncompressed DWARF; five times what the output of
+        cpu: CPU time limit, by the size of the uncompressed DWARF; five times what the output of
             common compilers takes.
-        wall_s: limit on elapsed time, which allows for busy machines.
+        wall_s: elapsed time limit, which allows for busy machines.
     """
 
     file_bytes: int = 1 << 30
@@ -112,9 +112,9 @@ class SymbolicLines:
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
     ) -> SymCache:
-        """Open the lines of a file, or of its debug file, and convert them if necessary.
+        """Open the source lines in a file or its debug file, converting them if necessary.
 
-        The file is not needed afterwards. Conversion takes about 0.2 s, or 30 s for a kernel. After
+        The file may be closed afterwards. Conversion takes about 0.2 s, or 30 s for a kernel. After
         a failure, an unchanged file is not converted again for an hour, or for 30 s if the cause is
         temporary, such as a full disk. ``path`` and ``alternate`` are unused.
 
@@ -195,7 +195,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of a {size} MiB file takes more memory than {limit}"
-    else:  # {failed} begins with "took" if a limit was exceeded, else is a sentence
+    else:  # {failed} begins with "took" if a limit was exceeded; otherwise it is a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 

@@ -14,7 +14,7 @@ from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
-"""Time until files on an unresponsive device are read again."""
+"""Time after which files on an unresponsive device are read again."""
 _AGAIN_NS: Final = 500_000_000  # second delay of an evicted file; the first is 0, later ones double
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)

@@ -1,4 +1,4 @@
-"""Reads functions of JIT compilers from ``/tmp/perf-PID.map``, written for perf(1).
+"""Reads JIT-compiled functions from ``/tmp/perf-PID.map``, written for perf(1).
 
 Each function has a line ``START SIZE NAME``, in hexadecimal (Linux's
 tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-prof``), Python

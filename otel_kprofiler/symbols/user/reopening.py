@@ -23,7 +23,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, OpenFile
 
 MAX_SCAN_NS: Final = 1_000_000_000
-"""CPU time limit for a search in all processes."""
+"""CPU time limit for a search through all processes."""
 _MAX_LIKELY: Final = 64
 
 

@@ -54,7 +54,7 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""A file offset, with the unwind method if it does not prove that the frame is the caller."""
+"""A file offset, paired with the unwind method if that method does not prove the caller."""
 
 
 class UserNames(Protocol):
@@ -70,7 +70,7 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows when a file is loaded or lookups must be repeated."""
+        """Returns a number that increases when a file is loaded or lookups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
@@ -163,7 +163,7 @@ class _Mapping(NamedTuple):
 
 
 class _Words(dict[int, Frame]):
-    """Caches the frames of all raw stacks with the same mappings, by word of the raw stack.
+    """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
         pending: number of lookups whose frame may get a name or source lines later.
@@ -297,7 +297,7 @@ class UserResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows when a file is added or lookups must be repeated."""
+        """Returns a number that increases when a file is added or lookups must be repeated."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:

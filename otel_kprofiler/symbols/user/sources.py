@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Size limit of the cache of downloads, and of the cache of source lines."""
+"""Size limit of the download cache, and of the source line cache."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
@@ -46,14 +46,14 @@ class LineReader(Protocol):
     """Reads source lines and inlined functions."""
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Opens the lines in a file or its debug file. Raises ``KProfilerError`` on failure.
+        """Opens the source lines in a file or its debug file. Raises ``KProfilerError`` on failure.
 
         ``alternate`` is the alternate debug file written by dwz(1).
         """
 
 
 def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[DebugFileFinder, ...]:
-    """Returns finders for debug files in directories of this host and of containers."""
+    """Returns finders for debug files in directories on this host and in containers."""
     files = Access()
     return BuildIdDirectories(files, directories), DebugLinkDirectories(files, directories)
 
@@ -91,10 +91,10 @@ class SymbolSources:
         """Opens the sources that most tools need.
 
         Args:
-            lines: whether to read source lines and inlined functions, which needs the extra
-                ``dwarf``.
+            lines: whether to read source lines and inlined functions, which needs the ``dwarf``
+                extra.
             directories: directories with debug files, by build id or by path.
-            servers: addresses of debuginfod servers.
+            servers: URLs of debuginfod servers.
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.
             line_memory_bytes: memory limit of the process that converts DWARF; at most half of the
@@ -127,7 +127,7 @@ class SymbolSources:
     ) -> FileSymbols:
         """Reads a file's symbols. Raises ``KProfilerError`` if the symbols cannot be used.
 
-        The file is not needed afterwards. ``root`` is the root directory of a process that has
+        The file may be closed afterwards. ``root`` is the root directory of a process that has
         mapped the file; empty for this process's root.
         """
         own = {section.name for section in read_sections(source, elf)}

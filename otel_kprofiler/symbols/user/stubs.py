@@ -50,7 +50,7 @@ class Stub(NamedTuple):
 
     Attributes:
         name: name of the stub's target; empty if unknown.
-        resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 for other targets.
+        resolver: SVMA of the target's resolver if the target is an STT_GNU_IFUNC; otherwise 0.
     """
 
     start: int

@@ -26,7 +26,7 @@ ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
 """Size limit of a symbol table, enough for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
-"""Memory used by a symbol in :class:`Symbols`, without its name."""
+"""Memory used by a symbol in :class:`Symbols`, excluding its name."""
 _RUN: Final = 1 << 14  # symbols per sorted run
 _SORT_BYTES: Final = 96
 """Memory used per symbol while a run is sorted."""
@@ -95,7 +95,7 @@ def read_table(
 
 
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
-    """Parses the symbols that may name code, without their versions (``@GLIBC_2.34``).
+    """Parses the symbols that may name code, dropping their versions (``@GLIBC_2.34``).
 
     Keeps the whole string table, because selecting names would take more copies.
     Raises ``ElfError`` if the symbols exceed the budget.
@@ -158,7 +158,7 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the memory used to sort ``count`` symbols, without the result."""
+    """Returns the memory used to sort ``count`` symbols, excluding the result."""
     return _SORT_BYTES * min(count, _RUN)
 
 

@@ -26,11 +26,11 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Maximum number of functions at an address of a damaged file. Compilers inline far fewer."""
+"""Maximum number of functions at one address in a damaged file. Compilers inline far fewer."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Maximum number of characters in the cache of names, and in the cache of paths."""
 _ENTRY_CHARACTERS: Final = 200
-"""Memory used by an entry without its text, as a number of characters."""
+"""Memory used by an entry, excluding its text, in units of characters."""
 _MAX_STRING_BYTES: Final = 8192
 """Longer names and paths are truncated to bound the cache."""
 

@@ -2,8 +2,8 @@
 
 ``make fault-table`` runs every scenario with a separate agent at 99 Hz with user-space symbols,
 and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``.
-``python -m tests.faults.table WORD ...`` runs scenarios whose kind or name contains a word, and
-``--fresh`` also scenarios that already have rows.
+``python -m tests.faults.table WORD ...`` runs the scenarios whose kind or name contains a word;
+with ``--fresh``, also those that already have rows.
 
 To add a scenario, append to ``SCENARIOS`` of a module in ``kinds`` (a new module is discovered
 automatically)::

@@ -1,4 +1,4 @@
-"""Runs scenarios beside an undisturbed agent and a control program."""
+"""Runs scenarios alongside an undisturbed agent and a control program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs up to ``together`` scenarios, or a host-wide one, beside an undisturbed agent."""
+    """Runs up to ``together`` scenarios, or a host-wide one, alongside an undisturbed agent."""
 
     def __init__(self, together: int):
         self.together = together

@@ -15,7 +15,7 @@ CONTROL_FUNCTION = "answer_requests"
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """Yields the messages in a file that the exporter ``file`` wrote in the format ``proto``."""
+    """Yields the messages in a file that the ``file`` exporter wrote in ``proto`` format."""
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")

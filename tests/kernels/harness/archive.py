@@ -1,7 +1,7 @@
 """Accesses Debian's archive with apt, for this machine's release or another release.
 
 apt verifies signatures in either case. For another release, apt uses a separate configuration,
-separate lists and an empty package database in the cache, so this machine's are not touched.
+separate lists and an empty package database in the cache, so those of this machine are not touched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """The packages of a release, which ``options`` make apt use."""
+    """The packages of a release; ``options`` make apt use these packages."""
 
     options: tuple[str, ...] = ()
 

@@ -1,7 +1,7 @@
 """The kernels of the matrix, and how to obtain their files.
 
-Packages are downloaded and unpacked but not installed, which needs no root and does not touch the
-machine's kernel. The newest version that apt knows is used.
+Packages are downloaded and unpacked but not installed, so root is not needed and the machine's
+kernel is not touched. The newest version that apt knows is used.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -96,7 +96,7 @@ class DebianKernel:
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            # The headers' tools run on the host, whatever machine the headers are for.
+            # The headers' tools run on the host, even if the headers are for another machine.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         tree = root / "usr/src" / headers

@@ -29,10 +29,10 @@ EMULATOR_FAULT = re.compile(
 )
 """Guest crashes that cannot occur on a real machine.
 
-While the kernel patches its code, it writes breakpoints into it (arch/x86/kernel/alternative.c). An
-emulated CPU may hit a breakpoint that is no longer in memory, which the kernel does not recognize.
-On a busy host, an emulated timer may also miss the ticks that the kernel waits for during its
-start.
+While the kernel patches code, it temporarily writes breakpoints (arch/x86/kernel/alternative.c). An
+emulated CPU may hit a breakpoint that has already been removed, which the kernel does not
+recognize. On a busy host, an emulated timer may also miss the ticks that the kernel waits for
+during its start.
 """
 
 
@@ -57,7 +57,7 @@ BOOTS: dict[str, Boot] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a boot; ``status`` is pytest's, or None if the guest reported none."""
+    """The results of a boot; ``status`` is pytest's exit status, if the guest reported it."""
 
     status: int | None
     run_dir: Path

@@ -53,7 +53,7 @@ static noinline __noclone void kprof_leaf(unsigned int rounds)
 		barrier();
 }
 
-/* In a separate section, which has a different offset in memory from .text than in the file. */
+/* In a separate section, whose offset from .text in memory differs from that in the file. */
 static noinline void __section(".kprof.text") kprof_mid(u64 end_ns)
 {
 	while (ktime_get_ns() < end_ns) {

@@ -78,7 +78,7 @@ class Chains:
         roots: the names of the first functions, by thread.
         callers: the caller and calling line of each function, by qualified name; None for the first
             function of a thread, ``END`` for that of a greenlet.
-        tops: the marks with which each line may be on top; None: all marks.
+        tops: for each line, the marks that a thread may have while the line is on top; None: any.
         frameless: the marks with which a thread may be in a greenlet without a Python frame,
             because the interpreter allocates or frees the greenlet's frames.
         system_calls: a part of the name of the system call that each line makes.
@@ -190,7 +190,7 @@ class Chains:
 
 
 class Marks:
-    """The marks with which a function's lines may be on top."""
+    """The marks that a thread may have while a function's lines are on top."""
 
     def __init__(self, base, called_by, style):
         self.switch, self.begin, self.end, self.step = range(base, base + 4)

@@ -1,7 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
 Runs like program.py, without arguments. Two threads give each function a new name. The functions of
-two other threads differ only in their lines, whose tables also reuse addresses.
+two other threads differ only in their lines. Their line tables also reuse addresses.
 """
 # ruff: noqa: T201 - a command
 
@@ -13,7 +13,7 @@ import threading
 import types
 
 LINED = 1 << 40
-"""The number that is added to the marks of functions that differ in their lines."""
+"""Added to the marks of functions that differ only in their line numbers."""
 SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"

@@ -28,10 +28,10 @@ class Report:
 
     Attributes:
         right: samples that match the running code exactly.
-        frameless: samples without Python frames that may have had none; the sampler must report the
-            same number (``no_frame`` in ``outcomes``).
+        frameless: samples without Python frames of threads that may have had none; the sampler must
+            report the same number (``no_frame`` in ``outcomes``).
         absent: other samples without Python frames.
-        unknown: samples with an undescribed frame.
+        unknown: samples with a frame whose code object was not described.
         styles: right samples by the style in which their functions were called.
         in_system_calls: right samples in a system call of the function on top.
     """

@@ -50,7 +50,7 @@ class MarkingLoader(LibbpfLoader):
 
 
 class Target(NamedTuple):
-    """A running program: its process, its threads' ids as they are in samples, and its judge."""
+    """A running program: its process, its threads' ids as they appear in samples, and its judge."""
 
     process: subprocess.Popen[str]
     threads: dict[int, int]
@@ -112,7 +112,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Finds the descendant of ``pid`` with the inner id ``inner``; returns its id and threads."""
+    """Finds the descendant of ``pid`` by its id in its namespace; returns its id and threads."""
     for one in (pid, *_descendants(pid)):
         status = _read_ids(one, one)
         if status == inner:

@@ -88,7 +88,7 @@ def test_a_bcc_without_its_shared_library_counts_as_missing(package):
 
 def test_programs_for_libbpf_only_are_rejected_by_bcc():
     with pytest.raises(
-        DependencyError, match=r"another of sampler\.bpf\.c cannot be loaded with bcc"
+        DependencyError, match=r"another in sampler\.bpf\.c cannot be loaded with bcc"
     ):
         BccLoader().load(SPEC._replace(programs=("kprofiler_sample", "another")))
 

@@ -77,7 +77,7 @@ def test_the_remark_names_the_program_with_the_most_incomplete_stacks():
     sh = [sample([USER_SIDE], PENDING, 3, LIBC), sample([USER_SIDE], count=20)]
     assert remark(node=node, sh=sh) == (
         "12 incomplete user stacks, 9 of them in node, in code without a file: "
-        "the code has neither unwind table nor frame pointer"
+        "the code has neither an unwind table nor a frame pointer"
     )
     assert remark(sh=sh) == (
         "3 incomplete user stacks, all in sh, in libc.so.6: "

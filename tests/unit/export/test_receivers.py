@@ -181,7 +181,7 @@ def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver)
     with pytest.raises(ExportError) as raised:
         sending.check()
     assert raised.value.hint.startswith(
-        "they are in x.unsent.otlp: raise the receiver's limit on requests"
+        "they are in x.unsent.otlp: raise the receiver's request size limit"
     )
     assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 

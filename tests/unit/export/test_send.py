@@ -162,7 +162,7 @@ def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsy
     assert status == 1
     assert "1 of 3 samples did not reach" in err[-2]
     assert "a single sample takes" in err[-2]
-    assert err[-1].startswith("fix: raise the receiver's limit on requests")
+    assert err[-1].startswith("fix: raise the receiver's request size limit")
     assert err[-1].endswith(f"then otel-kprofiler send y.unsent.otlp {address}")
     status, _, err = run(capsys, "y.unsent.otlp", address)
     assert status == 1

@@ -210,7 +210,7 @@ def test_the_profile_states_what_its_tables_cannot_express(document):
         "Samples": {"off_cpu (nanoseconds)": 27 * MS, "on_cpu (samples)": 6,
                     "page_faults (events)": 3},
         "Lost samples": {"on_cpu: ring_full": 1},
-        "Samples with frames missing or without name": {"no symbol table for the module": 2},
+        "Samples with missing or unnamed frames": {"no symbol table for the module": 2},
     }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_a_child_is_granted_half_the_memory_left_by_other_grants(tree):
         child.wait()
     text = first.describe("raise this")
     assert text.startswith("the limit of 100 MiB, half of what /sys/fs/cgroup/")
-    assert "(256 MiB) leaves; raise it: MemoryHigh and MemoryMax of the unit" in text
+    assert "(256 MiB) leaves; raise it: the unit's MemoryHigh and MemoryMax" in text
     assert MemoryGrant(9 * MIB, None).describe("raise this") == "the limit of 9 MiB; raise this"
 
 

@@ -59,7 +59,7 @@ def host(tmp_path, devices):
 @pytest.mark.parametrize(
     ("code", "name", "devices", "message"),
     [
-        (errno.ENOENT, "cycles", ["software"], ("sees no performance counters", "pmu=on")),
+        (errno.ENOENT, "cycles", ["software"], ("has found no performance counters", "pmu=on")),
         (errno.ENOENT, "bus-cycles", ["cpu", "software"], ("cannot sample bus-cycles", "help")),
         (errno.EBUSY, "cycles", ["cpu"], ("are in use", "nmi_watchdog")),
         (errno.EINVAL, "page-faults", [], ("99 samples per second", "period=N")),

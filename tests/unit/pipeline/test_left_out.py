@@ -14,9 +14,9 @@ RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missin
     [
         ("both", "names", (), ""),
         ("both", "lines", (), ""),
-        ("both", "off", (), "; left out: names of user functions (user_symbols: off)"),
+        ("both", "off", (), "; left out: user function names (user_symbols: off)"),
         ("kernel", "names", OF_OTHERS, "; left out: all time in user mode (stacks: kernel)"),
-        ("user", "names", (), "; left out: all code of the kernel (stacks: user)"),
+        ("user", "names", (), "; left out: all kernel code (stacks: user)"),
         (
             "both",
             "names",

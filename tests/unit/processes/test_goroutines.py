@@ -93,7 +93,7 @@ def test_a_version_in_another_place_or_format_is_unknown(gap, flags):
 
 
 def test_programs_with_additional_thread_local_variables_are_rejected():
-    with pytest.raises(UnsupportedGoError, match="thread-local variables besides Go's"):
+    with pytest.raises(UnsupportedGoError, match="thread-local variables other than Go's"):
         Program(storage=16).find()
 
 

@@ -41,7 +41,7 @@ def test_a_service_cannot_sample_locks_of_its_own_process():
     """A service can sample the locks of its children."""
     sampler = SamplerConfig(events=(parse_event("lock-contention", 99),))
     plan = Plan(target="self", sampler=sampler, schedule=WindowSchedule(5_000_000_000))
-    with pytest.raises(HostError, match="lock-contention of its own process"):
+    with pytest.raises(HostError, match="lock-contention in its own process"):
         complete_sampler_config(plan)
     assert complete_sampler_config(replace(plan, target="children")).events == sampler.events
 

@@ -50,7 +50,7 @@ def queued(run):
 
 
 def limited(which, value, after=None):
-    """Lowers a soft limit, and raises it again."""
+    """Lowers a soft resource limit of the agent, and raises it again."""
 
     def fault(run):
         before = resource.prlimit(run.process.pid, which)
@@ -99,7 +99,7 @@ def one_cpu(thread):
 
 @contextlib.contextmanager
 def cgroup(run, controller, **values):
-    """Moves the agent into a v1 cgroup whose files have the given values."""
+    """Moves the agent into a v1 cgroup with the given settings."""
     place = CGROUPS / controller / f"kprofiler-fault-{run.process.pid}"
     before = CGROUPS / controller / read_cgroup(controller).lstrip("/")
     place.mkdir()

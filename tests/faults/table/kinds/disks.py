@@ -68,7 +68,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removes the file like a cleaner; a hard link keeps what the agent writes afterwards."""
+    """Removes the file as a cleanup job does; a hard link keeps what the agent writes later."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)

@@ -222,7 +222,7 @@ SCENARIOS = [
 def run_from_fuse(delay_s):
     """Runs a program whose file system responds late, or not at all until it is unmounted.
 
-    The kernel keeps a killed process until its threads have the responses for which they wait.
+    A killed process does not exit until its threads have the responses for which they wait.
     """
 
     def fault(run):

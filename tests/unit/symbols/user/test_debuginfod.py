@@ -281,6 +281,6 @@ def test_servers_are_read_from_the_environment(cache, caplog):
     servers = find_servers(environ)
     assert servers == ("https://a.example", "http://b.example/x", "ftp://c")
     Debuginfod((*servers, "http://user:secret@"), cache)
-    assert "invalid address of a debuginfod server: ftp://c" in caplog.text
+    assert "invalid debuginfod server URL: ftp://c" in caplog.text
     assert "secret" not in caplog.text
     assert find_servers({}) == ()
