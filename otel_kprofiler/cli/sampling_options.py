@@ -58,7 +58,9 @@ def _describe_events() -> str:
             reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"\n{', '.join(names)}: {reason}")
-    lines.insert(1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (since Linux 5.19)")
+    lines.insert(
+        1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (since Linux 5.19)"
+    )
     lines += ["", *_describe_tracepoints()]
     return "\n".join(lines)
 
