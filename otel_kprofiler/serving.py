@@ -124,7 +124,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection, which has ended."""
+        """Forget a connection that has ended."""
         with self._changed:
             self._open.pop(request, None)
             self._answering.pop(request, None)

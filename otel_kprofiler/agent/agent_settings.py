@@ -42,7 +42,7 @@ class AgentConfig:
         exporters: settings of the pipeline's exporters, by id, in the pipeline's order.
         must_sample: whether to exit with an error if sampling cannot start.
         sampling_percent: probability, in percent, that the host samples during an interval.
-        sampling_interval_s: length of the intervals to which ``sampling_percent`` applies.
+        sampling_interval_s: length of each sampling interval; see ``sampling_percent``.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
         health_endpoint: address that the health server listens on; empty for no server.

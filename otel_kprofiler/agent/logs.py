@@ -124,9 +124,8 @@ class DescriptorHandler(logging.Handler):
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Call this before gRPC is imported. This call silences gRPC unless ``GRPC_VERBOSITY`` is set,
-    because the status of a call contains the same information. Python's warnings become log
-    records.
+    Call this before gRPC is imported. Also silence gRPC unless ``GRPC_VERBOSITY`` is set, because
+    the status of a call contains the same information. Python's warnings become log records.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning

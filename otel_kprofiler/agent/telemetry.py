@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum time, in seconds, for which the last export may delay a reload or shutdown."""
+"""Maximum time, in seconds, that the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig

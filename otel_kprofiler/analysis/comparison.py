@@ -24,7 +24,7 @@ LEVEL: Final = 0.05
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Minimum number of samples, on both sides together, for which a group is tested."""
+"""Minimum number of samples, over both sides, for a group to be tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
     """Returns the change of each group, ordered by significance, then by size.
 
-    Both sides must hold samples of the same kind. ``grouping`` is a function such as a value of
+    Both sides must hold samples of the same kind. ``grouping`` is a function such as those in
     ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
     samples.
     """

@@ -55,7 +55,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables to which columns of samples refer by index. All selections share the tables."""
+    """Tables that sample columns index into. All selections share the tables."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -75,7 +75,7 @@ class Samples:
     A row uses about 30 bytes, and each timestamp 8.
 
     Attributes:
-        tables: distinct stacks, threads and other values, to which columns refer by index.
+        tables: distinct stacks, threads and other values, which columns refer to by index.
         ends: index in ``times`` at which each row ends and the next row starts.
         times: Unix times in nanoseconds, row by row.
         values: the sample's value at each time, in the unit of its kind; empty if all values are 1.

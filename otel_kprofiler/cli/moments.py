@@ -24,7 +24,7 @@ class Moment:
 
     @property
     def is_from_start(self) -> bool:
-        """Returns whether the moment counts from the profile's first sample."""
+        """Returns whether the moment is relative to the profile's first sample."""
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:

@@ -65,7 +65,7 @@ class RawOutput:
             self._writer.add_records(data, complete_until_ns)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
-        """Append an event to one of the streams of symbol changes."""
+        """Append an event to a stream of symbol changes."""
         with self._convert_errors():
             self._writer.add_event(stream, time_ns, payload)
 
@@ -91,7 +91,7 @@ class RawOutput:
         self._names.add_frame(frame)
 
     def add_code(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Record the name of JIT-compiled code, which is in no file."""
+        """Record the name of JIT-compiled code."""
         self._code.add(process, address, at_ns, named)
 
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:

@@ -12,7 +12,7 @@ from otel_kprofiler.cli.columns import Column, layout
 from otel_kprofiler.text import cut, escape_controls
 
 FRAMES: Final = frozenset({"function", "line", "module"})
-"""Groupings in which a sample counts in the group of each of its frames."""
+"""Groupings in which a sample counts towards the group of each of its frames."""
 
 _PLACES: Final = {
     "function": "module",

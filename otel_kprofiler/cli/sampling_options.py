@@ -276,7 +276,7 @@ class Sampling:
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
         """Opens a resolver of user frames. Returns None if the options disable it.
 
-        The resolver is closed by the caller, or by the pipeline to which the caller passes it.
+        The resolver is closed by the caller, or by the pipeline that the caller passes it to.
         ``code_sink`` receives each name that is resolved for JIT-compiled code.
         """
         return open_names(self.user_symbols, code_sink)

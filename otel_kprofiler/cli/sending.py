@@ -44,8 +44,8 @@ def describe_failure(result: ExportResult) -> str:
 class Sending:
     """Sends windows to a receiver; call it with each window.
 
-    Keeps windows that the receiver does not accept in a file named after ``beside``, the path of
-    the output. Leaving the context waits up to ten seconds for pending exports.
+    Keeps windows that the receiver does not accept in a file named after ``beside``, the output's
+    path. Leaving the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:

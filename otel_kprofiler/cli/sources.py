@@ -22,7 +22,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """A selection of samples from a source, and of sides of their stacks (empty: all sides)."""
+    """A selection of samples from a source, and of their stack sides (empty: all sides)."""
 
     chosen: Filter
     start: Moment | None = None

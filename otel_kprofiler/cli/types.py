@@ -41,7 +41,7 @@ def _parse_seconds(value: object) -> float:
 
 
 class CpuListType(click.ParamType[tuple[int, ...]]):
-    """The Click type for lists of CPUs, such as ``0-3,8``."""
+    """The Click type for CPU lists, such as ``0-3,8``."""
 
     name = "cpus"
 

@@ -26,7 +26,7 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a table of profiles, and attributes that select samples in the table.
+    """The address of a profile table, and attributes that select samples in the table.
 
     ``port`` is the port of the server's HTTP interface. ``attributes`` have the form
     ``NAME=VALUE``.
@@ -55,7 +55,7 @@ class Address:
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
-    """Parses the address of a table of profiles. Only the host is required.
+    """Parses the address of a profile table. Only the host is required.
 
     If the address has no user, ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` in ``environ`` are
     used, so that the password need not appear in the process list. Raises ``KProfilerError`` if the

@@ -25,5 +25,5 @@ class Debug(Exporter):
     )
 
     def settings(self) -> DebugSettings:
-        """Returns the settings with which the agent opens the exporter."""
+        """Returns the settings for opening the exporter."""
         return DebugSettings(verbosity=Verbosity(self.verbosity))

@@ -66,7 +66,7 @@ class File(Exporter):
     rotation: Rotation | None = None
 
     def settings(self) -> FileSettings:
-        """Returns the settings with which the agent opens the exporter."""
+        """Returns the settings for opening the exporter."""
         return FileSettings(
             path=self.path,
             form=FORMS[self.format],

@@ -304,7 +304,7 @@ class OtlpGrpc(_Client):
         return value
 
     def settings(self) -> OtlpSettings:
-        """Returns the settings with which the agent opens the exporter."""
+        """Returns the settings for opening the exporter."""
         return self._settings("grpc", self.tls)
 
 
@@ -332,5 +332,5 @@ class OtlpHttp(_Client):
         return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
     def settings(self) -> OtlpSettings:
-        """Returns the settings with which the agent opens the exporter."""
+        """Returns the settings for opening the exporter."""
         return self._settings("http/json" if self.encoding == "json" else "http/protobuf", self.tls)

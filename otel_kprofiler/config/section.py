@@ -44,7 +44,7 @@ class Exporter(Section, ABC):
 
     @abstractmethod
     def settings(self) -> ExporterSettings:
-        """Returns the settings with which the agent opens the exporter."""
+        """Returns the settings for opening the exporter."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -64,8 +64,7 @@ class FileExporter(ProfileExporter):
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the path cannot be written, or the file ends in the middle of a protobuf
-            message.
+        ExportError: the path cannot be written, or the file ends mid-message (protobuf).
     """
 
     max_bytes = None

@@ -20,7 +20,7 @@ class RequestSize:
 
     Attributes:
         encoded: size limit for encoding the requests of later windows, in bytes.
-        aim: size to which batches are divided before sending, in bytes.
+        aim: target size of the parts when batches are divided before sending, in bytes.
         takes_nothing: whether the receiver accepted no sample from two consecutive batches, or from
             the first batch.
     """
@@ -51,7 +51,7 @@ class RequestSize:
         """Lower the size limit after the receiver has rejected a request as too large.
 
         ``limit`` is the maximum request size that the receiver reported; 0 if it reported none.
-        Returns the maximum size in bytes of the parts into which to divide the request.
+        Returns the maximum size, in bytes, of the parts to divide the request into.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:

@@ -97,10 +97,9 @@ class _Process(NamedTuple):
 def firefox(windows: Iterable[Window]) -> str:
     """Returns JSON with a track for each thread and sample kind. Samples are in time order.
 
-    An on-CPU sample has the weight of one period. Waits and other events have separate tracks,
-    named after their kind. Waits and spans are also shown as markers on the thread's first track.
-    Lost samples, and reasons for frames without names, are listed under "Profile Info" in Firefox
-    Profiler.
+    An on-CPU sample weighs one period. Waits and other events have separate tracks, named after
+    their kind. Waits and spans are also shown as markers on the thread's first track. Lost samples,
+    and reasons for frames without names, are listed under "Profile Info" in Firefox Profiler.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
 

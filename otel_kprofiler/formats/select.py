@@ -13,9 +13,8 @@ from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
     """Returns windows with only the samples that have a frame in any of the modules.
 
-    Matches both loaded modules and modules built into vmlinux. ``-`` and ``_`` are treated as the
-    same character, as by modprobe. The counts of the returned windows cover only the selected
-    samples.
+    Matches loaded and built-in modules. ``-`` and ``_`` are treated as the same character, as by
+    modprobe. The counts of the returned windows cover only the selected samples.
     """
     wanted = {plain_module(name) for name in names}
 

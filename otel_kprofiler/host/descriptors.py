@@ -1,4 +1,4 @@
-"""Makes system calls for which a Python built for an old glibc has no functions."""
+"""Makes system calls that a Python built against an old glibc does not wrap."""
 
 from __future__ import annotations
 

@@ -261,11 +261,10 @@ class AppendedFile:
 
 
 class PrivateDirectory:
-    """An open directory to which only its owner can write; created if missing.
+    """An open directory that only its owner can write to; created if missing.
 
-    Missing directories are created, accessible only to their owner. Raises ``PermissionError`` if
-    the directory belongs to another user or others can write to it, and ``OSError`` on other
-    failures.
+    Missing directories are created, accessible only to their owner. Raises ``OSError``:
+    ``PermissionError`` if the directory belongs to another user or others can write to it.
     """
 
     def __init__(self, path: str) -> None:

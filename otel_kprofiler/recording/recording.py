@@ -69,7 +69,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""The files from which kernel symbols are read, except those in the modules' directories."""
+"""The files that kernel symbols are read from, except those in the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"
@@ -98,7 +98,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the files from which kernel symbols are read. Call this once, while sampling."""
+        """Copy the files that kernel symbols are read from. Call this once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -125,7 +125,7 @@ class RecordingWriter:
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files to which user-stack addresses map. Call this once."""
+        """Add the files that user-stack addresses map to. Call this once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:

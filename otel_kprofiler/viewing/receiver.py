@@ -279,7 +279,5 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     if not unpacker.eof:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"the {encoding} data is truncated")
     if unpacker.unused_data:
-        raise _Refused(
-            HTTPStatus.BAD_REQUEST, f"there is data after the end of the {encoding} data"
-        )
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"data follows the end of the {encoding} data")
     return unpacked

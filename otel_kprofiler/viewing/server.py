@@ -25,7 +25,7 @@ from otel_kprofiler.viewing.source_files import SourceError, read_source
 
 DATA: Final = "profile.json"
 SOURCE: Final = "source.json"
-"""Path from which the page fetches a source file, with the query ``file``."""
+"""Path that the page fetches source files from, with the ``file`` query parameter."""
 
 _TIMEOUT_S: Final = 120.0
 """Time limit for a connection in seconds. An hour of samples fits through a slow SSH connection."""

@@ -118,9 +118,9 @@ def test_a_child_is_granted_half_the_memory_left_by_other_grants(tree):
         child.kill()
         child.wait()
     text = first.describe("raise this")
-    assert text.startswith("the limit of 100 MiB, half of what /sys/fs/cgroup/")
+    assert text.startswith("the 100 MiB limit, half of what /sys/fs/cgroup/")
     assert "(256 MiB) leaves; raise it: the unit's MemoryHigh and MemoryMax" in text
-    assert MemoryGrant(9 * MIB, None).describe("raise this") == "the limit of 9 MiB; raise this"
+    assert MemoryGrant(9 * MIB, None).describe("raise this") == "the 9 MiB limit; raise this"
 
 
 TAKE = "import sys; sys.stdin.read(1); bytearray(200 << 20); print('taken')"

@@ -201,7 +201,7 @@ def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_p
         (ConversionLimits(file_bytes=1000), "the file is larger than"),
         (
             ConversionLimits(memory_bytes=17 << 20),
-            "of a 1 MiB file takes more memory than the limit of 17 MiB",
+            "of a 1 MiB file takes more memory than the 17 MiB limit",
         ),
         (ConversionLimits(memory_bytes=1 << 20), "raise max_user_symbol_megabytes"),
         (ConversionLimits(result_bytes=1000), "cannot be converted"),
