@@ -57,17 +57,6 @@ def open_queue():
         queue.shutdown(0)
 
 
-def test_batches_arrive_in_order_and_are_counted(open_queue, gate, batch):
-    queue = open_queue(gate)
-    for number in range(5):
-        assert queue.put(batch(b"%d" % number, samples=(number,)))
-    assert check(queue)[:4] == (10, 0, {}, 10)
-    gate.permits.release(5)
-    assert queue.force_flush(60_000)
-    assert gate.seen == [b"0", b"1", b"2", b"3", b"4"]
-    assert check(queue)[:6] == (10, 10, {}, 0, 0, 0)
-
-
 @pytest.mark.parametrize("limit", [{"size": 2}, {"max_bytes": 20}])
 def test_a_full_queue_drops_the_oldest_waiting_batch(open_queue, gate, batch, limit, caplog):
     queue = open_queue(gate, **limit)
@@ -98,15 +87,6 @@ def test_put_never_waits_for_the_exporter(open_queue, gate, batch):
         queue.put(batch())
     assert time.monotonic() - started < 30
     assert check(queue).batches in (10, 11)
-
-
-def test_one_slow_exporter_does_not_delay_another(open_queue, gate, batch):
-    slow, fast = open_queue(gate), open_queue(Gate(permits=100))
-    for _ in range(10):
-        slow.put(batch())
-        fast.put(batch())
-    assert fast.force_flush(60_000)
-    assert (fast.counts().exported, slow.counts().queued) == (30, 30)
 
 
 def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
