@@ -25,11 +25,7 @@ if TYPE_CHECKING:
         replay,
     )
     from otel_kprofiler.pipeline.gate import EventTimeGate
-    from otel_kprofiler.pipeline.left_out import (
-        OF_OTHERS,
-        describe_left_out,
-        describe_sampling,
-    )
+    from otel_kprofiler.pipeline.left_out import OF_OTHERS, describe_left_out, describe_sampling
     from otel_kprofiler.pipeline.options import PipelineOptions
     from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
     from otel_kprofiler.pipeline.receiver_settings import (

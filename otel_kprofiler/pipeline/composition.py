@@ -257,9 +257,7 @@ def _replay(
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
     symbolizer = KernelSymbolizer.live(
-        recording.files,
-        ksymbols=ReplayedKsymbols(recording),
-        modules=ReplayedModules(recording),
+        recording.files, ksymbols=ReplayedKsymbols(recording), modules=ReplayedModules(recording)
     )
     native = UserResolver(recording.user_files, recording.user_names)
     pipeline = Pipeline(

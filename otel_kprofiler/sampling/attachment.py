@@ -342,12 +342,7 @@ def _load(
 
 
 def _make_spec(
-    choice: _Choice,
-    *,
-    config: SamplerConfig,
-    cpus: int,
-    entries: Mapping[str, int],
-    plans: _Plans,
+    choice: _Choice, *, config: SamplerConfig, cpus: int, entries: Mapping[str, int], plans: _Plans
 ) -> ObjectSpec:
     python_ring = python_ring_bytes(config) if choice.python else 0
     sizes = {

@@ -283,9 +283,7 @@ class ChildEvents:
         self._program_fd = program_fd
         self._pid = pid
         self._attributes = PerfAttributes(
-            COUNT_SW_CPU_CLOCK,
-            sample_period=period_ns,
-            flags=DISABLED | INHERIT | ENABLE_ON_EXEC,
+            COUNT_SW_CPU_CLOCK, sample_period=period_ns, flags=DISABLED | INHERIT | ENABLE_ON_EXEC
         )
         self._fd = -1
 

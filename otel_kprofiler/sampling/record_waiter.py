@@ -20,13 +20,7 @@ class RecordWaiter:
     ``lines`` shows which records are in flight. ``flag`` selects the records that wake the reader.
     """
 
-    def __init__(
-        self,
-        ring: RingReader,
-        ring_fd: int,
-        lines: CpuLines,
-        flag: ReaderFlag,
-    ) -> None:
+    def __init__(self, ring: RingReader, ring_fd: int, lines: CpuLines, flag: ReaderFlag) -> None:
         self._ring, self._lines, self._flag = ring, lines, flag
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:

@@ -75,10 +75,7 @@ _MODULES = {
     "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
     "otel_kprofiler.sdk.label_sets": {"labels"},
     "otel_kprofiler.sdk.local_roots": {"LocalRootSpanProcessor"},
-    "otel_kprofiler.sdk.process_context": {
-        "publish_process_context",
-        "withdraw_process_context",
-    },
+    "otel_kprofiler.sdk.process_context": {"publish_process_context", "withdraw_process_context"},
     "otel_kprofiler.sdk.provider": {
         "BatchProfileProcessor",
         "ProfileProcessor",

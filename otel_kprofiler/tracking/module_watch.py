@@ -337,12 +337,7 @@ class ModuleWatch(ForkAware):
                 continue
             until_ns = FOREVER if line.state == LOADING else added.get(name)
             modules[name] = make_found(
-                line,
-                files,
-                taken,
-                self._kernel_file_id,
-                number=self._next,
-                init_until_ns=until_ns,
+                line, files, taken, self._kernel_file_id, number=self._next, init_until_ns=until_ns
             )
             self._next += 1
         kept = {module.number for module in modules.values()}

@@ -51,10 +51,7 @@ class ToFile:
 
     def __init__(self, path):
         self.path = path
-        self.env = {
-            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
-            "OTEL_KPROFILER_FILE": str(path),
-        }
+        self.env = {"OTEL_PROFILES_EXPORTER": "otlp_json_file", "OTEL_KPROFILER_FILE": str(path)}
 
     def pids(self):
         results = {}

@@ -87,10 +87,7 @@ def test_the_status_of_a_sampling_agent_accounts_for_every_sample(tmp_path, requ
     config = tmp_path / "agent.yaml"
     config.write_text(
         CONFIG.format(
-            path=tmp_path / "a.jsonl",
-            receiver=receiver.port,
-            spool=tmp_path / "spool",
-            port=port,
+            path=tmp_path / "a.jsonl", receiver=receiver.port, spool=tmp_path / "spool", port=port
         )
     )
     command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]

@@ -242,8 +242,7 @@ def test_descendants_are_profiled_with_separate_resources():
     with profiling(target="children") as (profiler, exporter):
         children = [
             subprocess.Popen(
-                ["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code],
-                stdout=subprocess.PIPE,
+                ["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code], stdout=subprocess.PIPE
             )
             for _ in range(2)
         ]

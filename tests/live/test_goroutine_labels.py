@@ -135,10 +135,7 @@ def test_labels_of_each_supported_go_version_are_read(tmp_path, version):
 def test_waits_have_the_labels_of_their_goroutine(tmp_path):
     off_cpu = OffCpuConfig(samples_per_second=5000)
     program = build(tmp_path)
-    with (
-        Reader(b"goroutines", off_cpu=off_cpu) as reader,
-        Goroutines(program, tmp_path) as service,
-    ):
+    with Reader(b"goroutines", off_cpu=off_cpu) as reader, Goroutines(program, tmp_path) as service:
         service.wait_ready()
         reader.collect_until(lambda: reader.count_links(OFF_CPU) >= 200)
         log = service.read_log()

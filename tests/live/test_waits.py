@@ -223,10 +223,7 @@ while time.monotonic() < taken + 0.8: pass
 print(taken)
 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 """
-    with (
-        Program("time.sleep(0.3)", 1, cpu=cpu) as sleeper,
-        Program(first, 0.8, cpu=cpu) as spinner,
-    ):
+    with Program("time.sleep(0.3)", 1, cpu=cpu) as sleeper, Program(first, 0.8, cpu=cpu) as spinner:
         read(sampler)
         before = sleeper.switches()
         asleep = time.monotonic()

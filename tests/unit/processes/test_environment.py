@@ -30,11 +30,7 @@ def environ(**variables):
                 OTEL_RESOURCE_ATTRIBUTES="service.name=a%20b, service.version = 1,"
                 "deployment.environment.name=dev,k8s.pod.uid=forged,team=x"
             ),
-            {
-                "service.name": "a b",
-                "service.version": "1",
-                "deployment.environment.name": "dev",
-            },
+            {"service.name": "a b", "service.version": "1", "deployment.environment.name": "dev"},
         ),
         (
             environ(OTEL_RESOURCE_ATTRIBUTES="service.name=a", OTEL_SERVICE_NAME="b"),

@@ -36,10 +36,7 @@ class Program:
         code = (head + headers).ljust(0x800, b"\0") + note
         block = b"\xff Go buildinf:" + bytes((8, flags)) + bytes(16)
         block += bytes((len(version),)) + version.encode()
-        self.parts = {
-            BASE: code.ljust(0x1000, b"\0"),
-            DATA: bytes(gap) + block.ljust(256, b"\0"),
-        }
+        self.parts = {BASE: code.ljust(0x1000, b"\0"), DATA: bytes(gap) + block.ljust(256, b"\0")}
         self.objects = [LoadedObject(BASE, DATA + 0x1000, "/program")]
 
     def read(self, address, size):

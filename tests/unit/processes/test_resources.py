@@ -18,20 +18,7 @@ TICK_NS = 10_000_000
 
 
 def raw(tgid, start_ns, comm=b"main", tid=None):
-    return RawSample(
-        ON_CPU,
-        1,
-        1,
-        0,
-        tgid,
-        tid or tgid,
-        start_ns,
-        0,
-        comm,
-        (),
-        (),
-        None,
-    )
+    return RawSample(ON_CPU, 1, 1, 0, tgid, tid or tgid, start_ns, 0, comm, (), (), None)
 
 
 @pytest.fixture
@@ -368,12 +355,7 @@ def test_an_evicted_process_is_read_again(proc):
 
 @pytest.mark.parametrize(
     ("sources", "expected"),
-    [
-        ((), ""),
-        (("container",), "cart"),
-        (("unit", "container"), "a"),
-        (("executable",), "server"),
-    ],
+    [((), ""), (("container",), "cart"), (("unit", "container"), "a"), (("executable",), "server")],
 )
 def test_services_are_named_from_the_configured_sources(sources, expected):
     attributes = {

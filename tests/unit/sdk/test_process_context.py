@@ -304,20 +304,7 @@ def test_decoding_garbage_raises_only_value_error():
 
 
 def raw(tgid, start_ns):
-    return RawSample(
-        ON_CPU,
-        1,
-        1,
-        0,
-        tgid,
-        tgid,
-        start_ns,
-        0,
-        b"x",
-        (),
-        (),
-        None,
-    )
+    return RawSample(ON_CPU, 1, 1, 0, tgid, tgid, start_ns, 0, b"x", (), (), None)
 
 
 @pytest.fixture
