@@ -14,7 +14,6 @@ from otel_kprofiler.host import (
     Access,
     FileRequest,
     MappedFileError,
-    MemoryMapping,
     open_mapped,
     parse_mappings,
     read_maps,
@@ -39,9 +38,12 @@ def open_own() -> OwnInterpreter:
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, sys.implementation.name)
     files, code_type = Access(), id(CodeType)
     try:
-        mapping = _find_mapping(list(parse_mappings(read_maps(files, "self"))), code_type)
+        mappings = parse_mappings(read_maps(files, "self"))
+        mapping = next(each for each in mappings if each.start <= code_type < each.end)
         file = FileKey(mapping.inode, mapping.device, 0)
-        opened = open_mapped(_make_request(file, mapping), files)
+        pid, tid = os.getpid(), threading.get_native_id()
+        place = mapping.start, mapping.end, mapping.file_offset
+        opened = open_mapped(FileRequest(file, *place, pid, tid), files)
     except (OSError, MappedFileError) as error:
         raise InterpreterRefused(Refusal.DAMAGED, str(error)) from error
     try:
@@ -53,12 +55,3 @@ def open_own() -> OwnInterpreter:
     process = interpreter.in_process(code_type - interpreter.code_type)
     prove(interpreter.layout, process)
     return OwnInterpreter(interpreter, process, file)
-
-
-def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
-
-
-def _make_request(file: FileKey, mapping: MemoryMapping) -> FileRequest:
-    pid, tid = os.getpid(), threading.get_native_id()
-    return FileRequest(file, mapping.start, mapping.end, mapping.file_offset, pid, tid)

@@ -163,7 +163,9 @@ class PythonProcesses:
             case Started(parent=int(parent)) if parent in self._registered:
                 self._register(event.process.tgid, self._registered[parent])
             case Mapped() if event.process.tgid not in self._registered:
-                self._register_mapped(event)
+                interpreter = self._look(event.process.tgid, event.mapping, event.build_id)
+                if interpreter is not None:
+                    self._register(event.process.tgid, interpreter)
             case Exec() | Exited():
                 self._release(event.process.tgid)
             case Unmapped():
@@ -183,11 +185,6 @@ class PythonProcesses:
             dict(self._files.refused),
             dict(self._refused_count),
         )
-
-    def _register_mapped(self, event: Mapped) -> None:
-        interpreter = self._look(event.process.tgid, event.mapping, event.build_id)
-        if interpreter is not None:
-            self._register(event.process.tgid, interpreter)
 
     def _read_code(self, pid: int) -> list[MemoryMapping]:
         try:
@@ -311,10 +308,11 @@ class PythonTracking:
         events: ProcessEvents | None = None
         tidy_at = time.monotonic() + _REST_S
         while self._stop_fd not in dict(waiting.poll(self._find_wait_ms(events, tidy_at))):
-            seen = self._registry.take_seen()
+            seen, now_s = self._registry.take_seen(), time.monotonic()
             if seen:
-                tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
-            permitted = self._inspect(seen + self._find_due())
+                tidy_at = min(tidy_at, now_s + _TIDY_S)
+            due = [retry.seen for retry in self._retries.values() if retry.at_s <= now_s]
+            permitted = self._inspect(seen + due)
             if not permitted and events is None and self._lacks_right():
                 events = ProcessEvents(self._pids, children=self._children, files=self._files)
                 undo.enter_context(events)
@@ -329,10 +327,6 @@ class PythonTracking:
         due_at = min([tidy_at, *(retry.at_s for retry in self._retries.values())])
         due_s = max(0.0, due_at - time.monotonic())
         return 1000 * (min(INTERVAL_S, due_s) if events else due_s)
-
-    def _find_due(self) -> list[ProcessSeen]:
-        now_s = time.monotonic()
-        return [retry.seen for retry in self._retries.values() if retry.at_s <= now_s]
 
     def _retry_later(self, seen: ProcessSeen, earlier: _Retry | None) -> None:
         """Examine a process again later, since it is reported only once."""

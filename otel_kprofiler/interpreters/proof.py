@@ -149,10 +149,10 @@ class Proof:
 
     def _look_up_thread(self) -> int:
         layout, read = self._layout, self._read
-        thread = _own_state()
+        thread = _call_api("PyThreadState_Get")
         interpreter = read(self._process.runtime_at + layout.interpreters_head)
         for _ in range(_MAX_INTERPRETERS):
-            if interpreter == _own_interpreter():
+            if interpreter == _call_api("PyInterpreterState_Get"):
                 break
             interpreter = read(interpreter + layout.interpreter_next)
         _require(read(thread + layout.thread_native) == threading.get_native_id(), "thread id")
@@ -243,16 +243,10 @@ class Proof:
         return self._memory.read_bytes(start, length * width).decode(_ENCODINGS[width], "replace")
 
 
-def _own_state() -> int:
-    get = ctypes.pythonapi.PyThreadState_Get
-    get.restype = ctypes.c_void_p
-    return int(get())
-
-
-def _own_interpreter() -> int:
-    get = ctypes.pythonapi.PyInterpreterState_Get
-    get.restype = ctypes.c_void_p
-    return int(get())
+def _call_api(name: str) -> int:
+    function = getattr(ctypes.pythonapi, name)
+    function.restype = ctypes.c_void_p
+    return int(function())
 
 
 def _require(holds: bool, what: str) -> None:

@@ -6,6 +6,7 @@ as it is read, the symbols could be older or newer than the sample.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
@@ -62,13 +63,7 @@ class EventTimeGate:
     def release(self, before_ns: int) -> list[RawSample]:
         """Remove and return the samples older than ``before_ns``, sorted by time."""
         self._waiting.sort(key=_TIME)
-        low, high = 0, len(self._waiting)
-        while low < high:
-            middle = (low + high) // 2
-            if self._waiting[middle].time_ns < before_ns:
-                low = middle + 1
-            else:
-                high = middle
-        released, self._waiting = self._waiting[:low], self._waiting[low:]
+        count = bisect_left(self._waiting, before_ns, key=_TIME)
+        released, self._waiting = self._waiting[:count], self._waiting[count:]
         self.counts -= count_kinds(released)
         return released

@@ -39,7 +39,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.pipeline.budget import ProcessBudgets, Stacks
 from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
-from otel_kprofiler.pipeline.idle_wait import SETTLE_S, WaitTimes, wait_for_samples
+from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
 from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.schedule import DRAIN_INTERVAL_S, WHOLE_RECORDING, WindowSchedule
@@ -179,8 +179,14 @@ class Pipeline(Generic[SamplerT]):
         else:
             is_idle = not (self._is_busy or self._gate.counts)
             waited_s = 0.0 if is_idle else (self._looked_ns - self._collected_ns) / 1e9
-            times = WaitTimes(timeout_s, longest_s - waited_s, idle_s if is_idle else 0.0)
-            wait_for_samples(self.sampler, self._clock, end_ns, times)
+            wait_for_samples(
+                self.sampler,
+                self._clock,
+                end_ns,
+                timeout_s=timeout_s,
+                longest_s=longest_s - waited_s,
+                idle_s=idle_s if is_idle else 0.0,
+            )
         samples = self._drain()
         now_ns = self._looked_ns = self._clock.boot_ns()
         if now_ns < min(end_ns, self._collected_ns + round(longest_s * 1e9)):

@@ -114,7 +114,6 @@ class WindowBuilder:
         start_boot_ns: int,
         period_ns: int,
         kinds: Sequence[ProfileKind] = KINDS,
-        random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
         decode_context: ContextDecoder | None = None,
@@ -129,7 +128,6 @@ class WindowBuilder:
         self._find_labels = find_labels
         self._decode_context = decode_context
         self._schedule = schedule
-        self._random_unit = random_unit
         self._pause = pause
         self._is_first = True  # no window with samples has been closed yet
         self._limit_ns = schedule.first_ns  # applies until a window with samples closes
@@ -151,7 +149,7 @@ class WindowBuilder:
         self.start_boot_ns = start_boot_ns
         while self._changes and self._changes[0][0] <= start_boot_ns:
             _, self._schedule, self.period_ns = self._changes.popleft()
-        length = self._schedule.length_ns(self._random_unit())
+        length = self._schedule.length_ns(random.random())  # noqa: S311 - no secret
         if self._limit_ns is not None:
             length = min(length, self._limit_ns)
         self.end_boot_ns = start_boot_ns + length

@@ -307,14 +307,11 @@ class ProcessResources:
                 del self._newest[process.key.process]
 
     def _complete(self, attributes: Attributes, published: Attributes) -> Attributes:
-        if not self._service_sources or "service.name" in attributes or "service.name" in published:
-            return {**published, **attributes} if published else attributes
+        merged = {**published, **attributes} if published else attributes
+        if "service.name" in merged:
+            return merged
         name = find_service_name(attributes, self._service_sources)
-        return (
-            {**published, **attributes, "service.name": name}
-            if name
-            else {**published, **attributes}
-        )
+        return {**merged, "service.name": name} if name else merged
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Returns replacements for a window's Resources that have changed.

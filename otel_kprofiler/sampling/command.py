@@ -108,14 +108,12 @@ class HeldCommand:
     def kill_after(self, grace_s: float) -> bool:
         """Kill processes still running ``grace_s`` from now, and return whether there were any."""
         until = time.monotonic() + grace_s
-        while self._find_running() and time.monotonic() < until:
-            poller = select.poll()
-            for fd in self._find_running():
-                poller.register(fd, select.POLLIN)
-            poller.poll(max(0, until - time.monotonic()) * 1000)
-        running = bool(self._find_running())
+        running = self._ending
+        while running and (left_s := until - time.monotonic()) > 0:
+            running = self._wait_for_exit(running, left_s)
+        running = self._wait_for_exit(running, 0)
         self._send(signal.SIGKILL)
-        return running
+        return bool(running)
 
     def close(self) -> None:
         """Wait for the command to exit. A command that was never released exits without running."""
@@ -124,12 +122,14 @@ class HeldCommand:
         while self._ending:
             os.close(self._ending.pop())
 
-    def _find_running(self) -> list[int]:
+    @staticmethod
+    def _wait_for_exit(fds: list[int], timeout_s: float) -> list[int]:
+        """Wait until one of the processes exits, and return those that are still running."""
         poller = select.poll()
-        for fd in self._ending:
+        for fd in fds:
             poller.register(fd, select.POLLIN)
-        ended = {fd for fd, _ in poller.poll(0)}
-        return [fd for fd in self._ending if fd not in ended]
+        ended = {fd for fd, _ in poller.poll(timeout_s * 1000)}
+        return [fd for fd in fds if fd not in ended]
 
     def _send(self, number: signal.Signals) -> None:
         for fd in self._ending:

@@ -56,22 +56,6 @@ class Events(Protocol):
         """Close the descriptors and do nothing else, so that a forked child may call this."""
 
 
-class NoEvents:
-    """Opens no events, so that nothing is sampled on the CPUs."""
-
-    def open(self) -> None:
-        """Does nothing, because there are no events."""
-
-    def follow(self) -> None:
-        """Does nothing, because there are no events."""
-
-    def disable(self) -> None:
-        """Does nothing, because there are no events."""
-
-    def close(self) -> None:
-        """Does nothing, because there are no events."""
-
-
 class _CpuEvent(NamedTuple):
     fd: int
     runs: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from otel_kprofiler.bpf import EventOffsets, KernelTypes, find_event_offsets
 from otel_kprofiler.errors import HostError, KernelFeatureError
-from otel_kprofiler.host import AnyEventSpec, EventSpec, HostFiles
-from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents, PerCpuEvents
+from otel_kprofiler.host import EventSpec, HostFiles
+from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, PerCpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 
@@ -142,40 +143,22 @@ def choose_events(
     ``traced`` contains the programs at raw tracepoints, one entry per kind; None entries are
     skipped.
     """
-    if not config.on_cpu and not config.events:
-        return NoEvents()
     if config.child_pid is not None:
         return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
     clock = None
     if config.on_cpu:
         clock = CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)
+    # Events are numbered from 1, and the BPF program reads an event's number from its attributes.
     others: list[EventSet] = [
-        *make_events(config.events, files, program_fd, config.pin_cpu_ids, runs)
-    ]
-    return HostEvents(clock, [*others, *filter(None, traced)])
-
-
-def make_events(
-    specs: Sequence[AnyEventSpec],
-    files: HostFiles,
-    program_fd: int,
-    cpus: Iterable[int],
-    runs: Callable[[int, int], int],
-) -> list[PerCpuEvents]:
-    """Returns the perf events except cpu-clock and tracepoints, without opening them.
-
-    Events are numbered from 1, and the BPF program reads an event's number from its attributes.
-    ``runs`` returns how often the program has run on a CPU for an event number.
-    """
-    return [
         PerCpuEvents(
             files,
             program_fd,
             spec.attributes._replace(wakeup=number),
-            cpus,
-            lambda cpu, number=number: runs(cpu, number),  # type: ignore[misc]
+            config.pin_cpu_ids,
+            functools.partial(runs, event=number),
             name=spec.name,
         )
-        for number, spec in enumerate(specs, 1)
+        for number, spec in enumerate(config.events, 1)
         if isinstance(spec, EventSpec)
     ]
+    return HostEvents(clock, [*others, *filter(None, traced)])

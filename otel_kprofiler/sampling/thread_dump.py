@@ -55,7 +55,12 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample, WaitState
 from otel_kprofiler.sampling.program_config import pack_config
-from otel_kprofiler.sampling.python_frames import open_python, plan_python, python_ring_bytes
+from otel_kprofiler.sampling.python_frames import (
+    PYTHON_SUFFIX,
+    open_python,
+    plan_python,
+    python_ring_bytes,
+)
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import TargetMaps, target_map_entries
 from otel_kprofiler.sampling.thread_contexts import (
@@ -71,7 +76,6 @@ if TYPE_CHECKING:
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
 """The names of the iterator programs. Programs that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
-_PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
 """Number of threads read at once; their stacks fill at most a third of the ring."""
@@ -259,7 +263,7 @@ class ThreadReader:
         cpus: int,
     ) -> tuple[LoadedObject, str, bool]:
         """Load the most capable program that this kernel accepts."""
-        suffixes = (_PYTHON_SUFFIX, "") if offsets else ("",)
+        suffixes = (PYTHON_SUFFIX, "") if offsets else ("",)
         choices = list(itertools.product(suffixes, _DUMP))
         for suffix, name in choices:
             python_ring = python_ring_bytes(self.config) if suffix else 0

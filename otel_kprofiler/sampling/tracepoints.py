@@ -211,7 +211,11 @@ class TracedPrograms:
 
 
 class Tracepoints(TracedPrograms):
-    """The programs at all configured tracepoints, each loaded separately; not thread-safe."""
+    """The programs at all configured tracepoints, each loaded separately; not thread-safe.
+
+    Attributes:
+        missed: the number of skipped samples by event number, as of the last :meth:`follow`.
+    """
 
     def __init__(
         self,
@@ -223,12 +227,7 @@ class Tracepoints(TracedPrograms):
     ) -> None:
         super().__init__(files, traced, possible, cpus)
         self._programs = programs
-        self._recursions: dict[int, int] = {}
-
-    @property
-    def missed(self) -> Mapping[int, int]:
-        """Returns the number of skipped samples by event number, as of the last :meth:`follow`."""
-        return self._recursions
+        self.missed: dict[int, int] = {}
 
     def open(self) -> None:
         """Attach all programs, or raise ``HostError``."""
@@ -241,7 +240,7 @@ class Tracepoints(TracedPrograms):
         """Update the counts of samples that the kernel skipped."""
         for plan, program in self._programs.items():
             recursions = count_recursions(program.program_fd(TRACEPOINT_PROGRAM))
-            self._recursions[plan.number] = recursions // plan.spec.period
+            self.missed[plan.number] = recursions // plan.spec.period
 
 
 @contextlib.contextmanager

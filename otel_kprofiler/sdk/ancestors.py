@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Final
 
+from otel_kprofiler.host import Access, read_stat
 from otel_kprofiler.model import Attributes
 from otel_kprofiler.processes import TARGET, read_process_context
 
@@ -37,14 +38,6 @@ def find_sampling_ancestor() -> int | None:
         context = read_process_context(pid)
         if context is not None and context.extra.items() >= SAMPLES_DESCENDANTS.items():
             return pid
-        pid = _read_parent(pid)
+        stat = read_stat(Access(), pid)
+        pid = stat.parent if stat else 0  # 0: the process has exited
     return None
-
-
-def _read_parent(pid: int) -> int:
-    """Returns the parent's pid (field 4 of proc_pid_stat(5)); 0 if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0  # the process has exited

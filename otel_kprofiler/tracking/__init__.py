@@ -5,21 +5,9 @@
 
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.tracking.ksymbol_readers import ReadMethod, find_ksymbol_method
-from otel_kprofiler.tracking.ksymbol_records import (
-    KsymbolRecord,
-    LostRecord,
-    ProgramRecord,
-    make_changes,
-    parse_perf_records,
-)
-from otel_kprofiler.tracking.ksymbol_watch import KsymbolCounts, KsymbolWatch
-from otel_kprofiler.tracking.module_uevents import (
-    ModuleAction,
-    ModuleEvent,
-    ModuleEvents,
-    NoEvents,
-    parse_uevent,
-)
+from otel_kprofiler.tracking.ksymbol_records import make_changes, parse_perf_records
+from otel_kprofiler.tracking.ksymbol_watch import KsymbolWatch
+from otel_kprofiler.tracking.module_uevents import ModuleEvents, parse_uevent
 from otel_kprofiler.tracking.module_watch import ModuleWatch
 from otel_kprofiler.tracking.process_events import ProcessEvents
 from otel_kprofiler.tracking.process_table import (
@@ -37,20 +25,13 @@ __all__ = [
     "Exec",
     "Exited",
     "IteratedKallsyms",
-    "KsymbolCounts",
-    "KsymbolRecord",
     "KsymbolWatch",
     "Lost",
-    "LostRecord",
     "Mapped",
-    "ModuleAction",
-    "ModuleEvent",
     "ModuleEvents",
     "ModuleWatch",
-    "NoEvents",
     "ProcessEvent",
     "ProcessEvents",
-    "ProgramRecord",
     "ReadMethod",
     "RecordLoss",
     "Started",

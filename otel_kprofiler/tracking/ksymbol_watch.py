@@ -25,12 +25,10 @@ from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolBatch, KsymbolCh
 from otel_kprofiler.tracking.ksymbol_readers import BaselineReader, Reading, ReadMethod
 from otel_kprofiler.tracking.ksymbol_records import LostRecord, make_changes, parse_perf_records
 from otel_kprofiler.tracking.program_details import describe
-from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, RecordLoss
+from otel_kprofiler.tracking.record_events import KSYMBOLS, SETTLE_NS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``. Excess data is dropped, and all symbols are reread."""
-SETTLE_NS: Final = 5_000_000
-"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs. All symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2

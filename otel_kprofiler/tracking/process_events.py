@@ -52,10 +52,8 @@ from otel_kprofiler.tracking.process_table import (
     ProcessTable,
     Reading,
 )
-from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
+from otel_kprofiler.tracking.record_events import SETTLE_NS, RecordEvents, RecordLoss
 
-SETTLE_NS: Final = 5_000_000
-"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000

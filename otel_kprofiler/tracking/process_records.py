@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import MemoryMapping
@@ -96,14 +98,9 @@ def parse_process_records(data: bytes) -> ProcessRecords:
     return ProcessRecords(records, damaged=False)
 
 
-def _parse_fork(body: bytes, _: int) -> TaskRecord:
+def _parse_task(body: bytes, _: int, *, ended: bool) -> TaskRecord:
     pid, parent, tid, _, time_ns = _TASK.unpack_from(body)
-    return TaskRecord(time_ns, pid, parent, tid, ended=False)
-
-
-def _parse_exit(body: bytes, _: int) -> TaskRecord:
-    pid, parent, tid, _, time_ns = _TASK.unpack_from(body)
-    return TaskRecord(time_ns, pid, parent, tid, ended=True)
+    return TaskRecord(time_ns, pid, parent, tid, ended)
 
 
 def _parse_comm(body: bytes, misc: int) -> ExecRecord | None:
@@ -156,9 +153,9 @@ def _cut(body: bytes, at: int) -> bytes:
     return body[at : max(len(body) - _TIME.size, at)].partition(b"\0")[0]
 
 
-_PARSERS: Final = {
-    _FORK: _parse_fork,
-    _EXIT: _parse_exit,
+_PARSERS: Final[dict[int, Callable[[bytes, int], ProcessRecord | None]]] = {
+    _FORK: partial(_parse_task, ended=False),
+    _EXIT: partial(_parse_task, ended=True),
     _COMM: _parse_comm,
     _MMAP2: _parse_mmap,
     _LOST: _parse_lost,

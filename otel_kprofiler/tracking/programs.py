@@ -129,7 +129,7 @@ class ProgramReader:
         for number in iterate_ids():
             symbols = self._known.get(number)
             if symbols is None:
-                facts = _find_facts(number, self._arrays)
+                facts = find_facts(number, self._arrays)
                 if facts is None:
                     continue
                 symbols = self._symbols(facts)
@@ -219,12 +219,9 @@ class _Arrays:
         return facts, max(info.nr_ksyms, info.nr_lengths, info.nr_tags, info.nr_func_info)
 
 
-def find_facts(number: int) -> ProgramFacts | None:
+def find_facts(number: int, arrays: _Arrays | None = None) -> ProgramFacts | None:
     """Read the facts of a program; None if it was unloaded. Raises ``OSError``."""
-    return _find_facts(number, _Arrays(_USUAL_FUNCTIONS))
-
-
-def _find_facts(number: int, arrays: _Arrays) -> ProgramFacts | None:
+    arrays = arrays or _Arrays(_USUAL_FUNCTIONS)
     with open_program(number) as fd:
         if fd is None:
             return None

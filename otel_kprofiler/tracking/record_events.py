@@ -29,6 +29,8 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
 
+SETTLE_NS: Final = 5_000_000
+"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
 _SAMPLE_TIME: Final = 1 << 2
 _FORMAT_TIME_ENABLED: Final = 1 << 0
 _FORMAT_LOST: Final = 1 << 4  # kernel 6.0

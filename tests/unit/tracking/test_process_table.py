@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.host import MemoryMapping
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.tracking import Exec, Exited, LostRecord, Mapped, Started, Unmapped
+from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
+from otel_kprofiler.tracking.ksymbol_records import LostRecord
 from otel_kprofiler.tracking.process_records import (
     ExecRecord,
     MapRecord,
