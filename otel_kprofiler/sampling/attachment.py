@@ -321,21 +321,16 @@ def _load(
         for offsets in ((plans.python, None) if plans.python else (None,))
         for name in (BY_TABLES if plan else (FRAME_POINTERS,))
     ]
-    make_spec = functools.partial(
-        _make_spec, config=config, cpus=cpus, entries=entries, plans=plans
-    )
-    for choice in choices[:-1]:
-        spec = make_spec(choice)
+    for choice in choices:
+        spec = _make_spec(choice, config=config, cpus=cpus, entries=entries, plans=plans)
         try:
             loaded = _load_spec(spec, files, loader)
         except SamplerError as error:  # the kernel lacks a helper or rejects the code
+            if choice is choices[-1]:
+                raise
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
-            continue
-        break
-    else:
-        choice = choices[-1]
-        spec = make_spec(choice)
-        loaded = _load_spec(spec, files, loader)
+        else:
+            break
     if plans.unwinding and not choice.unwinding:
         say_frame_pointers("this kernel does not accept the unwinder")
     return loaded, choice, spec

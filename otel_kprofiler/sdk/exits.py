@@ -23,11 +23,6 @@ def call_at_exit(method: Callable[[], None]) -> None:
     _register_finalizer(method)
 
 
-def cancel(method: Callable[[], None]) -> None:
-    """Unregister a method's ``atexit`` handler, which would keep the method's object alive."""
-    atexit.unregister(method)
-
-
 def call_at_exit_of_child(method: Callable[[], None]) -> None:
     """Call a method when a forked child exits, if the parent has called :func:`call_at_exit`."""
     _register_finalizer(method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import atexit
 import logging
 import os
 import time
@@ -269,7 +270,7 @@ class ProfilerProvider(ForkAware):
             source.stop(_millis_to(deadline))
         for processor in self._processors:
             processor.shutdown(_millis_to(deadline))
-        exits.cancel(self._exit)
+        atexit.unregister(self._exit)  # would keep this provider alive
 
     def before_fork(self) -> None:
         """Record the Resource that profiles share with the parent's other signals."""
