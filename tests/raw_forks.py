@@ -1,4 +1,4 @@
-"""Calls C's ``fork()`` as servers written in C do, so that no Python fork hook runs."""
+"""Runs functions in forked children, also without Python's fork hooks, as servers in C do."""
 
 import ctypes
 import inspect
@@ -74,3 +74,16 @@ def run_in_child(fork, work):
     with open(reading) as file:
         text = file.read()
     return text, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def check_in_child(check, fork=os.fork):
+    """Runs a function in a forked child, where it must not raise an exception."""
+    pid = fork()
+    if not pid:
+        status = 1
+        try:
+            check()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0

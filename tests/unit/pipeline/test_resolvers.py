@@ -97,9 +97,7 @@ def play(recording, **resolvers):
     stacks = {
         time - OFFSET_NS: sample.stack
         for window in windows
-        for profile in window.profiles
-        for group in profile.resources
-        for sample in group.samples
+        for _, sample in window.samples
         for time in sample.timestamps_unix_ns
     }
     return [stacks[time] for time, _, _ in RECORDS]

@@ -41,16 +41,12 @@ def proc(tmp_path):
     return add
 
 
-def passwd(root, text):
+def passwd(root, text="root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n", cgroup="user.slice"):
+    """Writes the names of users, by default for a host that is not a container."""
     (Path(root) / "etc").mkdir(exist_ok=True)
     (Path(root) / "etc/passwd").write_text(text)
-
-
-def users(root):
-    """Writes the names of two users, for a host that is not a container."""
-    passwd(root, "root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n")
     (Path(root) / "proc/self").mkdir(parents=True)
-    (Path(root) / "proc/self/cgroup").write_text("0::/user.slice\n")
+    (Path(root) / "proc/self/cgroup").write_text(f"0::/{cgroup}\n")
 
 
 def resources(proc, **kwargs):
@@ -133,7 +129,7 @@ def test_a_program_first_sampled_in_execve_is_read_again(proc):
 
 
 def test_a_process_that_changes_its_user_gets_another_owner(proc):
-    users(proc.root)
+    passwd(proc.root)
     proc(5, 300, stack=0x7000)
     result = resources(proc)
     before = result.get(program(1, 0x7000, owner=0))
@@ -144,7 +140,7 @@ def test_a_process_that_changes_its_user_gets_another_owner(proc):
 
 
 def test_a_fixed_resource_changes_only_if_its_owner_changes(proc):
-    users(proc.root)
+    passwd(proc.root)
     result = resources(proc)
     for attributes in ({"service.name": "a", "process.owner": "root"}, {"service.name": "a"}):
         resource = Resource(attributes)
@@ -291,8 +287,6 @@ def test_kernel_threads_are_marked_with_their_purpose(proc):
 def test_a_resource_has_the_parent_and_owner_of_its_process(proc):
     proc(5, 300)
     passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
-    (Path(proc.root) / "proc/self").mkdir()
-    (Path(proc.root) / "proc/self/cgroup").write_text("0::/user.slice\n")
     result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
     assert result["process.parent_pid"] == 1
     assert result["process.owner"] == ("root" if os.geteuid() == 0 else "me")
@@ -302,9 +296,7 @@ def test_a_resource_has_the_parent_and_owner_of_its_process(proc):
 def test_a_user_without_a_name_is_shown_by_number(proc):
     """In a container, /etc/passwd comes from its image."""
     proc(5, 300)
-    passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n")
-    (Path(proc.root) / "proc/self").mkdir()
-    (Path(proc.root) / "proc/self/cgroup").write_text(f"0::/docker/{CONTAINER}\n")
+    passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n", cgroup=f"docker/{CONTAINER}")
     result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
     assert result["process.user.id"] == os.geteuid()
     assert "process.owner" not in result

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
+STATIC = re.compile("local|(opened_)?initial|descriptor")
 DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # in glibc
 
 
@@ -88,15 +90,9 @@ def image_of(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "local" in name or "initial" in name])
+@pytest.mark.parametrize("name", [name for name in MODELS if STATIC.match(name)])
 def test_static_tls_is_an_offset_from_the_thread_pointer(image_of, name):
-    place = image_of(name).find()
-    assert place == ContextPlace(place.offset)
-    assert -4096 < place.offset <= -8
-
-
-@pytest.mark.parametrize("name", ["descriptor", "descriptor_symbolic"])
-def test_tls_descriptors_of_needed_libraries_are_static(image_of, name):
+    """TLS descriptors of needed libraries are static, too."""
     place = image_of(name).find()
     assert place == ContextPlace(place.offset)
     assert -4096 < place.offset <= -8

@@ -1,7 +1,6 @@
 """Local roots of spans are stored for long enough, and give samples the right names."""
 
 import gc
-import os
 import threading
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from otel_kprofiler.model import SpanLink, Stack, WindowSample
 from otel_kprofiler.sdk import KernelProfiler, LocalRootSpanProcessor, local_roots
 from otel_kprofiler.sdk.local_roots import MAX_NAME_CHARS, LocalRoots, RootNames, describe
 from otel_kprofiler.sdk.schema import make_plan, read_settings
+from tests.raw_forks import check_in_child
 from tests.windows import make_window
 
 STACK = Stack.from_frames(())
@@ -382,18 +382,14 @@ def test_a_forked_child_knows_the_local_roots_of_its_active_spans(roots, tracer)
     inner = child_of(tracer, top)
     elsewhere = tracer.start_span("of another thread")
     tracer.start_span("ended").end()
+
+    def check_child():
+        assert [name_of(roots, span) for span in (top, inner, elsewhere)] == ["top", "top", None]
+        assert name_of(roots, child_of(tracer, inner)) == "top"
+        assert not roots.keep_ended
+
     with use_span(inner):
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                known = [name_of(roots, span) for span in (top, inner, elsewhere)]
-                fresh = name_of(roots, child_of(tracer, inner))
-                good = known == ["top", "top", None] and fresh == "top" and not roots.keep_ended
-                status = 0 if good else 2
-            finally:
-                os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+        check_in_child(check_child)
     assert name_of(roots, elsewhere) == "of another thread"
 
 

@@ -26,6 +26,7 @@ from otel_kprofiler import labels, thread_context
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.processes import read_process_context
 from otel_kprofiler.sdk import thread_contexts
+from tests.raw_forks import check_in_child
 from tests.thread_record import read_record
 
 tracer = TracerProvider().get_tracer("test")
@@ -464,21 +465,20 @@ def no_python_code():
     nested()
 
 
+def check_announcement():
+    extra = read_process_context(os.getpid()).extra
+    assert extra["threadlocal.schema_version"] == "tlsdesc_v1_dev", extra
+
+
 def fork():
+    def check_child():
+        check()
+        nested()
+        check_announcement()
+
     with tracer.start_as_current_span("parent"):
         check()
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                check()
-                nested()
-                extra = read_process_context(os.getpid()).extra
-                assert extra["threadlocal.schema_version"] == "tlsdesc_v1_dev", extra
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(pid, 0)[1] == 0
+        check_in_child(check_child)
         check()
 
 
@@ -488,32 +488,30 @@ def c_fork():
     trace.set_tracer_provider(provider)
     thread_context.start()
     tracer = provider.get_tracer("test")
+
+    def check_child():
+        check()
+        assert read_process_context(os.getpid()) is None
+        with tracer.start_as_current_span("child"):
+            check()
+            check_announcement()
+        check()
+
     with tracer.start_as_current_span("parent"):
         check()
-        pid = ctypes.PyDLL(None).fork()
-        if not pid:
-            status = 1
-            try:
-                check()
-                assert read_process_context(os.getpid()) is None
-                with tracer.start_as_current_span("child"):
-                    check()
-                    extra = read_process_context(os.getpid()).extra
-                    assert extra["threadlocal.schema_version"] == "tlsdesc_v1_dev", extra
-                check()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(pid, 0)[1] == 0
+        check_in_child(check_child, ctypes.PyDLL(None).fork)
         check()
+
+
+def import_interpreters():
+    return importlib.import_module(
+        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    )
 
 
 def subinterpreters():
     """Code in other interpreters does not change records, and cannot start the writer."""
-    interpreters = importlib.import_module(
-        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-    )
-    run = getattr(interpreters, "run_string", None)
+    interpreters = import_interpreters()
     code = """if True:
         import contextvars
         variable = contextvars.ContextVar("variable")
@@ -524,12 +522,14 @@ def subinterpreters():
     others = [interpreters.create() for _ in range(2)]
     with tracer.start_as_current_span("around"):
         for other in others:
-            run(other, code)
+            interpreters.run_string(other, code)
             check()
         with tracer.start_as_current_span("inner"):
-            contextvars.copy_context().run(run, others[0], code)
+            contextvars.copy_context().run(interpreters.run_string, others[0], code)
             check()
-        threads = [threading.Thread(target=run, args=(other, code)) for other in others]
+        threads = [
+            threading.Thread(target=interpreters.run_string, args=(other, code)) for other in others
+        ]
         for thread in threads:
             thread.start()
             check()
@@ -544,9 +544,7 @@ def subinterpreters():
 
 def start_in_a_subinterpreter():
     """A start in a subinterpreter is rejected. A start in the main interpreter then succeeds."""
-    interpreters = importlib.import_module(
-        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-    )
+    interpreters = import_interpreters()
     reading, writing = os.pipe()
     other = interpreters.create()
     code = f"""if True:
@@ -595,6 +593,11 @@ def endpoints():
     def endpoint():
         return (read_record()[3] or {}).get(number)
 
+    def check_child():
+        assert endpoint() == "GET /a/{id}"
+        with tracer.start_as_current_span("inner"):
+            assert endpoint() == "GET /a/{id}"
+
     with tracer.start_as_current_span("GET", attributes={"http.request.method": "GET"}) as root:
         assert names() == ("otel_kprofiler.local_root_span.name",)
         assert endpoint() == "GET"
@@ -608,17 +611,7 @@ def endpoints():
                 assert len(read_record()[3]) == 3
             assert endpoint() == "GET /a/{id}"
         assert endpoint() == "GET /a/{id}"
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                assert endpoint() == "GET /a/{id}"
-                with tracer.start_as_current_span("inner"):
-                    assert endpoint() == "GET /a/{id}"
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(pid, 0)[1] == 0
+        check_in_child(check_child)
     remote = trace.SpanContext(5, 6, is_remote=True, trace_flags=trace.TraceFlags(1))
     with trace.use_span(trace.NonRecordingSpan(remote)):
         assert endpoint() is None
