@@ -4,6 +4,8 @@ import contextlib
 import os
 import time
 
+from samplers import started
+
 from otel_kprofiler.interpreters import open_own
 from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -18,14 +20,10 @@ def sampling(*, pid=None, register=True, codes=None, **settings):
     """Samples a process, by default this process, which is registered for Python frames."""
     register = register and pid is None
     config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
-    sampler = EbpfSampler(SamplerConfig(**config), python_codes=codes)
-    sampler.start()
-    try:
+    with started(EbpfSampler(SamplerConfig(**config), python_codes=codes)) as sampler:
         if register:
             assert sampler.python.register(os.getpid(), LAYOUT, PROCESS)
         yield sampler
-    finally:
-        sampler.close()
 
 
 def take(sampler, work, *args, seconds=0.5, least=100):

@@ -1,8 +1,12 @@
-"""Runs a sampler or a load, or takes a CPU offline, for the duration of a block."""
+"""Runs a sampler or a program, or takes a CPU offline, for the duration of a block."""
 
 import contextlib
+import itertools
 import subprocess
 import sys
+import threading
+import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 
 @contextlib.contextmanager
-def sampling(**settings):
-    sampler = EbpfSampler(SamplerConfig(**settings))
+def started(sampler):
     sampler.start()
     try:
         yield sampler
@@ -20,16 +23,79 @@ def sampling(**settings):
         sampler.close()
 
 
+def sampling(**settings):
+    return started(EbpfSampler(SamplerConfig(**settings)))
+
+
+def collect(sampler, seconds, *, interval_s=0.05):
+    samples, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.wait(interval_s)
+        samples += sampler.drain()
+    return samples
+
+
+def drain_until(sampler, is_enough):
+    """Collects samples until the condition holds for all of them; suits busy machines."""
+    samples, end = [], time.monotonic() + 60
+    while not is_enough(samples):
+        assert time.monotonic() < end, len(samples)
+        sampler.wait(0.05)
+        samples += sampler.drain()
+    return samples
+
+
+class Witness:
+    """A fast sampler that is not changed. If both samplers have a gap, the machine was delayed."""
+
+    RATE = 3989
+
+    def __init__(self):
+        self.times = defaultdict(list)
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(60)
+        return self
+
+    def _run(self):
+        settings = {"send_idle_frames": True, "stacks": "both", "map_scale_factor": 3}
+        with sampling(samples_per_second=self.RATE, **settings) as sampler:
+            self._ready.set()
+            while not self._stop.is_set():
+                for sample in collect(sampler, 0.1, interval_s=0.1):
+                    self.times[sample.cpu].append(sample.time_ns)
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def stood_still(self, cpu, start, end):
+        """Returns whether interrupts were delayed, so that a sample of the witness is missing."""
+        return any(
+            b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
+            for a, b in itertools.pairwise(sorted(self.times[cpu]))
+        )
+
+
+@contextlib.contextmanager
+def spawned(*command, **options):
+    """Runs a program that is killed at the end of the block; yields its process."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @contextlib.contextmanager
 def load(code, *, cpu=None):
     """Runs Python code in a process, on one CPU if given; yields its pid."""
     pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
-    process = subprocess.Popen([sys.executable, "-S", "-c", pin + code])
-    try:
+    with spawned(sys.executable, "-S", "-c", pin + code) as process:
         yield process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

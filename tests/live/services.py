@@ -1,21 +1,34 @@
 """Runs services, which are separate processes that profile themselves."""
 
+import inspect
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+import time
+from collections import Counter
 
 from otel_kprofiler.otlp import read_profiles
 from tests.public import get_public_python
 
-WORK = """
-import os, time
+
 def work(seconds):
+    """Uses CPU time, mostly in the kernel."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
-"""
+
+
+def await_running(profiler):
+    deadline = time.monotonic() + 60
+    while (stats := profiler.stats())["state"] != "running":
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.01)
+
+
+WORK = "import os, time\n" + inspect.getsource(work) + inspect.getsource(await_running)
+"""The source of the functions, for services."""
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):
@@ -46,6 +59,14 @@ def problems(log):
     return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
 
 
+def count_by_pid(windows):
+    counts = Counter()
+    for window in windows:
+        for resource, sample in window.samples:
+            counts[resource.attributes["process.pid"]] += len(sample.timestamps_unix_ns)
+    return counts
+
+
 class ToFile:
     """A file, and the environment with which a service writes its profiles to it."""
 
@@ -54,13 +75,7 @@ class ToFile:
         self.env = {"OTEL_PROFILES_EXPORTER": "otlp_json_file", "OTEL_KPROFILER_FILE": str(path)}
 
     def pids(self):
-        results = {}
-        for window in read_profiles(str(self.path)):
-            for group in window.profiles[0].resources:
-                pid = group.resource.attributes["process.pid"]
-                count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
-                results[pid] = results.get(pid, 0) + count
-        return results
+        return count_by_pid(read_profiles(str(self.path)))
 
     def exists(self):
         return self.path.exists() and self.path.stat().st_size > 0

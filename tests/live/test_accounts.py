@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 from opentelemetry.sdk.resources import Resource
+from samplers import sampling, spawned
 
 from otel_kprofiler.export import FileExporter
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk import (
     BatchProfileProcessor,
     InMemoryProfileExporter,
@@ -42,10 +42,7 @@ service:
 
 @pytest.fixture
 def _load():
-    with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", READ]))
-            stack.callback(process.kill)
+    with spawned(sys.executable, "-c", READ), spawned(sys.executable, "-c", READ):
         yield
 
 
@@ -65,17 +62,13 @@ def assert_whole(account):
 
 @pytest.mark.usefixtures("_load")
 def test_each_drain_accounts_for_every_sample_taken():
-    sampler = EbpfSampler(SamplerConfig(samples_per_second=9999))
-    sampler.start()
-    try:
+    with sampling(samples_per_second=9999) as sampler:
         for _ in range(2000):
             sampler.drain()
             counts = sampler.counts()["on_cpu"]
             assert counts.taken == counts.received + sum(counts.lost.values())
             time.sleep(0.001)
         assert counts.received > 1000
-    finally:
-        sampler.close()
 
 
 @pytest.mark.usefixtures("_load")

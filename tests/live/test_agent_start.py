@@ -46,16 +46,20 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}
 """
 
 
+def await_samples(path, agent):
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.stat().st_size:
+        assert agent.poll() is None, agent.stderr.read()
+        assert time.monotonic() < deadline
+        os.listdir("/proc/self/task")  # something to sample
+
+
 def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     command = [*get_public_python().words, "-c", RUN, "run", "-c", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not path.exists() or not path.stat().st_size:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            os.listdir("/proc/self/task")  # something to sample
+        await_samples(path, process)
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=60)
     assert process.returncode == 0, log.decode()
@@ -69,8 +73,7 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     assert first.end_unix_ns - first.start_unix_ns < 30e9, "short until there is something"
     frames = [
         frame
-        for group in first.profiles[0].resources
-        for sample in group.samples
+        for _, sample in first.samples
         for frame in sample.stack.frames
         if frame.side is KERNEL_SIDE
     ]
@@ -102,11 +105,7 @@ def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_f
         assert error.startswith(f"error: {home} is not readable by unprivileged threads")
         subprocess.run(["sh", "-c", fix.removeprefix("fix: ").partition(",")[0]], check=True)
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
-            deadline = time.monotonic() + 60
-            while not path.exists() or not path.stat().st_size:
-                assert agent.poll() is None, agent.stderr.read()
-                assert time.monotonic() < deadline
-                os.listdir("/proc/self/task")  # something to sample
+            await_samples(path, agent)
             agent.send_signal(signal.SIGTERM)
             agent.communicate(timeout=60)
         assert agent.returncode == 0

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from samplers import spawned
 
 from tests.agent_account import parse_account
 from tests.further import further, further_of
@@ -87,9 +88,8 @@ def stripped(tmp_path):
         pytest.skip("gcc is not installed")
     command = ["gcc", "-s", "-x", "c", "-o", tmp_path / "stripped", "-"]
     subprocess.run(command, input="int main(void) { for (;;); }", text=True, check=True)
-    with subprocess.Popen([tmp_path / "stripped"]) as process:
+    with spawned(tmp_path / "stripped") as process:
         yield process
-        process.kill()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections import Counter
 
 import pytest
 from programs import holds_sampler
+from samplers import spawned
 
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.formats import FORMATS
@@ -35,14 +36,8 @@ def call(*words, **kwargs):
     )  # fmt: skip
 
 
-@contextlib.contextmanager
 def busy():
-    load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"])
-    try:
-        yield
-    finally:
-        load.kill()
-        load.wait()
+    return spawned("nice", sys.executable, "-m", "benchmarks.mixed_load", "120")
 
 
 @pytest.mark.parametrize("words", [["-d", "1s"], ["--", "sleep", "1"]])
@@ -140,14 +135,11 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
 @contextlib.contextmanager
 def recording(*words, **kwargs):
     command = [sys.executable, "-m", "otel_kprofiler", "record", *map(str, words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
-        try:
-            while not holds_sampler(record.pid):
-                assert record.poll() is None
-                time.sleep(0.05)
-            yield record
-        finally:
-            record.kill()
+    with spawned(*command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
+        while not holds_sampler(record.pid):
+            assert record.poll() is None
+            time.sleep(0.05)
+        yield record
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -232,15 +224,13 @@ def made_code(window):
 
 def stacks_in(window):
     results = Counter()
-    for profile in window.profiles:
-        for group in profile.resources:
-            for sample in group.samples:
-                frames = tuple(
-                    (frame.module and frame.module.name, frame.address, frame.lines, frame.side)
-                    for frame in sample.stack.frames
-                )
-                count = len(sample.timestamps_unix_ns)
-                results[sample.cpu, sample.tid, sample.thread_name, frames] += count
+    for _, sample in window.samples:
+        frames = tuple(
+            (frame.module and frame.module.name, frame.address, frame.lines, frame.side)
+            for frame in sample.stack.frames
+        )
+        count = len(sample.timestamps_unix_ns)
+        results[sample.cpu, sample.tid, sample.thread_name, frames] += count
     return results
 
 
@@ -318,11 +308,7 @@ def test_unnamed_frames_say_that_cap_syslog_is_missing(public_python, nobodys):
     assert done.returncode == 0, done.stderr
     windows = read_profiles(str(nobodys / "x.otlp"))
     frames = [
-        frame
-        for window in windows
-        for group in window.profiles[0].resources
-        for sample in group.samples
-        for frame in sample.stack.frames
+        frame for window in windows for _, sample in window.samples for frame in sample.stack.frames
     ]
     assert frames
     assert all(frame.lines or frame.unresolved for frame in frames)

@@ -15,6 +15,7 @@ from otel_kprofiler.model import FileDetails, FileKey, Unresolved
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from tests.fuse import mounted, require_fuse
 from tests.truth.naming import sample_host
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -170,10 +171,8 @@ def test_exported_names_are_used_while_the_search_for_a_debug_file_hangs(tmp_pat
         with container.running(prepare) as process, loading() as names:
             fuse.freeze()
             key = add(names, process)
-            address, until = address_of(container.debug, " hot"), time.monotonic() + 60
-            while names.name(key, address).unresolved is not Unresolved.NO_SYMBOL_TABLE:
-                assert time.monotonic() < until, names.name(key, address)
-                time.sleep(0.05)
+            address = address_of(container.debug, " hot")
+            wait_until(lambda: names.name(key, address).unresolved is Unresolved.NO_SYMBOL_TABLE)
             assert names.counts().pending == 0
             fuse.thaw()
 
@@ -195,14 +194,9 @@ def test_other_files_have_names_while_a_shared_dwarf_file_hangs(tmp_path):
         ):
             fuse.freeze()
             add(names, hostile)
-            until = time.monotonic() + 60
-            while names.counts().pending:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: not names.counts().pending)
             key = add(names, other, "/other")
-            while not names.name(key, address).lines:
-                assert time.monotonic() < until, names.name(key, address)
-                time.sleep(0.05)
+            wait_until(lambda: names.name(key, address).lines)
             fuse.thaw()
 
 

@@ -16,7 +16,8 @@ import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
 from programs import load
 from programs import run as run_program
-from services import WORK, problems, run
+from samplers import spawned
+from services import WORK, count_by_pid, problems, run, work
 
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.otlp import read_profiles
@@ -35,19 +36,11 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.live
 
 
-def work(seconds):
-    """Uses CPU time, mostly in the kernel."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        os.listdir("/proc/self/task")
-
-
 def count_leaves(windows, suffix):
     return sum(
         len(sample.timestamps_unix_ns)
         for window in windows
-        for group in window.profiles[0].resources
-        for sample in group.samples
+        for _, sample in window.samples
         if (sample.stack.frames[0].function or "").endswith(suffix)
     )
 
@@ -66,27 +59,22 @@ def profiling(provider=None, **options):
 
 
 def test_only_the_embedding_process_is_profiled():
-    other = subprocess.Popen([sys.executable, "-c", "while True: open('/proc/stat').read()"])
-    try:
-        with profiling() as (profiler, exporter):
-            work(0.5)
-            profiler.stop()
-    finally:
-        other.kill()
-        other.wait()
-    groups = [
-        group
-        for window in exporter.get_finished_windows()
-        for group in window.profiles[0].resources
-    ]
-    assert {group.resource.attributes["process.pid"] for group in groups} == {os.getpid()}
-    assert {group.resource.attributes["service.name"] for group in groups} == {"svc"}
-    assert all("process.creation.time" in group.resource.attributes for group in groups)
+    with (
+        spawned(sys.executable, "-c", "while True: open('/proc/stat').read()"),
+        profiling() as (profiler, exporter),
+    ):
+        work(0.5)
+        profiler.stop()
+    samples = [pair for window in exporter.get_finished_windows() for pair in window.samples]
+    attributes = [resource.attributes for resource, _ in samples]
+    assert {values["process.pid"] for values in attributes} == {os.getpid()}
+    assert {values["service.name"] for values in attributes} == {"svc"}
+    assert all("process.creation.time" in values for values in attributes)
     stats = profiler.stats()
     assert stats["state"] == "stopped"
     assert stats["samples"] > 100
     assert stats["account"]["gaps"] == []
-    names = {frame.function for group in groups for s in group.samples for frame in s.stack.frames}
+    names = {frame.function for _, sample in samples for frame in sample.stack.frames}
     assert names & {"proc_readdir_de", "proc_task_readdir", "iterate_dir"}
 
 
@@ -167,10 +155,7 @@ FORKING = """
     pid = os.fork()
     if not pid:
         os.close(gone)
-        deadline = time.monotonic() + 60
-        while profiler.stats()["state"] != "running":
-            assert time.monotonic() < deadline, profiler.stats()
-            time.sleep(0.05)
+        await_running(profiler)
         after = load(9, name="svc_after", spin=100_000)
         run_program(before, 3000)
         run_program(after, 3000)
@@ -188,10 +173,7 @@ def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_fil
     child = [
         window
         for window in read_profiles(str(to_file.path))
-        if any(
-            g.resource.attributes["process.pid"] == int(done.stdout)
-            for g in window.profiles[0].resources
-        )
+        if int(done.stdout) in count_by_pid([window])
     ]
     assert count_leaves(child, "_svc_before") > 20
     assert count_leaves(child, "_svc_after") > 20
@@ -221,10 +203,7 @@ def test_a_flush_delivers_earlier_samples():
         exporter.clear()
         work(0.5)
         assert provider.force_flush(60_000)
-        assert (
-            sum(finished_window.sample_count for finished_window in exporter.get_finished_windows())
-            > 50
-        )
+        assert sum(window.sample_count for window in exporter.get_finished_windows()) > 50
 
 
 def test_a_second_profiler_is_rejected():
@@ -248,18 +227,10 @@ def test_descendants_are_profiled_with_separate_resources():
         ]
         busy = {int(child.communicate()[0]) for child in children}
         profiler.stop()
-    groups = [
-        group
-        for window in exporter.get_finished_windows()
-        for group in window.profiles[0].resources
-    ]
-    counts = {}
-    for group in groups:
-        attributes = group.resource.attributes
-        assert attributes["service.name"] == "svc"
-        counts[attributes["process.pid"]] = counts.get(attributes["process.pid"], 0) + sum(
-            len(sample.timestamps_unix_ns) for sample in group.samples
-        )
+    windows = exporter.get_finished_windows()
+    resources = {resource for window in windows for resource, _ in window.samples}
+    assert {resource.attributes["service.name"] for resource in resources} == {"svc"}
+    counts = count_by_pid(windows)
     assert len(busy) == 2
     assert all(counts[pid] > 50 for pid in busy), counts
 
@@ -442,10 +413,7 @@ def test_a_forked_child_has_its_own_profiler_and_the_parent_continues(to_file):
         work(0.3)
         pid = os.fork()
         if not pid:
-            deadline = time.monotonic() + 60
-            while profiler.stats()["state"] != "running":
-                assert time.monotonic() < deadline, profiler.stats()
-                time.sleep(0.05)
+            await_running(profiler)
             work(0.5)
             sys.exit(0)
         work(0.5)
@@ -557,10 +525,7 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
-        deadline = time.monotonic() + 60
-        while not profiler.stats()["problem"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: profiler.stats()["problem"])
         profiler.stop()
     assert "TypeError" in profiler.stats()["problem"]
     assert len([r for r in caplog.records if "profiling has ended" in r.message]) == 1

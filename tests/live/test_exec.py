@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 
 import pytest
+from samplers import sampling
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU
 from otel_kprofiler.processes import ProcessContexts, ProcessResources
-from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig
 from otel_kprofiler.symbols import KernelResolver
 from tests.public import NOBODY
 
@@ -37,10 +39,8 @@ def sample(command, resources, *, go=None, **settings):
     Creates the file at ``go`` once the ``first`` program has been sampled.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
-    sampler = EbpfSampler(SamplerConfig(**settings))
     pairs = []
-    try:
-        sampler.start()
+    with sampling(**settings) as sampler:
         process = subprocess.Popen(command)
         end = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < end:
@@ -51,8 +51,6 @@ def sample(command, resources, *, go=None, **settings):
         process.kill()
         process.wait()
         pairs += [(one, resources.get(one)) for one in sampler.drain()]
-    finally:
-        sampler.close()
     renewed = resources.renew({resource for _, resource in pairs})
     return process.pid, [
         (one, renewed.get(resource, resource).attributes) for one, resource in pairs
@@ -153,10 +151,8 @@ def test_each_program_has_the_service_name_from_its_environment(shells):
     command = ["env", "OTEL_SERVICE_NAME=old", first, "-c", script]
     contexts = ProcessContexts(Access(), first_look_s=0.1, answer_timeout_s=2)
     result = ProcessResources(Access(), Clock(), {}, contexts=contexts)
-    sampler = EbpfSampler(SamplerConfig(samples_per_second=499, stacks="both"))
     pairs = []
-    try:
-        sampler.start()
+    with closing(result), sampling(samples_per_second=499, stacks="both") as sampler:
         process = subprocess.Popen(command)
         end = time.monotonic() + 90
         while {one.comm for one, _ in pairs} < {b"first", b"second"} and time.monotonic() < end:
@@ -167,9 +163,6 @@ def test_each_program_has_the_service_name_from_its_environment(shells):
         renewed = result.renew({resource for _, resource in pairs})
         process.kill()
         process.wait()
-    finally:
-        sampler.close()
-        result.close()
     services = Counter(
         (one.comm, renewed.get(resource, resource).attributes.get("service.name"))
         for one, resource in pairs

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from samplers import spawned, started
 
 from otel_kprofiler.host import Access, find_descendants, parse_mappings, read_maps, read_processes
 from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
@@ -51,9 +52,7 @@ def record(pids=(), **options):
         pid: (process, find_mapped_files(pid)) for pid, process in read_processes(Access()).items()
     }
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
-    sampler = EbpfSampler(config)
-    try:
-        sampler.start()
+    with started(EbpfSampler(config)) as sampler:
         samples, until = [], time.monotonic() + SECONDS
         # On a busy machine, a process may not run for a while.
         while time.monotonic() < until or (len(samples) < 50 and time.monotonic() < until + 60):
@@ -61,8 +60,6 @@ def record(pids=(), **options):
             samples += sampler.drain()
         sampler.stop()
         samples += sampler.drain()
-    finally:
-        sampler.close()
     known = find_lasting(earlier)
     words = [sample.words(USER_SIDE) for sample in samples if sample.tgid in known]
     return Counter(parse_user_stack(word).end for word in words if word)
@@ -86,13 +83,9 @@ def test_stacks_on_an_idle_host_are_complete_from_the_first_sample():
 
 @pytest.mark.long
 def test_stacks_on_a_busy_host_are_complete_from_the_first_sample():
-    command = [sys.executable, "-m", "benchmarks.mixed_load", "600"]
-    with subprocess.Popen(command) as load:
-        try:
-            time.sleep(1)
-            ends = record_many()
-        finally:
-            load.kill()
+    with spawned(sys.executable, "-m", "benchmarks.mixed_load", "600"):
+        time.sleep(1)
+        ends = record_many()
     show("a busy host", ends)
     assert ends.total() > 100 * RECORDINGS
     assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
@@ -101,10 +94,9 @@ def test_stacks_on_a_busy_host_are_complete_from_the_first_sample():
 @pytest.fixture
 def busy():
     """Runs a process that calls functions in Python, libc and the interpreter; yields its pid."""
-    with subprocess.Popen(BUSY, stdout=subprocess.PIPE) as process:
+    with spawned(*BUSY, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid
-        process.kill()
 
 
 def test_stacks_of_a_single_target_process_are_complete_from_the_first_sample(busy):
@@ -138,17 +130,14 @@ def test_stacks_of_a_command_are_complete_from_its_first_instruction(knows_files
 
 
 def follow(command, config):
-    sampler, samples = EbpfSampler(config), []
-    try:
-        sampler.start()
+    samples = []
+    with started(EbpfSampler(config)) as sampler:
         command.release()
         while command.poll() is None:
             sampler.wait(0.1)
             samples += sampler.drain()
         sampler.stop()
         samples += sampler.drain()
-    finally:
-        sampler.close()
     return Counter(
         parse_user_stack(word).end for sample in samples if (word := sample.words(USER_SIDE))
     )
@@ -182,12 +171,9 @@ def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
 def record_own_child():
     """Records the second process of a PID namespace, from inside the namespace."""
     namespace = os.stat("/proc/self/ns/pid")
-    with subprocess.Popen(BUSY, stdout=subprocess.PIPE) as child:
+    with spawned(*BUSY, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        try:
-            ends = record(pids=(child.pid,), target_namespace=(namespace.st_dev, namespace.st_ino))
-        finally:
-            child.kill()
+        ends = record(pids=(child.pid,), target_namespace=(namespace.st_dev, namespace.st_ino))
     assert ends[StackEnd.COMPLETE] > 10
     return ends
 
@@ -203,14 +189,10 @@ def test_files_mapped_by_processes_with_the_most_cpu_time_are_preloaded_first(mo
         lambda _, requests, __: loaded.extend(request.key.inode for request in requests),
     )
     with (
-        subprocess.Popen(["/bin/sleep", "60"]) as idle,
-        subprocess.Popen(["/bin/bash", "-c", "while :; do :; done"]) as busy,
+        spawned("/bin/sleep", "60") as idle,
+        spawned("/bin/bash", "-c", "while :; do :; done") as busy,
     ):
-        try:
-            wait_until(lambda: find_user_ticks(busy.pid) > find_user_ticks(idle.pid) + 10)
-            record(pids=(idle.pid, busy.pid))
-        finally:
-            idle.kill()
-            busy.kill()
+        wait_until(lambda: find_user_ticks(busy.pid) > find_user_ticks(idle.pid) + 10)
+        record(pids=(idle.pid, busy.pid))
     inodes = [os.stat(path).st_ino for path in ("/bin/bash", "/bin/sleep")]
     assert [inode for inode in loaded if inode in inodes] == inodes

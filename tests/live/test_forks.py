@@ -49,10 +49,9 @@ LINKED_THREADS = """
         exporter.clear()
         counts = {True: 0, False: 0}
         for window in windows:
-            for group in window.profiles[0].resources:
-                for sample in group.samples:
-                    if sample.tid in tids:
-                        counts[sample.link is not None] += len(sample.timestamps_unix_ns)
+            for _, sample in window.samples:
+                if sample.tid in tids:
+                    counts[sample.link is not None] += len(sample.timestamps_unix_ns)
         return counts
 
     threads = [threading.Thread(target=serve, daemon=True) for _ in range(2)]

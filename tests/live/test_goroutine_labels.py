@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from urllib.request import urlopen
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
@@ -207,12 +208,11 @@ def test_hostile_labels_are_limited_in_size_and_yield_no_link(tmp_path, kind):
     path = build(tmp_path, source="hostile")
     with (
         Reader(b"goroutines") as reader,
-        subprocess.Popen([path, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        spawned(path, kind, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
     ):
         assert process.stdout.readline() == b"ready\n"
         reader.collect_until(lambda: len(reader.samples) > 500)
         assert reader.sampler.contexts.release(process.pid)  # the process was registered
-        process.kill()
     contexts = [sample.context for sample in reader.samples if sample.context]
     assert all(len(context) <= 2 + 612 for context in contexts)
     assert not [sample for sample in reader.samples if sample.link]

@@ -3,11 +3,11 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.otlp import decode_windows
 from tests.public import get_public_python
@@ -35,13 +35,7 @@ WORK = "import os\nwhile True: os.listdir('/proc/self/task')"
 @pytest.fixture
 def start():
     with contextlib.ExitStack() as stack:
-
-        def run(*arguments, **options):
-            process = stack.enter_context(subprocess.Popen(arguments, **options))
-            stack.callback(process.kill)
-            return process
-
-        yield run
+        yield lambda *command, **options: stack.enter_context(spawned(*command, **options))
 
 
 @pytest.mark.long

@@ -6,14 +6,11 @@ import multiprocessing
 import os
 import resource
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from programs import churn_command, close_all, kallsyms, load, run
 from samplers import offline, sampling
 
@@ -29,6 +26,7 @@ from otel_kprofiler.tracking import KsymbolWatch, ReadMethod, RecordLoss
 from otel_kprofiler.tracking.program_iterator import read_programs
 from otel_kprofiler.tracking.programs import ProgramReader
 from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents
+from tests.raw_forks import check_in_child
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
@@ -436,17 +434,14 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
 
 def fork_while_watching():
     before = set(os.listdir("/proc/self/fd"))
+
+    def check_child():
+        links = [f"/proc/self/fd/{fd}" for fd in set(os.listdir("/proc/self/fd")) - before]
+        left = [os.readlink(link) for link in links if os.path.lexists(link)]
+        assert not any("perf_event" in each or "eventfd" in each for each in left)
+
     with watching() as (symbolizer, _):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                links = [f"/proc/self/fd/{fd}" for fd in set(os.listdir("/proc/self/fd")) - before]
-                left = [os.readlink(link) for link in links if os.path.lexists(link)]
-                assert not any("perf_event" in each or "eventfd" in each for each in left)
-                status = 0
-            os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        check_in_child(check_child)
         fd = load(3, name="kprof_parent")
         catch_up(symbolizer)
         assert any(s[1].endswith("kprof_parent") for s in known(symbolizer))

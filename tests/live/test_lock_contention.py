@@ -11,13 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from samplers import load
+from samplers import load, sampling
 from test_events import record, report
 
 from otel_kprofiler.bpf import WAIT_UNIT_NS
 from otel_kprofiler.host import parse_event
 from otel_kprofiler.model import LOCK_CONTENTION, UNCOUNTED_LOCK, LockHolder, subtract_lock_totals
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS
 from tests.lock_holder import hold_once, open_faults
 
@@ -54,11 +53,7 @@ def _has_faults():
 
 
 def run_sampler(command, **settings):
-    sampler = EbpfSampler(
-        SamplerConfig(on_cpu=False, stacks="both", events=(CONTENTION,), **settings)
-    )
-    sampler.start()
-    try:
+    with sampling(on_cpu=False, stacks="both", events=(CONTENTION,), **settings) as sampler:
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         samples = []
         while process.poll() is None:
@@ -68,8 +63,6 @@ def run_sampler(command, **settings):
         assert process.returncode == 0
         sampler.stop()
         return output, samples + sampler.drain(), sampler.counts()["lock_contention"]
-    finally:
-        sampler.close()
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +149,13 @@ def test_lock_waits_of_processes_that_are_not_targets_are_neither_counted_nor_sa
 
 
 def test_lock_waits_while_the_sampler_is_paused_are_not_counted():
-    sampler = EbpfSampler(SamplerConfig(on_cpu=False, events=(CONTENTION,)))
-    sampler.start()
-    try:
+    with sampling(on_cpu=False, events=(CONTENTION,)) as sampler:
         sampler.pause()
         sampler.drain()
         before = sampler.counts()["lock_contention"].locks
         subprocess.run(LOAD, stdout=subprocess.DEVNULL, check=True)
         sampler.drain()
         after = sampler.counts()["lock_contention"].locks
-    finally:
-        sampler.close()
     growth = subtract_lock_totals(after, before)
     assert sum(total.waits for name, total in growth.items() if name != UNCOUNTED_LOCK) < ROUNDS
 
@@ -182,11 +171,8 @@ while True:
 
 def test_lock_waits_of_the_profilers_exiting_threads_are_left_out():
     """Exiting threads wait for locks when they have already left their pid namespace."""
-    sampler = EbpfSampler(
-        SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
-    )
-    sampler.start()
-    try:
+    pids = (os.getpid(),)
+    with sampling(on_cpu=False, events=(CONTENTION,), target_pids=pids) as sampler:
         with contextlib.ExitStack() as stack:
             for _ in range(6):
                 stack.enter_context(load(THREADS))
@@ -196,25 +182,18 @@ def test_lock_waits_of_the_profilers_exiting_threads_are_left_out():
                 hold_once(faults.fileno(), file.fileno(), 10, 0.01)
         assert sampler.drain() == []
         counts = sampler.counts()["lock_contention"]
-    finally:
-        sampler.close()
     assert not any(total.total_ns for total in counts.locks.values())
 
 
 def test_lock_waits_of_the_profiler_itself_are_left_out():
     """The profiler may wait for locks of its own maps, when no sample can be written."""
-    sampler = EbpfSampler(
-        SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
-    )
-    sampler.start()
-    try:
+    pids = (os.getpid(),)
+    with sampling(on_cpu=False, events=(CONTENTION,), target_pids=pids) as sampler:
         faults = open_faults()
         with tempfile.TemporaryFile() as file:
             hold_once(faults, file.fileno(), WAITERS, SECONDS)
         os.close(faults)
         samples = sampler.drain()
         counts = sampler.counts()["lock_contention"]
-    finally:
-        sampler.close()
     assert samples == []
     assert not any(total.total_ns for total in counts.locks.values())

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from samplers import spawned
 
 from tests.public import get_public_python
 from tests.servers import HttpServer, make_certificate
@@ -58,13 +59,11 @@ def test_every_log_line_is_json_without_secrets(tmp_path):
     config, log = tmp_path / "agent.yaml", tmp_path / "log"
     with HttpServer(answer) as plain, HttpServer(answer, make_certificate(tmp_path)) as tls:
         config.write_text(CONFIG.format(plain=plain.port, tls=tls.port))
-        with log.open("wb") as file:
-            agent = subprocess.Popen(
-                [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-            )
-        try:
+        command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
+        with (
+            log.open("wb") as file,
+            spawned(*command, stdout=subprocess.DEVNULL, stderr=file) as agent,
+        ):
             deadline = time.monotonic() + 60
             while missing := [text for text in WANTED if text not in log.read_text()]:
                 assert agent.poll() is None, log.read_text()
@@ -72,9 +71,6 @@ def test_every_log_line_is_json_without_secrets(tmp_path):
                 time.sleep(0.2)
             agent.send_signal(signal.SIGTERM)
             assert agent.wait(60) == 0, log.read_text()
-        finally:
-            agent.kill()
-            agent.wait()
     text = log.read_text()
     for line in text.splitlines():
         assert json.loads(line).keys() >= {"time", "level", "logger", "message"}

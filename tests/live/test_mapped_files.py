@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import unwind_maps
 from unwind_maps import WAITS, compile_c, device_number, mapped_request, request_of
 
 from otel_kprofiler.host import Access, FilePlaces, FileProblem, MappedFileError, open_mapped
@@ -33,13 +34,9 @@ class Without(Access):
 
 
 @contextmanager
-def running(*command, **options):
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
-        try:
-            assert process.stdout.read(1) == b"\n"
-            yield process.pid
-        finally:
-            process.kill()
+def running(*command):
+    with unwind_maps.running(*command) as process:
+        yield process.pid
 
 
 @pytest.fixture
@@ -65,9 +62,9 @@ def opened(request, files, **known):
         file.close()
 
 
-def refused(request, files):
+def refused(request, files, **known):
     with pytest.raises(MappedFileError) as caught:
-        open_mapped(request, files)
+        open_mapped(request, files, **known)
     return caught.value.problem
 
 
@@ -133,8 +130,7 @@ def test_the_executable_of_a_memfd_program_is_opened(program):
         "os.sendfile(fd, os.open(sys.argv[1], os.O_RDONLY), 0, 1 << 20); os.execve(fd, ['x'], {})"
     )
     with running("python3", "-c", code, program) as pid:
-        status = os.stat(f"/proc/{pid}/exe")
-        request = mapped_request(pid, status.st_ino, device_number(status.st_dev), status.st_size)
+        request = wanted(pid, f"/proc/{pid}/exe")
         assert opened(request, Access()) == ("map_files", "/memfd:held", True)
 
 
@@ -153,8 +149,7 @@ def test_a_file_of_a_process_in_another_mount_namespace_is_opened(tmp_path):
     inside.mkdir()
     script = f"mount -t tmpfs held {inside} && cp {program} {inside}/ && exec {inside}/waits"
     with running("unshare", "--mount", "sh", "-c", script) as pid:
-        status = os.stat(f"/proc/{pid}/exe")
-        request = mapped_request(pid, status.st_ino, device_number(status.st_dev), status.st_size)
+        request = wanted(pid, f"/proc/{pid}/exe")
         assert not (inside / "waits").exists()
         assert opened(request, Access())[0] == "map_files"
         assert opened(request, Without("map_files", "exe"))[0] == "root"
@@ -205,8 +200,7 @@ def test_an_exited_process_does_not_affect_files_of_others(program):
     places = FilePlaces()
     with running(program) as pid:
         request = wanted(pid, program)
-        with pytest.raises(MappedFileError):
-            open_mapped(request._replace(tgid=2**22, tid=2**22), Access(), find_places=places.find)
+        refused(request._replace(tgid=2**22, tid=2**22), Access(), find_places=places.find)
     places.add(str(program.parent / "another"))
     assert opened(request, Access(), find_places=places.find) == ("path", str(program), False)
     for other in (
@@ -216,9 +210,7 @@ def test_an_exited_process_does_not_affect_files_of_others(program):
         request._replace(size=0),
         request._replace(modified=0),
     ):
-        with pytest.raises(MappedFileError) as caught:
-            open_mapped(other, Access(), find_places=places.find)
-        assert caught.value.problem is FileProblem.GONE
+        assert refused(other, Access(), find_places=places.find) is FileProblem.GONE
 
 
 def test_details_of_an_overwritten_file_are_discarded(program):
@@ -244,9 +236,8 @@ def test_only_regular_files_are_opened(tmp_path):
     """A path may by now lead to a device, whose opening has side effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(MappedFileError) as caught:  # opening to read would block
-        open_mapped(request_of(pipe), Access(), known_path=str(pipe))
-    assert caught.value.problem is FileProblem.NOT_SAME
+    problem = refused(request_of(pipe), Access(), known_path=str(pipe))  # to read would block
+    assert problem is FileProblem.NOT_SAME
 
 
 @pytest.fixture
@@ -279,10 +270,10 @@ def test_overlay_files_are_opened_by_the_inode_of_their_layer(overlay, name, lay
     merged = overlay / "merged" / name
     if not merged.exists():
         shutil.copy(overlay / "low" / "first", merged)
-    below = os.stat(overlay / layer / name)
-    assert os.stat(merged).st_dev != below.st_dev
+    below = overlay / layer / name
+    assert os.stat(merged).st_dev != os.stat(below).st_dev
     with running(merged) as pid:
-        request = mapped_request(pid, below.st_ino, device_number(below.st_dev), below.st_size)
+        request = wanted(pid, below)
         assert opened(request, Access()) == ("map_files", str(merged), False)
         assert opened(request, Without("map_files", "exe")) == ("root", str(merged), False)
         unknown = request._replace(size=0)

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from samplers import spawned
 from unwind_maps import compile_c
 
 from otel_kprofiler.elf import FileSource, ImageSource, find_address, read_elf
@@ -153,10 +154,9 @@ def test_a_file_offset_maps_to_an_address_in_its_segment(tmp_path, flags):
     with open(path, "rb") as file:
         elf = read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
         (main,) = ELFFile(file).get_section_by_name(".symtab").get_symbol_by_name("main")
-    with subprocess.Popen([path], stdout=subprocess.PIPE) as process:
+    with spawned(path, stdout=subprocess.PIPE) as process:
         runtime = int(process.stdout.readline(), 16)
         ((mapping, _),) = find_all(process.pid, [runtime])
-        process.kill()
     offset = runtime - mapping.start + mapping.file_offset
     assert find_address(elf.texts, offset) == main["st_value"] != offset
     assert find_address(elf.texts, elf.texts[-1].offset + elf.texts[-1].size) is None

@@ -1,13 +1,9 @@
 """Samples missed by the kernel are counted exactly."""
 
 import os
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from programs import attach_tracer, close_all
 from samplers import sampling
 

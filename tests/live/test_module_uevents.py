@@ -18,6 +18,7 @@ from otel_kprofiler.host import Uevents
 from otel_kprofiler.host.uevents import RECEIVE_BYTES
 from otel_kprofiler.symbols import KernelSymbolizer, read_snapshot
 from otel_kprofiler.tracking import ModuleWatch
+from tests.raw_forks import check_in_child
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/symbols"))
 from module_host import TEXT, Host, boot_ns, frame, settle, wait_for_name
@@ -80,12 +81,13 @@ def test_a_forked_child_holds_no_socket(tmp_path):
     settle(symbolizer)
     opened = open_sockets() - before
     assert len(opened) == 1
+
+    def check():
+        assert not opened & open_sockets()
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about forks with threads
-        pid = os.fork()
-    if pid == 0:
-        os._exit(len(opened & open_sockets()))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        check_in_child(check)
     settle(symbolizer)
     symbolizer.close()
 

@@ -7,6 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
+from samplers import spawned
 from unwind_maps import compile_c
 
 from otel_kprofiler.otlp import read_profiles
@@ -77,14 +78,11 @@ def read_stacks(directory):
 
 
 def record_moved(command, directory):
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
-        try:
-            if b"moved" not in run.stdout.readline():
-                return [], ""
-            maps = Path(f"/proc/{run.pid}/maps").read_text()
-            return record(run.pid, directory), maps
-        finally:
-            run.kill()
+    with spawned(*command, stdout=subprocess.PIPE) as run:
+        if b"moved" not in run.stdout.readline():
+            return [], ""
+        maps = Path(f"/proc/{run.pid}/maps").read_text()
+        return record(run.pid, directory), maps
 
 
 def holes(maps, path):
@@ -115,15 +113,10 @@ def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
     program = compile_c(tmp_path / "moves", MOVES, "-no-pie")
     symbols = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
     start = next(line.split()[0] for line in symbols.splitlines() if line.endswith(" outer"))
-    with subprocess.Popen([program], stdout=subprocess.PIPE) as run:
-        try:
-            assert b"moved" in run.stdout.readline()
-            command = [sys.executable, "-m", "otel_kprofiler", "symbolize", "--pid", str(run.pid)]
-            done = subprocess.run(
-                [*command, f"0x{start}"], capture_output=True, text=True, timeout=60
-            )
-        finally:
-            run.kill()
+    with spawned(program, stdout=subprocess.PIPE) as run:
+        assert b"moved" in run.stdout.readline()
+        command = [sys.executable, "-m", "otel_kprofiler", "symbolize", "--pid", str(run.pid)]
+        done = subprocess.run([*command, f"0x{start}"], capture_output=True, text=True, timeout=60)
     assert "outer" in done.stdout, done.stdout + done.stderr
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from samplers import spawned
 
 from tests.public import get_public_python
 
@@ -119,8 +120,7 @@ time.sleep(60)
 
 
 def test_the_kept_capabilities_suffice_to_read_thread_contexts_of_other_users(public_python):
-    publisher = subprocess.Popen([public_python.command, "-c", PUBLISH], stdout=subprocess.PIPE)
-    try:
+    with spawned(public_python.command, "-c", PUBLISH, stdout=subprocess.PIPE) as publisher:
         assert publisher.stdout.readline() == b"published\n"
         result = run(f"""
 from otel_kprofiler.model import ProcessKey
@@ -133,9 +133,6 @@ contexts = ProcessContexts(files, first_look_s=0, answer_timeout_s=30)
 contexts.expect(key)
 print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
 """)
-    finally:
-        publisher.kill()
-        publisher.communicate()
     assert result == [{"service.name": "of another user"}]
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
+from samplers import spawned
 from unwind_maps import compile_c
 
 from otel_kprofiler.elf import ElfError, ElfProblem
@@ -86,13 +87,9 @@ class Child:
 
 @contextmanager
 def running():
-    with subprocess.Popen(
-        [sys.executable, "-c", LOADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Child(process)
-        finally:
-            process.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with spawned(sys.executable, "-c", LOADS, **pipes) as process:
+        yield Child(process)
 
 
 @pytest.fixture
@@ -153,15 +150,7 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     with open(first, "rb") as file:
         resolvers = [ElfResolver(first), ElfResolver(file.fileno()), ElfResolver(content)]
     results = [resolver.find("first")[0] for resolver in resolvers]
-    assert (
-        len(
-            {
-                (resolution.address, resolution.file_offset, resolution.build_id)
-                for resolution in results
-            }
-        )
-        == 1
-    )
+    assert len({(each.address, each.file_offset, each.build_id) for each in results}) == 1
     assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from python_frames import LAYOUT, PROCESS, frames, functions, sampling, stacks, take
+from samplers import spawned
 
 from otel_kprofiler.bpf import LibbpfLoader, PythonProcess
 from otel_kprofiler.errors import SamplerError
@@ -246,25 +247,24 @@ def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
     switch = tmp_path / "switch"
     folder = os.path.dirname(__file__)
     command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        try:
-            with sampling(pid=service.pid) as sampler:
-                process = PythonProcess(*map(int, service.stdout.readline().split()))
-                assert sampler.python.register(service.pid, LAYOUT, process)
-                before = stacks(sampler, take(sampler, time.sleep, 0.05))
-                assert {functions(one)[-2:] for one in before} == {("serve", "<module>")}
-                switch.touch()
-                process = PythonProcess(*map(int, service.stdout.readline().split()))
-                sampler.drain()
-                after = take(sampler, time.sleep, 0.05)
-                assert not stacks(sampler, after)
-                assert sampler.python.counts()["other_image"] >= len(after)
-                assert sampler.python.register(service.pid, LAYOUT, process)
-                again = stacks(sampler, take(sampler, time.sleep, 0.05))
-                assert functions(again[-1])[-2:] == ("serve", "<module>")
-                assert len({code.image for code in sampler.python_codes}) == 2
-        finally:
-            service.kill()
+    with (
+        spawned(*command, stdout=subprocess.PIPE, text=True) as service,
+        sampling(pid=service.pid) as sampler,
+    ):
+        process = PythonProcess(*map(int, service.stdout.readline().split()))
+        assert sampler.python.register(service.pid, LAYOUT, process)
+        before = stacks(sampler, take(sampler, time.sleep, 0.05))
+        assert {functions(one)[-2:] for one in before} == {("serve", "<module>")}
+        switch.touch()
+        process = PythonProcess(*map(int, service.stdout.readline().split()))
+        sampler.drain()
+        after = take(sampler, time.sleep, 0.05)
+        assert not stacks(sampler, after)
+        assert sampler.python.counts()["other_image"] >= len(after)
+        assert sampler.python.register(service.pid, LAYOUT, process)
+        again = stacks(sampler, take(sampler, time.sleep, 0.05))
+        assert functions(again[-1])[-2:] == ("serve", "<module>")
+        assert len({code.image for code in sampler.python_codes}) == 2
 
 
 def test_a_forked_child_does_not_touch_its_parents_sampler():

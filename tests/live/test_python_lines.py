@@ -46,8 +46,7 @@ def read_samples(path):
         (
             (time_ns, sample.stack)
             for window in read_profiles(str(path))
-            for group in window.profiles[0].resources
-            for sample in group.samples
+            for _, sample in window.samples
             for time_ns in sample.timestamps_unix_ns
         ),
         key=itemgetter(0),

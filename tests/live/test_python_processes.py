@@ -9,6 +9,7 @@ import time
 from contextlib import closing, contextmanager
 
 import pytest
+from samplers import spawned
 from unwind_maps import compile_c
 
 from otel_kprofiler.host import Access, parse_mappings, read_maps
@@ -190,15 +191,12 @@ def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
         if mapping.is_executable and mapping.inode == own.file.inode
     )
     command = [program, path, str(offset), str(text.offset + text.size - offset)]
-    with tracked() as journal, subprocess.Popen(command, stdin=subprocess.PIPE) as run:
-        try:
-            time.sleep(0.5)
-            assert run.pid not in journal.now
-            run.stdin.write(b"load")
-            run.stdin.flush()
-            wait_until(lambda: run.pid in journal.now)
-        finally:
-            run.kill()
+    with tracked() as journal, spawned(*command, stdin=subprocess.PIPE) as run:
+        time.sleep(0.5)
+        assert run.pid not in journal.now
+        run.stdin.write(b"load")
+        run.stdin.flush()
+        wait_until(lambda: run.pid in journal.now)
 
 
 def test_only_target_processes_and_their_descendants_are_found(start):

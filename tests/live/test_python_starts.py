@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from python_frames import LAYOUT, PROCESS, sampling, take
+from samplers import spawned
 from services import run
 from unwind_maps import compile_c
 
@@ -125,17 +126,14 @@ def test_record_and_top_report_processes_without_python_frames(tmp_path, runtime
         """,
     )
     command = [sys.executable, "-m", "otel_kprofiler"]
-    with subprocess.Popen([program]) as run:
-        try:
-            for arguments in (
-                ["record", "-p", str(run.pid), "-d", "5s", "-o", str(tmp_path / "x.folded")],
-                ["top", "-p", str(run.pid), "--once", "--window", "5s"],
-            ):
-                done = subprocess.run(
-                    [*command, *arguments], capture_output=True, text=True, timeout=60
-                )
-                said = done.stdout + done.stderr
-                assert f"no Python frames for {program}: {reason}" in said
-                assert f"Python frames of 1 process not read: {reason}" in said
-        finally:
-            run.kill()
+    with spawned(program) as run:
+        for arguments in (
+            ["record", "-p", str(run.pid), "-d", "5s", "-o", str(tmp_path / "x.folded")],
+            ["top", "-p", str(run.pid), "--once", "--window", "5s"],
+        ):
+            done = subprocess.run(
+                [*command, *arguments], capture_output=True, text=True, timeout=60
+            )
+            said = done.stdout + done.stderr
+            assert f"no Python frames for {program}: {reason}" in said
+            assert f"Python frames of 1 process not read: {reason}" in said

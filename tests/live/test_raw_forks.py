@@ -39,10 +39,7 @@ def fork_and(child):
 PROFILED = """
 def child():
     FIRST
-    deadline = time.monotonic() + 50
-    while (stats := profiler.stats())["state"] != "running":
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.01)
+    await_running(profiler)
     with tracer.start_as_current_span("later"):
         work(0.5)
     profiler.stop(30_000)

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.formats import FORMATS
@@ -64,20 +65,12 @@ def recorded(tmp_path_factory):
     directory = tmp_path_factory.mktemp("recorded")
     (directory / "nameless.c").write_text(NAMELESS)
     subprocess.run(["gcc", "-O1", "-s", "-o", "nameless", "nameless.c"], cwd=directory, check=True)
-    programs = [
-        subprocess.Popen(command, cwd=directory)
-        for command in (
-            [directory / "nameless"],
-            [sys.executable, "-S", "-c", PYTHON],
-            [shutil.which("sh"), "-c", SHORT_LIVED],
-        )
-    ]
-    try:
+    with (
+        spawned(directory / "nameless"),
+        spawned(sys.executable, "-S", "-c", PYTHON),
+        spawned(shutil.which("sh"), "-c", SHORT_LIVED),
+    ):
         run(directory, "record", "--off-cpu", "-d", "2s", "--raw", "raw", "-o", "live.otlp")
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
     for suffix in SAVED + SHOWN:
         run(directory, "record", "--replay", "raw", "-o", f"replayed{suffix}")
     return directory

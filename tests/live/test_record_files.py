@@ -14,6 +14,7 @@ import time
 
 import pytest
 from programs import holds_sampler
+from samplers import spawned
 
 from otel_kprofiler.otlp import read_profiles
 
@@ -30,9 +31,8 @@ def _kernel_load():
     The load has no lower priority than the user code of other processes, which is not sampled.
     """
     program = "import os\nwhile True: os.urandom(65536)"
-    with subprocess.Popen([sys.executable, "-S", "-c", program]) as load:
+    with spawned(sys.executable, "-S", "-c", program):
         yield
-        load.kill()
 
 
 def record(directory, *words, **kwargs):

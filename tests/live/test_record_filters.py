@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from programs import holds_sampler
+from samplers import spawned
 
 from otel_kprofiler.host import Access, find_cgroup_root
 
@@ -109,12 +110,11 @@ def test_a_missing_target_is_reported_immediately(tmp_path):
 
 def test_a_thread_id_given_as_a_pid_is_rejected(tmp_path):
     code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    with spawned(sys.executable, "-c", code) as process:
         tasks = Path(f"/proc/{process.pid}/task")
         while len(threads := {int(task.name) for task in tasks.iterdir()} - {process.pid}) == 0:
             time.sleep(0.05)
         done = record(tmp_path, *LONG, "-p", threads.pop())
-        process.kill()
     assert done.returncode == 1
     assert f"is a thread of process {process.pid}" in done.stderr
 
@@ -152,9 +152,8 @@ import time; time.sleep(60)
 """
     program = tmp_path / "python-of-test"
     program.symlink_to(sys.executable)
-    with subprocess.Popen([program, "-c", code]) as process:
+    with spawned(program, "-c", code):
         done = record(tmp_path, "-d", "2s", "--stacks", "user", "--comm", "python-of-test")
-        process.kill()
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "x.folded").read_text().splitlines()) > 0
 

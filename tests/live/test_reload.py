@@ -3,7 +3,6 @@
 The test reloads ten times by default; ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
 """
 
-import bisect
 import itertools
 import json
 import math
@@ -12,14 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 
 import pytest
+from samplers import Witness
 
 from otel_kprofiler.otlp import decode_windows
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 from tests.servers import serve_grpc
@@ -97,44 +95,11 @@ class Systemd:
         self._socket.close()
 
 
-class Witness:
-    """A fast sampler that is not reloaded. If both samplers have a gap, the machine was delayed."""
-
-    RATE = 3989
-
-    def __enter__(self):
-        self.times = defaultdict(list)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def _run(self):
-        config = SamplerConfig(samples_per_second=self.RATE, send_idle_frames=True, stacks="both")
-        sampler = EbpfSampler(config)
-        sampler.start()
-        while not self._stop.is_set():
-            sampler.wait(0.1)
-            for sample in sampler.drain():
-                self.times[sample.cpu].append(sample.time_ns)
-        sampler.close()
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-    def delays(self, cpu):
-        """Returns the intervals, in boottime, in which the witness lacks a sample."""
-        times = sorted(self.times[cpu])
-        return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
-
-
 def times_by_cpu(windows):
     times = defaultdict(list)
     for window in windows:
-        for group in window.profiles[0].resources:
-            for sample in group.samples:
-                times[sample.cpu] += sample.timestamps_unix_ns
+        for _, sample in window.samples:
+            times[sample.cpu] += sample.timestamps_unix_ns
     return {cpu: sorted(result) for cpu, result in times.items()}
 
 
@@ -239,14 +204,11 @@ def test_reloads_lose_no_samples_duplicate_none_and_leak_no_descriptors(agent, r
     offset, ours, others = boot_offset_ns(), [], []
     for cpu, result in times.items():
         assert len(set(result)) == len(result), "a sample was duplicated"
-        delays = witness.delays(cpu)
-        ends = [end for _, end in delays]
         gaps = [
             (a - offset, b - offset) for a, b in itertools.pairwise(result) if b - a > 1.5e9 / RATE
         ]
         for a, b in gaps:
-            index = bisect.bisect_right(ends, a)
-            if index == len(delays) or delays[index][0] >= b:
+            if not witness.stood_still(cpu, a, b):
                 near = any(a < after and b > after - NEAR_NS for after in moments)
                 (ours if near else others).append((a, b))
     # bpf(2) calls in other processes occasionally cause the loss of a sample, as often near reloads

@@ -1,10 +1,10 @@
 """User-supplied resolvers name the frames of samples from the running kernel."""
 
-import subprocess
 import sys
 import time
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
@@ -43,11 +43,8 @@ class OwnNames:
 
 @pytest.fixture
 def spinning():
-    processes = [subprocess.Popen(SPIN) for _ in range(2)]
-    yield [process.pid for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
+    with spawned(*SPIN) as first, spawned(*SPIN) as second:
+        yield [first.pid, second.pid]
 
 
 def test_user_frames_are_named_by_the_given_resolver(spinning):
@@ -77,9 +74,7 @@ def test_user_frames_are_named_by_the_given_resolver(spinning):
 
 def named(windows):
     for window in windows:
-        for profile in window.profiles:
-            for group in profile.resources:
-                for sample in group.samples:
-                    user = [f.function for f in sample.stack.frames if f.side is USER_SIDE]
-                    if user:
-                        yield group.resource.attributes["process.pid"], user
+        for resource, sample in window.samples:
+            user = [f.function for f in sample.stack.frames if f.side is USER_SIDE]
+            if user:
+                yield resource.attributes["process.pid"], user

@@ -79,25 +79,19 @@ def test_samples_of_a_reused_pid_never_have_names_of_the_previous_process(progra
     done = subprocess.run([*recording, *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     results = Counter()
-    for resource, sample in samples_of(path):
-        if resource["process.pid"] == PID and sample.thread_name in ("first", "other"):
+    samples = (pair for window in read_profiles(str(path)) for pair in window.samples)
+    for resource, sample in samples:
+        attributes = resource.attributes
+        if attributes["process.pid"] == PID and sample.thread_name in ("first", "other"):
             works = {
                 frame.function.removeprefix("work_of_")
                 for side in sample.stack.sides
                 for frame in side.frames
                 if frame.function.startswith("work_of_")
             }
-            names = works | {sample.thread_name, resource.get("process.executable.name")}
+            names = works | {sample.thread_name, attributes.get("process.executable.name")}
             results["mixed" if len(names) > 1 else "named" if works else "bare"] += len(
                 sample.timestamps_unix_ns
             )
     assert results["mixed"] == 0, results
     assert results["named"] > ROUNDS, results
-
-
-def samples_of(path):
-    for window in read_profiles(str(path)):
-        for profile in window.profiles:
-            for group in profile.resources:
-                for sample in group.samples:
-                    yield group.resource.attributes, sample

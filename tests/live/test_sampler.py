@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from samplers import load, offline, sampling
+from samplers import collect, drain_until, load, offline, sampling
 
 from otel_kprofiler.bpf.layout import parse_counts
 from otel_kprofiler.errors import KProfilerError
@@ -46,24 +46,9 @@ else:
 READ = "while True: open('/proc/stat').read()"
 
 
-def collect(sampler, seconds, *, interval_s=0.05):
-    samples, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        sampler.wait(interval_s)
-        samples += sampler.drain()
-    return samples
-
-
-def collect_until(sampler, wanted, *, count=1, timeout_s=60):
-    """Collects samples until ``count`` of them match; the timeout suits busy machines."""
-    samples, result, end = [], 0, time.monotonic() + timeout_s
-    while result < count:
-        assert time.monotonic() < end, f"{result} of {len(samples)} samples are wanted ones"
-        sampler.wait(0.02)
-        new = sampler.drain()
-        samples += new
-        result += sum(map(wanted, new))
-    return samples
+def collect_until(sampler, wanted, *, count=1):
+    """Collects samples until ``count`` of them match."""
+    return drain_until(sampler, lambda samples: sum(map(wanted, samples)) >= count)
 
 
 def anything(_sample):

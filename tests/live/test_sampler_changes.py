@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 
 import pytest
-from samplers import load, sampling
+from samplers import Witness, collect, drain_until, load, sampling
 
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.sampling import SamplerConfig
@@ -23,39 +23,6 @@ FAST = {
 }
 
 
-class Witness:
-    """A fast sampler that is not changed. If both samplers have a gap, the machine was delayed."""
-
-    RATE = 3989
-
-    def __enter__(self):
-        self._samples, self._stop = [], threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._ready = threading.Event()
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def _run(self):
-        with sampling(**{**FAST, "samples_per_second": self.RATE}) as sampler:
-            self._ready.set()
-            while not self._stop.is_set():
-                sampler.wait(0.1)
-                self._samples += sampler.drain()
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-        self.times = times_by_cpu(self._samples)
-
-    def stood_still(self, cpu, start, end):
-        """Returns whether interrupts were delayed, so that a sample of the witness is missing."""
-        return any(
-            b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
-            for a, b in itertools.pairwise(self.times[cpu])
-        )
-
-
 def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
@@ -65,22 +32,6 @@ def times_by_cpu(samples):
     for sample in samples:
         times[sample.cpu].append(sample.time_ns)
     return {cpu: sorted(result) for cpu, result in times.items()}
-
-
-def drain_for(sampler, seconds):
-    samples, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        sampler.wait(0.02)
-        samples += sampler.drain()
-    return samples + sampler.drain()
-
-
-def drain_until(sampler, is_enough):
-    samples, end = [], time.monotonic() + 60
-    while not is_enough(samples):
-        assert time.monotonic() < end
-        samples += drain_for(sampler, 0.1)
-    return samples
 
 
 def changes():
@@ -98,7 +49,7 @@ def test_reconfiguring_causes_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
     with Witness() as witness, sampling(**FAST) as sampler:
         for settings in itertools.islice(itertools.cycle(changes()), 25):
-            samples += drain_for(sampler, 0.05)
+            samples += collect(sampler, 0.05)
             before = boot_ns()
             sampler.reconfigure(SamplerConfig(**settings))
             moments.append((before, boot_ns()))
@@ -123,13 +74,13 @@ def test_reconfiguring_causes_no_gap_and_no_duplicate_sample():
 
 def test_a_new_period_applies_from_the_time_that_reconfigure_returns():
     with sampling(**FAST) as sampler:
-        samples = drain_for(sampler, 0.2)
+        samples = collect(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
         period_ns = sampler.period_ns
         assert period_ns == 10**9 // 99
         after = {}
         while not after or max(map(len, after.values())) < 30:
-            samples += drain_for(sampler, 0.1)
+            samples += collect(sampler, 0.1)
             after = times_by_cpu([sample for sample in samples if sample.time_ns > changed])
     for times in after.values():
         # In a virtual machine, an interrupt may be late and the next one early.
@@ -168,29 +119,29 @@ def test_cpus_are_added_and_removed_while_others_continue():
         pytest.skip("needs two CPUs")
     # The timers of an idle CPU that was offline may not fire.
     with load("while True: pass", cpu=last), sampling(**FAST) as sampler:
-        drain_for(sampler, 0.1)
+        collect(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))
         sampler.drain()
-        assert {sample.cpu for sample in drain_for(sampler, 2)} == {last}
+        assert {sample.cpu for sample in collect(sampler, 2)} == {last}
         with pytest.raises(HostError, match="is online"):
             sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(8191,)))
         assert sampler.cpus == (last,)
         sampler.reconfigure(SamplerConfig(**FAST))
-        assert len(times_by_cpu(drain_for(sampler, 2))) == last + 1
+        assert len(times_by_cpu(collect(sampler, 2))) == last + 1
 
 
 def test_a_paused_sampler_takes_no_samples_until_it_is_resumed():
     with sampling(**FAST) as sampler:
-        assert drain_for(sampler, 0.1)
+        assert collect(sampler, 0.1)
         sampler.pause()
         sampler.drain()
         # Longer than the sampler's interval for checking its events.
-        assert not drain_for(sampler, 1.2)
+        assert not collect(sampler, 1.2)
         sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 500}))
-        assert not drain_for(sampler, 0.1)
+        assert not collect(sampler, 0.1)
         sampler.resume()
         resumed = []
         while len(resumed) < 80:
-            resumed += drain_for(sampler, 0.1)
+            resumed += collect(sampler, 0.1)
         counts = sampler.counts()["on_cpu"]
         assert counts.taken >= counts.received

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.model import LossCause
 from otel_kprofiler.otlp import decode_windows
@@ -67,9 +68,7 @@ class Parts:
         self._read = {self.path: (0, []), self.own: (0, [])}
 
     def start(self, *arguments, **options):
-        process = self._stack.enter_context(subprocess.Popen(arguments, **options))
-        self._stack.callback(process.kill)
-        return process
+        return self._stack.enter_context(spawned(*arguments, **options))
 
     def start_service(self):
         env = {

@@ -6,13 +6,13 @@ import threading
 import time
 
 import pytest
+import samplers
 from opentelemetry import context, trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from services import run
 
 from otel_kprofiler.bpf import BccLoader
 from otel_kprofiler.model import SpanLink
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk.object_layout import find_span_layout
 from otel_kprofiler.sdk.span_path import find_span_path
 from tests.further import further
@@ -23,21 +23,14 @@ SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 UNSAMPLED = TraceFlags(TraceFlags.DEFAULT)
 
 
-@contextlib.contextmanager
 def sampling(*, unsampled=False):
-    config = SamplerConfig(
+    return samplers.sampling(
         samples_per_second=4999,
         stacks="both",
         target_pids=(os.getpid(),),
         span_layout=find_span_layout(unsampled=unsampled),
         span_path=find_span_path(),
     )
-    sampler = EbpfSampler(config)
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
 
 
 @contextlib.contextmanager
@@ -142,8 +135,7 @@ BEFORE_THE_START = """
         return [
             sample.link and (sample.link.trace_id, sample.link.span_id)
             for window in exporter.get_finished_windows()
-            for group in window.profiles[0].resources
-            for sample in group.samples
+            for _, sample in window.samples
             if sample.tid == threading.get_native_id()
             for _ in sample.timestamps_unix_ns
         ]

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from samplers import spawned
 from unwind_maps import compile_c
 
 from otel_kprofiler.elf import FileSource, read_elf
@@ -36,11 +37,8 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def running(path):
-    with subprocess.Popen([path], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield {"pid": process.pid, "address": int(process.stdout.readline(), 16)}
-        finally:
-            process.kill()
+    with spawned(path, stdout=subprocess.PIPE, text=True) as process:
+        yield {"pid": process.pid, "address": int(process.stdout.readline(), 16)}
 
 
 def functions(text):
@@ -119,15 +117,12 @@ def test_the_debug_file_example_finds_names_and_source_lines(path, tmp_path, mon
     kept = folder / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
     kept.parent.mkdir(parents=True)
     shutil.move(debug, kept)
-    with subprocess.Popen([stripped], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = int(process.stdout.readline(), 16)
-            run_example(
-                EXAMPLES, "Debug files, source lines, debuginfod",
-                folder=str(folder), address=address, pid=process.pid,
-            )  # fmt: skip
-        finally:
-            process.kill()
+    with spawned(stripped, stdout=subprocess.PIPE, text=True) as process:
+        address = int(process.stdout.readline(), 16)
+        run_example(
+            EXAMPLES, "Debug files, source lines, debuginfod",
+            folder=str(folder), address=address, pid=process.pid,
+        )  # fmt: skip
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert printed[-1][0] == "hidden"
     assert int(printed[-1][2]) == 5

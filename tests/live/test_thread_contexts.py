@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.model import OFF_CPU
@@ -116,13 +117,9 @@ def run(tmp_path):
         def run_program(name, kind, extra, *sources):
             words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", tmp_path / name]
             compile_with([*words, *(SOURCES / source for source in (f"{name}.c", *sources))])
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [tmp_path / name, write_payload(tmp_path, extra), kind],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                )
-            )  # fmt: skip
-            stack.callback(process.kill)
+            command = tmp_path / name, write_payload(tmp_path, extra), kind
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = stack.enter_context(spawned(*command, **pipes))
             assert process.stdout.readline() == b"ready\n"
             return process
 
@@ -223,14 +220,9 @@ def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_host
 @pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
 def test_samples_of_python_services_have_the_published_span(tmp_path, python):
     notes = tmp_path / "notes"
-    with Reader(b"published") as reader, contextlib.ExitStack() as stack:
-        service = stack.enter_context(
-            subprocess.Popen(
-                [python.command, "-m", "tests.published_spans", notes],
-                stdin=subprocess.PIPE, env=with_packages(environment()),
-            )
-        )  # fmt: skip
-        stack.callback(service.kill)
+    command = [python.command, "-m", "tests.published_spans", notes]
+    options = {"stdin": subprocess.PIPE, "env": with_packages(environment())}
+    with Reader(b"published") as reader, spawned(*command, **options) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)
         service.communicate(timeout=60)
         assert service.returncode == 0

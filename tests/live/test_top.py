@@ -9,6 +9,7 @@ import time
 
 import pytest
 from programs import load, run
+from samplers import spawned
 from terminals import Terminal
 
 from otel_kprofiler.cli.main import main
@@ -29,10 +30,8 @@ planted_hot_function()
 def busy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("busy")
     (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
-    load = subprocess.Popen([sys.executable, folder / "planted.py"])
-    yield load
-    load.kill()
-    load.wait()
+    with spawned(sys.executable, folder / "planted.py") as load:
+        yield load
 
 
 def read_total(text, name):

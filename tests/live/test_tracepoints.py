@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from samplers import started
 from test_events import record, report
 
 from otel_kprofiler.host import parse_event
@@ -111,15 +112,11 @@ def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
 
 
 def run_sampler(config, action):
-    sampler = EbpfSampler(config)
-    sampler.start()
-    try:
+    with started(EbpfSampler(config)) as sampler:
         action(sampler)
         sampler.stop()
         samples = sampler.drain()
         return samples, sampler.counts()
-    finally:
-        sampler.close()
 
 
 def open_files(number=OPENS):

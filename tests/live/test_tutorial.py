@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from samplers import spawned
 
 from otel_kprofiler.bpf import LibbpfLoader
 from tests.examples import DOCS
@@ -24,12 +25,9 @@ LIMIT_S = 120
 
 @contextlib.contextmanager
 def service(*options):
-    with subprocess.Popen([sys.executable, PROGRAM, *options], stdout=subprocess.PIPE) as process:
-        try:
-            assert b"ms an order" in process.stdout.readline()
-            yield process.pid
-        finally:
-            process.kill()
+    with spawned(sys.executable, PROGRAM, *options, stdout=subprocess.PIPE) as process:
+        assert b"ms an order" in process.stdout.readline()
+        yield process.pid
 
 
 def run(command, folder, pid=0):

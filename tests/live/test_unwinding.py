@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from samplers import drain_until, sampling, spawned
 
 from otel_kprofiler.bpf import DEFAULT_MAX_WORK, PAGE_BYTES, LibbpfLoader
 from otel_kprofiler.model import USER_SIDE, FrameSource, StackEnd, parse_user_stack
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.unwinding import Limits
+from tests.raw_forks import check_in_child
 from tests.truth import compare, costly, dumps
 from tests.truth.compare import Verdict
 from tests.truth.reference import Maps
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.live,
@@ -62,13 +64,9 @@ def compiled(tmp_path_factory):
 
 @contextmanager
 def running(*command):
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with spawned(*command, **quiet, start_new_session=True) as process:
+        yield process.pid
 
 
 def take_loaded(dumper, pid, count=STACKS):
@@ -214,9 +212,8 @@ def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_p
         report = compare.compare(result, Maps(pid))
     assert not report.wrong, f"{len(report.wrong)} wrong:\n" + report.wrong[0]
     assert sum(FrameSource.TABLE in dump.stack.sources for dump in result) > 100, report.ends
-    deadline = time.monotonic() + 60
-    while (counts := dumper.tables.counts()).pending and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not dumper.tables.counts().pending)
+    counts = dumper.tables.counts()
     assert counts.requested == counts.loaded + sum(counts.refused.values()), counts
     assert counts.evicted > 20, counts
     assert counts.tables == counts.loaded - counts.evicted, counts
@@ -242,21 +239,17 @@ def test_a_program_overwritten_in_place_gets_a_new_unwind_table(built, compiled,
 @needs_gcc
 def test_the_sampler_delivers_complete_user_stacks_with_their_files(compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
-    with running(program, "signals") as pid:
-        sampler = EbpfSampler(
-            SamplerConfig(samples_per_second=499, stacks="both", target_pids=(pid,))
-        )
-        sampler.start()
-        try:
-            result, loaded, deadline = [], 0, time.monotonic() + 60
-            while len(result) < loaded + 250 and time.monotonic() < deadline:
-                sampler.wait(0.2)
-                result += sampler.drain()
-                if sampler.tables.pending or len(result) < 250:
-                    loaded = len(result)
-            counts, tables = sampler.counts()["on_cpu"], sampler.tables
-        finally:
-            sampler.close()
+    with (
+        running(program, "signals") as pid,
+        sampling(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
+    ):
+        result, loaded, deadline = [], 0, time.monotonic() + 60
+        while len(result) < loaded + 250 and time.monotonic() < deadline:
+            sampler.wait(0.2)
+            result += sampler.drain()
+            if sampler.tables.pending or len(result) < 250:
+                loaded = len(result)
+        counts, tables = sampler.counts()["on_cpu"], sampler.tables
     stacks = [parse_user_stack(sample.words(USER_SIDE)) for sample in result]
     late = stacks[loaded:]
     assert len(late) >= 250
@@ -283,19 +276,12 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
         process = subprocess.Popen([target])
     except OSError as error:
         pytest.skip(f"this kernel does not run 32-bit programs: {error}")
-    sampler = EbpfSampler(
-        SamplerConfig(samples_per_second=499, stacks="both", target_pids=(process.pid,))
-    )
-    sampler.start()
-    result, deadline = [], time.monotonic() + 60
     try:
-        while len(result) < 50 and time.monotonic() < deadline:
-            sampler.wait(0.2)
-            result += sampler.drain()
+        with sampling(samples_per_second=499, stacks="both", target_pids=(process.pid,)) as sampler:
+            result = drain_until(sampler, lambda samples: len(samples) >= 50)
     finally:
         process.kill()
         process.wait()
-        sampler.close()
     listed = subprocess.run(["nm", "-n", target], capture_output=True, text=True, check=True)
     symbols = [line.split() for line in listed.stdout.splitlines()]
     starts = [int(address, 16) for address, _, _ in symbols]
@@ -316,23 +302,10 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
 
 def test_samples_before_a_programs_first_instruction_have_no_user_stack():
     script = "while :; do /bin/true; done"
-    with subprocess.Popen(["bash", "-c", script]) as shell:
-        config = SamplerConfig(
-            samples_per_second=4999,
-            stacks="both",
-            target_pids=(shell.pid,),
-            target_descendants=True,
-        )
-        sampler = EbpfSampler(config)
-        sampler.start()
-        result, deadline = [], time.monotonic() + 60
-        try:
-            while len(result) < 4000 and time.monotonic() < deadline:
-                sampler.wait(0.2)
-                result += sampler.drain()
-        finally:
-            shell.kill()
-            sampler.close()
+    with spawned("bash", "-c", script) as shell:
+        targets = {"target_pids": (shell.pid,), "target_descendants": True}
+        with sampling(samples_per_second=4999, stacks="both", **targets) as sampler:
+            result = drain_until(sampler, lambda samples: len(samples) >= 4000)
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
@@ -345,23 +318,10 @@ def test_samples_before_a_programs_first_instruction_have_no_user_stack():
 @needs_gcc
 def test_frame_pointers_are_followed_while_each_return_address_follows_a_call(compiled, loader):
     program = compiled("-O2", "-fomit-frame-pointer")
+    settings = {"samples_per_second": 499, "stacks": "user", "user_unwinding": "frame_pointers"}
     with running(program) as pid:
-        sampler = EbpfSampler(
-            SamplerConfig(
-                samples_per_second=499,
-                stacks="user",
-                target_pids=(pid,),
-                user_unwinding="frame_pointers",
-            )
-        )
-        sampler.start()
-        try:
-            result, deadline = [], time.monotonic() + 60
-            while len(result) < 100 and time.monotonic() < deadline:
-                sampler.wait(0.2)
-                result += sampler.drain()
-        finally:
-            sampler.close()
+        with sampling(target_pids=(pid,), **settings) as sampler:
+            result = drain_until(sampler, lambda samples: len(samples) >= 100)
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             for sample in result:
                 stack = parse_user_stack(sample.words(USER_SIDE))
@@ -374,21 +334,13 @@ def test_frame_pointers_are_followed_while_each_return_address_follows_a_call(co
 
 @needs_gcc
 def test_a_forked_child_does_not_change_the_parents_unwind_tables(compiled):
-    with running(compiled("-O2", "-fomit-frame-pointer")) as pid:
-        sampler = EbpfSampler(
-            SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
-        )
-        sampler.start()
-        try:
-            child = os.fork()
-            if not child:
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-            ends, deadline = Counter(), time.monotonic() + 60
-            while not ends[StackEnd.COMPLETE] and time.monotonic() < deadline:
-                sampler.wait(0.2)
-                for sample in sampler.drain():
-                    ends[parse_user_stack(sample.words(USER_SIDE)).end] += 1
-        finally:
-            sampler.close()
-    assert ends[StackEnd.COMPLETE], ends
+
+    def is_complete(sample):
+        return parse_user_stack(sample.words(USER_SIDE)).end is StackEnd.COMPLETE
+
+    with (
+        running(compiled("-O2", "-fomit-frame-pointer")) as pid,
+        sampling(samples_per_second=499, stacks="user", target_pids=(pid,)) as sampler,
+    ):
+        check_in_child(lambda: None)
+        drain_until(sampler, lambda samples: any(map(is_complete, samples)))

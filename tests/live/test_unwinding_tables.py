@@ -32,6 +32,7 @@ pytestmark = pytest.mark.live
 
 LIBC = os.path.realpath("/lib/x86_64-linux-gnu/libc.so.6")
 SECOND_NS = 1_000_000_000
+WITHOUT_TABLE = ("-static", "-Wl,--no-eh-frame-hdr")
 
 
 class Known(Access):
@@ -74,10 +75,7 @@ class Running:
         return keys
 
     def settle(self):
-        deadline = time.monotonic() + 60
-        while self.store.counts().pending:
-            assert time.monotonic() < deadline, self.store.counts()
-            time.sleep(0.005)
+        wait_until(lambda: not self.store.counts().pending)
         counts = self.store.counts()
         assert counts.requested == counts.loaded + sum(counts.refused.values())
         return counts
@@ -212,7 +210,7 @@ def test_the_vdsos_unwind_table_is_loaded_like_that_of_a_file(start):
 
 
 def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_path):
-    program = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
+    program = compile_c(tmp_path / "static", WAITS, *WITHOUT_TABLE)
     running = start()
     (key,) = running.load(program)
     header, data = running.kernel.loaded(key)
@@ -228,8 +226,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 def test_unwind_tables_are_built_for_each_process_in_turn(start, tmp_path, monkeypatch):
     """One process requests tables for many files that have none, another for one file."""
-    first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
-    many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
+    first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
 
     def run_in_order(self, command, fd, limits):
@@ -248,9 +245,7 @@ def test_unwind_tables_are_built_for_each_process_in_turn(start, tmp_path, monke
     running.ask(first)
     wait_until(lambda: len(running.store._postponed) >= len(many))
     can_start.set()
-    deadline = time.monotonic() + 60
-    while os.fspath(first) not in made and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: os.fspath(first) in made)
     assert made.index(os.fspath(first)) <= 1
 
 
@@ -326,10 +321,15 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
     assert holds == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
 
 
+def copies(count, path, *options):
+    """Compiles a program; returns the paths of as many copies."""
+    first = compile_c(path, WAITS, *options)
+    return [first, *(Path(shutil.copy(first, f"{path}-{number}")) for number in range(1, count))]
+
+
 @pytest.fixture
 def programs(tmp_path):
-    first = compile_c(tmp_path / "program-0", WAITS)
-    return [first] + [Path(shutil.copy(first, tmp_path / f"program-{n}")) for n in range(1, 12)]
+    return copies(12, tmp_path / "program")
 
 
 def image_bytes(running, path):
@@ -397,8 +397,7 @@ def test_unused_preloaded_tables_are_evicted_first(start, programs):
 @pytest.fixture
 def programs_without_tables(tmp_path):
     """Creates programs whose search tables must be built."""
-    first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
-    return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
+    return copies(20, tmp_path / "static", *WITHOUT_TABLE)
 
 
 def test_building_tables_for_preloading_does_not_use_up_the_cpu_budget(
@@ -479,10 +478,9 @@ def test_rejected_files_take_up_no_room_in_the_file_map(start, tmp_path):
     assert 0 < len(held) <= 9
 
 
-def test_unwind_tables_of_many_new_programs_replace_the_oldest(start, programs, tmp_path):
-    copies = [Path(shutil.copy(programs[0], tmp_path / f"copy-{number}")) for number in range(150)]
+def test_unwind_tables_of_many_new_programs_replace_the_oldest(start, tmp_path):
     running = start(Limits(idle_ns=0), slots=64, files=256)
-    keys = running.load(*copies)
+    keys = running.load(*copies(150, tmp_path / "copy"))
     counts = running.store.counts()
     states = Counter(value.state for key in keys if (value := running.kernel.file(key)))
     assert counts.loaded == 150

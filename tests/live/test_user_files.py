@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from samplers import spawned, started
 from unwind_maps import compile_c
 
 from otel_kprofiler.bpf import LibbpfLoader
@@ -84,21 +85,16 @@ FORKS = """
 
 @contextmanager
 def running(*command, **options):
-    with subprocess.Popen(command, **options) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    with spawned(*command, **options) as process:
+        yield process.pid
 
 
 def take_sides(pid, enough):
     """Returns a process's user sides, up to the first that satisfies ``enough``."""
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
-    sampler, resolver = EbpfSampler(config, user_files=known), UserResolver(known)
-    results = []
-    sampler.start()
-    try:
+    resolver, results = UserResolver(known), []
+    with started(EbpfSampler(config, user_files=known)) as sampler:
         deadline = time.monotonic() + 60
         while not any(map(enough, results)):
             assert time.monotonic() < deadline, [frame for side in results for frame in side.frames]
@@ -107,8 +103,6 @@ def take_sides(pid, enough):
                 for raw in sample.sides:
                     side = resolver.resolve(raw, None)
                     results.append(side if isinstance(side, Side) else side.of(sample))
-    finally:
-        sampler.close()
     return [side for side in results if enough(side)]
 
 
@@ -190,14 +184,13 @@ def test_a_forked_child_has_complete_stacks(tmp_path):
 def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
     """Short-lived programs spend most of their time in the dynamic linker."""
     known = KnownFiles()
-    sampler = EbpfSampler(SamplerConfig(samples_per_second=1999, stacks="user"), user_files=known)
+    config = SamplerConfig(samples_per_second=1999, stacks="user")
     program = compile_c(tmp_path / "short", "int main(void) { return 0; }", "-O1")
     linker = os.path.realpath("/lib64/ld-linux-x86-64.so.2")
     with open(linker, "rb") as file:
         entry = ELFFile(file).header["e_entry"]
     resolver, ends = UserResolver(known), Counter()
-    sampler.start()
-    try:
+    with started(EbpfSampler(config, user_files=known)) as sampler:
         deadline = time.monotonic() + 60
         while ends[STACK_OK] < 20 and time.monotonic() < deadline:
             for _ in range(20):
@@ -210,8 +203,6 @@ def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
                     is_loading = TRUNCATED_STACKS.get(side.status) is StackEnd.PENDING
                     if last.module and 0 <= last.address - entry < 64 and not is_loading:
                         ends[side.status] += 1
-    finally:
-        sampler.close()
     assert ends[STACK_OK] >= 20
     assert set(ends) == {STACK_OK}
 

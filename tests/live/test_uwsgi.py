@@ -133,14 +133,13 @@ def functions_of(sample):
 def read_samples(receiver):
     return [
         (
-            group.resource.attributes["process.pid"],
+            resource.attributes["process.pid"],
             sample.link and sample.link.trace_id.hex(),
             functions_of(sample),
         )
         for payload in receiver.accepted["application/x-protobuf"]
         for window in decode_windows(payload)
-        for group in window.profiles[0].resources
-        for sample in group.samples
+        for resource, sample in window.samples
         for _ in sample.timestamps_unix_ns
     ]
 

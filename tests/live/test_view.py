@@ -11,6 +11,7 @@ import time
 import urllib.request
 
 import pytest
+from samplers import spawned
 
 from tests import page
 
@@ -23,21 +24,15 @@ VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"
 def busy(tmp_path):
     program = tmp_path / "busy.py"
     program.write_text("def burn_cpu_time():\n    while True:\n        pass\nburn_cpu_time()\n")
-    with subprocess.Popen([sys.executable, program]) as process:
+    with spawned(sys.executable, program) as process:
         yield process
-        process.kill()
 
 
 @contextlib.contextmanager
 def view(*words):
-    command = subprocess.Popen(
-        [*VIEW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with command:
-        try:
-            yield command, re.search(r"http://\S+", command.stdout.readline())[0]
-        finally:
-            command.kill()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with spawned(*VIEW, *words, **pipes) as command:
+        yield command, re.search(r"http://\S+", command.stdout.readline())[0]
 
 
 def wait_for(address, is_there):

@@ -3,16 +3,11 @@
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from samplers import sampling
+from samplers import collect, sampling, spawned
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU, ON_CPU
@@ -66,24 +61,13 @@ def sleepers(tmp_path_factory):
 @contextlib.contextmanager
 def sleeping(sleepers, threads, milliseconds):
     command = [sleepers, str(threads), str(milliseconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout.read(1), "it could not start its threads"
-            yield process
-        finally:
-            process.kill()
+    with spawned(*command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(1), "it could not start its threads"
+        yield process
 
 
 def running(rate, **settings):
     return sampling(off_cpu=OffCpuConfig(samples_per_second=rate), **settings)
-
-
-def collect(sampler, seconds):
-    samples, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        sampler.wait(0.1)
-        samples += sampler.drain()
-    return samples
 
 
 def waits_of(samples, process):

@@ -13,8 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
+from samplers import collect, drain_until, spawned, started
 
 from otel_kprofiler.bpf import WAIT_HAS_BEGUN, LibbpfLoader
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
@@ -36,53 +35,19 @@ pytestmark = [
 ]
 
 
-@contextlib.contextmanager
 def running(rate=1000, *, wakers=False, sink=None, **settings):
     settings.setdefault("on_cpu", False)
     off_cpu = OffCpuConfig(samples_per_second=rate, wakers=wakers)
-    sampler = EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings), raw_sink=sink)
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
+    return started(EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings), raw_sink=sink))
 
 
-@contextlib.contextmanager
 def program(code, *arguments):
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return spawned(sys.executable, "-S", "-c", code, *map(str, arguments), **pipes)
 
 
-def drain_while(sampler, going_on, timeout_s=60):
-    samples, end = [], time.monotonic() + timeout_s
-    while going_on():
-        assert time.monotonic() < end
-        sampler.wait(0.05)
-        samples += sampler.drain()
-    return samples + sampler.drain()
-
-
-def drain_until(sampler, is_enough):
-    """Collects samples until the condition holds for all of them."""
-    samples = []
-    end = time.monotonic() + 60
-    while not is_enough(samples):
-        assert time.monotonic() < end, len(samples)
-        sampler.wait(0.05)
-        samples += sampler.drain()
-    return samples
+def drain_while(sampler, going_on):
+    return drain_until(sampler, lambda _: not going_on()) + sampler.drain()
 
 
 def wait_asleep(process):
@@ -101,11 +66,6 @@ def sampled(code, *arguments, **settings):
         process.stdin.write("\n")
         process.stdin.flush()
         yield sampler, process
-
-
-def collect(sampler, seconds):
-    end = time.monotonic() + seconds
-    return drain_while(sampler, lambda: time.monotonic() < end, seconds + 60)
 
 
 @pytest.fixture(scope="module")

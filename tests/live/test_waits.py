@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
+from samplers import sampling, spawned
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_wait_offsets
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
@@ -76,14 +75,8 @@ def account(request, monkeypatch):
     return request.param
 
 
-@contextlib.contextmanager
 def running(**settings):
-    sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=TOTALS, **settings))
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
+    return sampling(on_cpu=False, off_cpu=TOTALS, **settings)
 
 
 class Program:
@@ -398,14 +391,10 @@ def program_names():
 
 def test_off_cpu_programs_are_not_loaded_unless_configured():
     before = len(program_names())
-    sampler = EbpfSampler(SamplerConfig())
-    sampler.start()
-    try:
+    with sampling() as sampler:
         assert len(program_names()) == before + 1
         assert sampler.read_waits() == {}
         assert sampler.wait_threshold_ns == 0
-    finally:
-        sampler.close()
     with running():
         assert len(program_names()) > before + 1
     assert len(program_names()) == before
@@ -442,17 +431,14 @@ SLEEPER = "import time\nwhile True: time.sleep(0.003)"
 
 def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
     path = str(tmp_path / "waits.otlp")
-    with subprocess.Popen([sys.executable, "-c", SLEEPER]) as sleeper:
-        try:
-            wchan = Path(f"/proc/{sleeper.pid}/wchan")
-            wait_until(lambda: "nanosleep" in wchan.read_text())
-            record = subprocess.Popen(
-                [sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
-                 "--off-cpu-rate", "200", "-d", "2", "-o", path],
-            )  # fmt: skip
-            assert record.wait(120) == 0
-        finally:
-            sleeper.kill()
+    with spawned(sys.executable, "-c", SLEEPER) as sleeper:
+        wchan = Path(f"/proc/{sleeper.pid}/wchan")
+        wait_until(lambda: "nanosleep" in wchan.read_text())
+        record = subprocess.Popen(
+            [sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
+             "--off-cpu-rate", "200", "-d", "2", "-o", path],
+        )  # fmt: skip
+        assert record.wait(120) == 0
     (window,) = read_profiles(path)
     samples = [
         (resource.attributes.get("process.pid"), sample)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from samplers import spawned
+
 from otel_kprofiler.bpf import PAGE_BYTES, bpf_call, create_inner_map
 from otel_kprofiler.host import FileRequest, modification_time
 from otel_kprofiler.model import FileKey
@@ -172,9 +174,6 @@ WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(
 @contextmanager
 def running(*command, **options):
     """Runs a program such as :data:`WAITS`; yields its process once it waits."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
-        try:
-            assert process.stdout.read(1) == b"\n"
-            yield process
-        finally:
-            process.kill()
+    with spawned(*command, stdout=subprocess.PIPE, **options) as process:
+        assert process.stdout.read(1) == b"\n"
+        yield process
