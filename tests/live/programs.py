@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -17,9 +18,9 @@ from otel_kprofiler.host import PerfAttributes, attach_program, enable_event
 _PROG_LOAD = 5
 _PROG_TEST_RUN = 10
 _RAW_TRACEPOINT_OPEN = 17
+_TASK_FD_QUERY = 20
 _TRACEPOINT = 5
 _XDP = 6
-_PERF_EVENT = 7
 _TRACING = 26
 _TRACE_FENTRY = 24
 _PERF_TYPE_TRACEPOINT = 2
@@ -190,22 +191,27 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
     return results
 
 
-_perf_events: dict[int, int] = {}  # opened before the program is loaded, by pid
-
-
 def holds_sampler(pid: int) -> bool:
-    """Returns whether a process samples: its program is loaded and has been attached to events.
-
-    Between the two, the process loads unwind tables. Poll this function from the start of the
-    process.
-    """
+    """Returns whether a process samples: its program is attached to a perf event."""
     with contextlib.suppress(OSError):  # a descriptor may have been closed
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-        events = sum(file.readlink().name == "anon_inode:[perf_event]" for file in files)
-        texts = [Path(f"/proc/{pid}/fdinfo/{file.name}").read_text() for file in files]
-        if any(f"prog_type:\t{_PERF_EVENT}\n" in text for text in texts):
-            return events > _perf_events.get(pid, 0)
-        _perf_events[pid] = events
+        return any(
+            file.readlink().name == "anon_inode:[perf_event]" and _has_program(pid, int(file.name))
+            for file in files
+        )
+    return False
+
+
+def _has_program(pid: int, fd: int) -> bool:
+    """Returns whether a program samples at a process's perf event.
+
+    For such programs, the kernel describes nothing, but reports an error other than for events
+    without a program (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).
+    """
+    try:
+        bpf_call(_TASK_FD_QUERY, (ctypes.c_uint32 * 12)(pid, fd))
+    except OSError as error:
+        return error.errno == errno.EOPNOTSUPP
     return False
 
 

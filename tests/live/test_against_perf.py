@@ -1,5 +1,6 @@
 """A recording of this host, compared with ``perf`` under the same load."""
 
+import os
 import re
 import shutil
 import signal
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from programs import holds_sampler
@@ -14,10 +16,12 @@ from programs import holds_sampler
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import KernelSymbolizer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-SECONDS = 4
+SECONDS = 1
+"""CPU time of each part of the load; on a busy machine, it takes longer."""
 
 # From tools/perf/Documentation/perf.data-file-format.txt (header), uapi/linux/perf_event.h and
 # tools/lib/perf/include/perf/event.h (records).
@@ -56,6 +60,14 @@ def hide_programs_loaded(data):
     data.write_bytes(content)
 
 
+def read_cpu_times(pid):
+    """Returns the CPU time of a process's children, with their ended children, in seconds."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2] for child in children]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return [sum(map(int, stat.split()[11:15])) / ticks for stat in stats]
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     if shutil.which("perf") is None:
@@ -70,17 +82,28 @@ def profiled(tmp_path_factory):
     while not holds_sampler(record.pid):
         assert record.poll() is None, record.communicate()[1]
         time.sleep(0.05)
-    perf = subprocess.run(
+    perf = subprocess.Popen(
         ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-a", "-g",
-         "-o", data, "--", "sleep", str(SECONDS)],
-        capture_output=True, text=True, check=False,
+         "-o", data, "--", "sh", "-c", "echo sampling; read end"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    line = perf.stdout.readline()
+    assert line == "sampling\n", perf.communicate()[1]
+    start = read_cpu_times(load.pid)
+    wait_until(
+        lambda: all(
+            end - begin > SECONDS
+            for begin, end in zip(start, read_cpu_times(load.pid), strict=True)
+        ),
+        seconds=120,
+    )
+    _, perf_errors = perf.communicate("\n")
     load.kill()
     load.wait()
     record.send_signal(signal.SIGINT)
     _, errors = record.communicate(timeout=60)
     assert record.returncode == 0, errors
-    assert perf.returncode == 0, perf.stderr
+    assert perf.returncode == 0, perf_errors
     hide_programs_loaded(data)
     script = subprocess.run(
         ["perf", "script", "-F", "ip,sym", "-i", data], capture_output=True, text=True, check=True

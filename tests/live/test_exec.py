@@ -143,31 +143,39 @@ def test_waits_are_attributed_to_the_program_that_waited(shells, resources):
     assert min(results["first", "first"], results["second", "second"]) > 2
 
 
-def test_each_program_has_the_service_name_from_its_environment(shells):
+def test_each_program_has_the_service_name_from_its_environment(shells, tmp_path):
     first, second = shells
+    go = tmp_path / "go"
     after = SPIN.format(rounds=100_000_000)
     changed = f"exec env OTEL_SERVICE_NAME=new {second} -c '{after}'"
-    script = f"{SPIN.format(rounds=1_500_000)}; {changed}"
+    script = f"while [ ! -e {go} ]; do :; done; {changed}"
     command = ["env", "OTEL_SERVICE_NAME=old", first, "-c", script]
     contexts = ProcessContexts(Access(), first_look_s=0.1, answer_timeout_s=2)
     result = ProcessResources(Access(), Clock(), {}, contexts=contexts)
-    pairs = []
+    pairs, wanted = [], {(b"first", "old"), (b"second", "new")}
+
+    def renew():
+        name = "service.name"  # after an exec, it is reported only once
+        renewed = result.renew({each for _, each in pairs if name not in each.attributes})
+        pairs[:] = [(sample, renewed.get(resource, resource)) for sample, resource in pairs]
+        return {(sample.comm, resource.attributes.get(name)) for sample, resource in pairs}
+
     with closing(result), sampling(samples_per_second=499, stacks="both") as sampler:
         process = subprocess.Popen(command)
         end = time.monotonic() + 90
-        while {one.comm for one, _ in pairs} < {b"first", b"second"} and time.monotonic() < end:
+        while (services := renew()) != wanted and time.monotonic() < end:
             time.sleep(0.2)
-            own = [one for one in sampler.drain() if one.tgid == process.pid]
-            pairs += [(one, result.get(one)) for one in own if one.comm in (b"first", b"second")]
-        time.sleep(1)
-        renewed = result.renew({resource for _, resource in pairs})
+            samples = [sample for sample in sampler.drain() if sample.tgid == process.pid]
+            pairs += [
+                (sample, result.get(sample))
+                for sample in samples
+                if sample.comm in (b"first", b"second") and not is_in_exec(sample)
+            ]
+            if (b"first", "old") in services:
+                go.touch()
         process.kill()
         process.wait()
-    services = Counter(
-        (one.comm, renewed.get(resource, resource).attributes.get("service.name"))
-        for one, resource in pairs
-    )
-    assert set(services) == {(b"first", "old"), (b"second", "new")}
+    assert services == wanted
 
 
 WATCH = """

@@ -121,7 +121,8 @@ FORKED = """
     with tracer.start_as_current_span("parent's"):
         pid = os.fork()
         if not pid:
-            time.sleep(0.5)
+            while profiler.stats()["state"] != "running":
+                time.sleep(0.01)
             work(0.4)
             with tracer.start_as_current_span("child's"):
                 work(0.4)

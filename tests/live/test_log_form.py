@@ -42,7 +42,7 @@ service:
 
 
 WANTED = ("otlp_grpc (localhost", "otlp_http/unverified (", "otlp_http/proxy (", "Insecure",
-          "own metrics")  # fmt: skip
+          "own metrics", "no to Basic [REDACTED]", "WRONG_VERSION_NUMBER")  # fmt: skip
 
 
 def answer(request):

@@ -59,7 +59,7 @@ for _ in range(2):  # once the second report is taken, all files are open
         time.sleep(0.01)
 print(flush=True)
 pid = int(sys.stdin.readline())
-end = time.monotonic() + 20
+end = time.monotonic() + 60
 while pid not in journal.now and time.monotonic() < end:
     time.sleep(0.05)
 print(journal.now[pid][1].runtime_at, flush=True)

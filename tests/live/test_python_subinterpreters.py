@@ -74,7 +74,7 @@ def take(command, *arguments, enough):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
     ) as run:  # fmt: skip
         busy, third = map(int, run.stdout.readline().split())
-        result, deadline = {run.pid: [], busy: [], third: []}, time.monotonic() + 30
+        result, deadline = {run.pid: [], busy: [], third: []}, time.monotonic() + 60
         with (
             sampling(pid=run.pid) as sampler,
             closing(PythonTracking(sampler.python, (run.pid,))) as tracking,

@@ -187,6 +187,8 @@ def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
     with trace.use_span(wrapper):
         while "other_classes" not in profiler.stats()["span_links"]:
             work(0.01)
+        assert profiler.flush_window(60_000)
+        exporter.clear()  # earlier samples have no link
         work(1.5)
         assert profiler.stats()["span_links"]["source"] == "interpreter"
         expect(wrapper)

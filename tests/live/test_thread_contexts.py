@@ -207,7 +207,10 @@ def test_a_record_being_changed_by_another_thread_yields_no_span(run_hostile):
 
 def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_hostile):
     with Reader(b"hostile") as reader:
-        run_hostile("exec")
+        process = run_hostile("exec")
+        reader.collect_until(reader.count_links)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         reader.collect_until(lambda: len({sample.exec_id for sample in reader.samples}) == 2)
         first = min(sample.exec_id for sample in reader.samples)
         of_first = [sample for sample in reader.samples if sample.exec_id == first]

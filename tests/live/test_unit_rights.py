@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from otel_kprofiler.pipeline import OF_OTHERS
 from tests.collector.units import unit_capabilities
 from tests.public import NOBODY, get_public_python
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.live,
@@ -29,12 +29,14 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 pids = tuple(map(int, sys.argv[1:]))
 sampler = EbpfSampler(SamplerConfig(samples_per_second=499, stacks="user", target_pids=pids))
 sampler.start()
-time.sleep(1)
-sampler.stop()
 whole = {pid: [] for pid in pids}
-for sample in sampler.drain():
-    end = parse_user_stack(sample.words(USER_SIDE)).end
-    whole[sample.tgid].append(end is StackEnd.COMPLETE)
+until = time.monotonic() + 100
+while min(map(len, whole.values())) < 100 and time.monotonic() < until:
+    sampler.wait(0.1)
+    for sample in sampler.drain():
+        end = parse_user_stack(sample.words(USER_SIDE)).end
+        whole[sample.tgid].append(end is StackEnd.COMPLETE)
+sampler.stop()
 print(json.dumps([sum(ends) / len(ends) for ends in whole.values()]))
 """
 LACKS = {
@@ -73,7 +75,12 @@ def programs(tmp_path_factory):
         started[kind] = subprocess.Popen(command)
     for directory in (place, *place.parents[:2]):
         directory.chmod(directory.stat().st_mode | 0o055)
-    time.sleep(0.5)
+    wait_until(
+        lambda: all(
+            "libspin.so" in Path(f"/proc/{process.pid}/maps").read_text()
+            for process in started.values()
+        )
+    )
     (place / "private/libspin.so").chmod(0o700)
     (place / "deleted/libspin.so").unlink()
     yield {kind: process.pid for kind, process in started.items()}

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,8 @@ import pytest
 
 from otel_kprofiler.otlp import decode_windows
 from tests.further import further_of
+from tests.servers import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -68,9 +69,7 @@ ENOUGH = 50
 @contextlib.contextmanager
 def uwsgi(directory, options, env):
     """Runs a server with two workers; yields its address, its process and its log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     program = Path(sysconfig.get_path("scripts")) / "uwsgi"
     command = [program, f"--http-socket={address}", "--processes=2", "--module=shop"]
     command += ["--need-app", "--die-on-term", *options]
@@ -125,6 +124,11 @@ def serve(address, server, log):
     return answers
 
 
+def is_idle(pid):
+    """Returns whether a worker's main thread waits for a request."""
+    return Path(f"/proc/{pid}/wchan").read_text() in {"ep_poll", "do_epoll_wait"}
+
+
 def functions_of(sample):
     frames = [frame for side in sample.stack.sides for frame in side.frames]
     return {line.function for frame in frames for line in frame.lines}
@@ -163,7 +167,8 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
     env = environment(receiver, starts_at)
     with uwsgi(tmp_path, options, env) as (address, server, log):
         answers = serve(address, server, log)
-        time.sleep(0.5)  # a busy uWSGI worker would exit without atexit
+        # A busy uWSGI worker would exit without atexit.
+        wait_until(lambda: all(is_idle(answer["pid"]) for answer in answers))
         # A worker that is interrupted twice exits without atexit, and the master interrupts its
         # workers.
         for pid in [server.pid] if "--master" in options else {answer["pid"] for answer in answers}:

@@ -135,6 +135,8 @@ named()
 for _ in range(times): time.sleep(0)"""
 OF_FILES = {"disk", "page_fault"}
 OF_CPUS = {"run_queue", "throttled"}
+OF_MEMORY = {"page_fault", "memory_reclaim", "kernel_lock"}
+"""Causes of waits that any thread may have at any time, if the kernel reclaims memory."""
 
 
 @pytest.fixture
@@ -202,11 +204,12 @@ def test_waits_for_the_gil_have_the_cause_gil(python, tmp_path):
 
 
 def check(cause, found, weights, *, beside=""):
-    del found[beside], weights[beside]
+    for other in {beside, *OF_MEMORY} - {cause}:
+        del found[other], weights[other]
     # Long waits are all sampled. If the disk is fast, too few waits are long.
-    assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found
-    # A process may wait for pages or kernel locks as it exits. On a busy machine, the start of some
-    # waits is unknown, and thus their cause.
+    few = 1 if cause in OF_FILES else 5 if cause == "gil" else TIMES // 2
+    assert found[cause] >= (WAITS or few), found
+    # On a busy machine, the start of some waits is unknown, and thus their cause.
     share = 0.01 if WAITS else 0.1
     assert found.total() - found[cause] <= max(2, share * found.total()), found
     assert weights[cause] >= 0.9 * weights.total(), weights

@@ -19,6 +19,16 @@ EVENTS = st.lists(
     st.one_of(st.lists(PROFILES, min_size=1, max_size=4), PROFILES, st.just("flush")), max_size=30
 )
 UNREACHABLE = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience():
+    """Lets a shutdown wait for the running export, whose thread may have to wait for a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
+        yield
+
+
 SCRIPT = st.lists(st.integers(0, UNREACHABLE), max_size=30)
 
 
@@ -85,7 +95,7 @@ def run(queue, events, earlier):
     put = SampleCounts()
     for number, event in enumerate(events):
         if event == "flush":
-            assert queue.force_flush(5000)
+            assert queue.force_flush(60_000)
             assert queue.counts().queued == 0
         elif isinstance(event, ProfileSamples):
             queue.record_loss({event.kind: event.samples}, LossCause.TOO_LARGE)
@@ -104,7 +114,7 @@ def test_a_queue_accounts_for_every_sample_in_any_order_of_events(events, script
     exporter = Scripted(script)
     queue = ExportQueue(exporter, size=size)
     put = run(queue, events, SampleCounts())
-    queue.shutdown(5000 if in_time else 0)
+    queue.shutdown(60_000 if in_time else 0)
     counts = check(queue, put, SampleCounts())
     assert counts.queued == 0
     assert by_kind(counts, "exported") == exporter.arrived
@@ -122,7 +132,7 @@ def test_a_spool_keeps_the_counts_of_each_sample_kind_for_the_next_run(runs):
             spool = Spool(directory, max_bytes=4000, fsync=False)
             queue = ExportQueue(exporter, spool=spool)
             put = run(queue, events, earlier)
-            queue.shutdown(5000 if in_time else 0)
+            queue.shutdown(60_000 if in_time else 0)
             counts = check(queue, put, earlier)
             assert by_kind(counts, "exported") == exporter.arrived
             assert queue.unknown_since_unix_ns == 0

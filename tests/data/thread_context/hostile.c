@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "publish.h"
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -47,6 +48,7 @@ int main(int count, char **words)
 	long page = sysconf(_SC_PAGESIZE);
 	char *memory = mmap(0, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct record *last = (struct record *)(memory + page - 28);
+	struct pollfd input = {0, POLLIN, 0};
 	pthread_t thread, waiter;
 
 	(void)count;
@@ -60,8 +62,9 @@ int main(int count, char **words)
 		attach(records);
 		puts("ready");
 		fflush(stdout);
-		for (uint64_t end = now() + 3000000000ull; now() < end;)
+		while (!poll(&input, 1, 0)) /* until the test writes a line */
 			syscall(SYS_getppid);
+		getchar();
 		execv(words[0], words);
 	}
 	if (!strcmp(kind, "wild"))
