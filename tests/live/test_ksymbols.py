@@ -291,7 +291,8 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
     """The test runs for ``KPROFILER_CHURN_S`` seconds (4 by default)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     others = {*TASKS.iterdir()} - {TASKS / str(threading.get_native_id())}
-    with watching() as (symbolizer, watch):
+    # The rings have room for some seconds in which this process does not run.
+    with watching(ring_bytes=4 << 20) as (symbolizer, watch):
         command = churn_command(seconds, "kprof_churn")
         fds, memory = len(os.listdir("/proc/self/fd")), []
         before = cpu_s(own := {*TASKS.iterdir()} - others)

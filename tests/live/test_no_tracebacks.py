@@ -117,7 +117,7 @@ def run_all(cases, directory, python=sys.executable):
     """Runs cases (words, standard output, whether as nobody); returns status and errors of each."""
     done = subprocess.run(
         [python, "-c", RUN_ALL],
-        input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=60,
+        input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

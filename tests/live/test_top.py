@@ -146,7 +146,7 @@ def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
 
 
 def test_the_option_once_prints_a_plain_table(busy):
-    words = ["--once", "--window", "1s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
+    words = ["--once", "--window", "3s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
     done = subprocess.run([*TOP, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     head, columns, *rows = done.stdout.splitlines()

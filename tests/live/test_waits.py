@@ -436,9 +436,11 @@ def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
+        # Samples itself, too, but no other processes, whose waits may be many.
         record = subprocess.Popen(
-            [sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
-             "--off-cpu-rate", "200", "-d", "2", "-o", path],
+            ["sh", "-c", 'exec "$@" -p $$', "sh",
+             sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
+             "--off-cpu-rate", "200", "-d", "2", "-o", path, "-p", str(sleeper.pid)],
         )  # fmt: skip
         assert record.wait(120) == 0
     (window,) = read_profiles(path)

@@ -14,6 +14,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
+from tests.spans.observe import LATEST_S, records_are_read
+
 TRACER = TracerProvider().get_tracer("spans")
 UNSAMPLED = TracerProvider(sampler=ALWAYS_OFF).get_tracer("unsampled")
 
@@ -254,7 +256,7 @@ def make_wrapping_tracer():
             with trace.use_span(Wrapper(TRACER.start_span(name)), end_on_exit=True) as span:
                 yield span
 
-    time.sleep(0.2)  # until the profiler notices the class
+    assert records_are_read.wait(LATEST_S)  # until the profiler notices the class
     return Tracer()
 
 
