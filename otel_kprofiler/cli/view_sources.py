@@ -71,7 +71,7 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """Opens a source of the selected samples in files and tables, with idle waits if ``idle``."""
+    """Opens files and tables as the page's source. Without ``idle``, idle waits are dropped."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)

@@ -1,4 +1,4 @@
-"""Lets other threads run between encoding two samples."""
+"""Lets other threads run between samples during encoding."""
 
 from __future__ import annotations
 

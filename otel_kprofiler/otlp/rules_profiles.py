@@ -218,7 +218,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """The account's attributes must be counts. No total may be below a count that it includes."""
+    """Account attributes must be integers from 0. No total may be below a count it includes."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)

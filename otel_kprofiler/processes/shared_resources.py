@@ -24,7 +24,7 @@ class _Shared:
 
 
 class SharedResources:
-    """Keeps one Resource for all processes of a cgroup, user and program. Not thread-safe.
+    """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
     The program is known only if the process was forked by a process that has been read. Once there
     are :data:`MOST_SHARED` Resources, all are forgotten. ``make`` returns a Resource with the given

@@ -240,7 +240,7 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups if wakers are to be recorded, or if the kernel lacks run-queue delays.
+        """Follow wake-ups to record wakers, or if the kernel does not account run-queue delays.
 
         Raises ``OSError`` (before Linux 5.19, without CAP_BPF).
         """

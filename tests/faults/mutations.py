@@ -373,7 +373,7 @@ MUTATIONS = [
     Mutation("a kernel without thread contexts", "otel_kprofiler/sdk/own_contexts.py", "        if not self.problem and self._reader is None:\n", "        if False:\n", "tests/unit/thread_record/test_embedded.py::test_a_warning_explains_once_why_spans_have_no_links"),
     Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[1] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_samples_are_not_linked_to_unsampled_spans_in_thread_contexts"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
-    Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_tls_location"),
+    Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_unrelocated_got_entries_yield_no_tls_location"),
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def test_the_account_is_one_json_line_with_each_number_once():
     assert whole["kinds"]["off_cpu"]["taken"] == 11
 
 
-def test_the_account_is_a_sentence_in_a_text_log():
+def test_a_text_log_shows_the_account_as_readable_text():
     line = make_formatter("console", 2).format(make_account_record(account(), as_json=False))
     assert line.partition("INFO    ")[2] == (
         "on_cpu: 97 samples taken; 4 lost (ring_full); otlp_grpc: 70 exported, 23 lost (rejected);"

@@ -27,7 +27,7 @@ def test_a_system_access_is_blocked_and_recorded(use, guard):
     guard.uses.clear()  # otherwise, this test would fail, too
 
 
-def test_a_system_access_in_a_thread_is_recorded_even_if_its_error_is_caught(guard):
+def test_forbidden_access_from_a_thread_is_recorded_even_if_the_exception_is_caught(guard):
     def connect():
         with contextlib.suppress(Exception):
             socket.socket()

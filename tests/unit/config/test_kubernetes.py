@@ -72,7 +72,7 @@ def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
     }
 
 
-def test_the_agents_spool_is_on_a_volume_of_the_node(agent):
+def test_the_agents_spool_is_on_a_host_path_volume(agent):
     pod, container, config = agent
     storage = config.exporters["otlp_grpc"].sending_queue.storage
     (mount,) = [

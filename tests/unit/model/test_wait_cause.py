@@ -82,7 +82,7 @@ def test_frames_of_the_sampling_program_are_ignored(name):
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
 def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
-    """Such stacks lack functions in the kernel's section .sched.text, which has lock functions."""
+    """Such stacks lack functions in the .sched.text section, which also has lock functions."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
     if cause == "kernel_lock":  # less specific without scheduler frames

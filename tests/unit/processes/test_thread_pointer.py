@@ -121,7 +121,7 @@ def test_a_program_without_the_variable_has_no_tls_location(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["descriptor", "general_dynamic", "initial_exec"])
-def test_words_that_the_linker_has_not_resolved_yield_no_tls_location(image_of, name):
+def test_unrelocated_got_entries_yield_no_tls_location(image_of, name):
     image = image_of(name)
     (library,) = [part for part in image.objects if "libcontext" in part.path]
 

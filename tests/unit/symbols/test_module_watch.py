@@ -202,7 +202,7 @@ def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolize
     wait_for_name(symbolizer, TEXT + 0x8014, "late_a")
 
 
-def test_pending_names_are_reported_until_they_are_read(host, symbolizer):
+def test_frames_in_a_new_module_are_unnamed_until_its_symbols_are_read(host, symbolizer):
     kallsyms = host.root / "proc/kallsyms"
     host.load("fresh", announce=False)
     kallsyms.write_text(CORE)
