@@ -345,7 +345,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     yield "CPU of the Collector per 1,000 requests", f"{per_request_s * 1000:.2f} s"
     yield "… in this run", f"{100 * gateway.cpu_s / took_s:.1f} % of a core"
     yield "hosts per core, windows of 5 s", f"{interval_s / per_request_s:,.0f}"
-    yield "memory of the Collector, at most", f"{gateway.peak_kib / 1024:.0f} MB"
+    yield "peak memory of the Collector", f"{gateway.peak_kib / 1024:.0f} MB"
     third = arguments.seconds / 3
     for what, since in (("first", 0.0), ("last", 2 * third)):
         most, mean = busiest(fleet.times, start + since, start + since + third)
@@ -356,7 +356,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
         most, _ = busiest(first, returned, max(first) + 1)
         spread = f"within {max(first) - returned:.0f} s, at most {most} of {len(hosts)} in a second"
         yield "first request of each host after the Collector's restart", spread
-    yield "delay of the load generator, at most", f"{fleet.late_s:.2f} s"
+    yield "maximum delay of the load generator", f"{fleet.late_s:.2f} s"
 
 
 def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:

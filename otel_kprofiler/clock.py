@@ -2,8 +2,8 @@
 
 The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
 but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
-boottime. This is repeated, and the measurement with the least time between the two reads is used,
-as in opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix clock
+boottime. Of several measurements, the one with the least time between the two reads is used, as in
+opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix clock
 changes the offset.
 """
 

@@ -54,8 +54,8 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding has its own thread, so that a large window never delays draining the ring buffer. Only
-    one thread may call the reporter object itself. The methods are thread-safe. Accounts are kept
-    by exporter name, so an account continues when the exporter's queue is replaced.
+    one thread may call the reporter object itself. The methods are thread-safe. Sample counts are
+    kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond either limit, the oldest window is dropped, and its samples are counted as lost.
@@ -125,7 +125,7 @@ class Reporter:
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for all or some samples of a window. Call with the lock held."""
+        """Returns a task for the given samples of a window. Call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -153,7 +153,7 @@ class Reporter:
             ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the accounts of all exporters as of the same instant."""
+        """Returns each exporter's sample counts, all taken at the same instant."""
         with self._changed:
             return tuple(map(self._account, self._not_offered))
 
@@ -200,7 +200,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """Returns a request that has only the account; None if the account is already reported."""
+        """Returns a request with only sample counts; None if they have been reported already."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
@@ -401,7 +401,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """Returns a window without samples, under the attributes that all its Resources share."""
+    """Returns a window without samples, with one Resource that has the attributes common to all."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes

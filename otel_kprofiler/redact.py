@@ -29,7 +29,7 @@ def redact_address(address: str) -> str:
 
 
 def has_secrets(address: str) -> bool:
-    """Returns whether :func:`redact_address` changes an address."""
+    """Returns whether :func:`redact_address` would change an address."""
     return redact_address(address) != address
 
 

@@ -108,7 +108,7 @@ class HttpServer(ThreadingHTTPServer):
         return slowest if now - self._answering[slowest] >= _STALLED_S else None
 
     def keep(self, request: socket.socket) -> None:
-        """Keep a connection open once its request has been read, however many clients connect.
+        """Keep open a connection whose request has been read, even if other clients are waiting.
 
         The connection ends after its response, at its deadline, or once its client stops reading
         while other clients wait.

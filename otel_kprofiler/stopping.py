@@ -77,7 +77,7 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
 def join_all(threads: Iterable[threading.Thread]) -> bool:
     """Join threads that were asked to stop, skipping threads that never started.
 
-    Returns whether all threads have exited. The others keep running as daemons.
+    Returns whether all threads have exited. Threads that have not exited keep running as daemons.
     """
     with stop_within():
         stop = _stop.get()

@@ -2,8 +2,8 @@
 
 Before forking, uWSGI loads the application in its master, which then holds the GIL. A thread
 started in the master therefore never runs again. If such a thread waits for the GIL at the fork,
-the worker waits forever for that thread to take the GIL. Code that needs threads must therefore
-start in each worker.
+the worker waits forever for that thread to take the GIL. Threads must therefore be started in each
+worker.
 """
 
 from __future__ import annotations

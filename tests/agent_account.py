@@ -1,11 +1,11 @@
-"""Parses the account that the agent prints on exit, for comparison in tests."""
+"""Parses the sample counts that the agent prints on exit, for comparison in tests."""
 
 import json
 from collections.abc import Iterable
 
 
 def parse_account(line):
-    """Parses the agent's account in a log line: the sums, and each kind under ``kinds``."""
+    """Parses the agent's sample counts in a log line: the sums, and each kind under ``kinds``."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

@@ -38,7 +38,7 @@ class Btf:
         return at
 
     def add(self, name, kind, last, count=0, tail=b""):
-        """Adds a type; returns its number."""
+        """Adds a type, and returns its number."""
         self.types += struct.pack("=III", self.name(name), kind << 24 | count, last) + tail
         self.count += 1
         return self.count

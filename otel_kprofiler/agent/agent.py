@@ -62,7 +62,7 @@ _DELIVERY_SHARE: Final = 0.5
 _CLOSING_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
-"""Share of the shutdown timeout reserved for printing the final account."""
+"""Share of the shutdown timeout reserved for printing the final sample counts."""
 _CALLS_PER_REPORT: Final = 16  # a step reports progress after this number of samples
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Agent:
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
-        """Run until a stop signal, and return the account of all samples.
+        """Run until a stop signal, and return the final sample counts.
 
         Raises:
             HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or threads
@@ -185,7 +185,7 @@ class Agent:
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
-        """Returns the account of all samples so far. Thread-safe."""
+        """Returns how many samples have been taken, exported and lost so far. Thread-safe."""
         if self._pipeline:
             return self._pipeline.account()
         return Account.of_kinds({}, self._reporter.accounts() if self._reporter else ())

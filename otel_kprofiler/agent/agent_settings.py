@@ -101,7 +101,7 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
 """The receiver's configuration keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Minimum ratio of the memory limit to the ring size. Samples grow about sixfold when decoded."""
+"""Minimum ratio of memory limit to ring buffer size. Samples grow about sixfold when decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8

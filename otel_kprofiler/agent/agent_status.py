@@ -1,4 +1,4 @@
-"""The agent's state for ``/status``."""
+"""Describes the agent's state for ``/status``."""
 
 from __future__ import annotations
 

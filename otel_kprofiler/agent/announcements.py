@@ -1,4 +1,4 @@
-"""The agent's log messages about what it samples, and about the final account."""
+"""The agent's log messages about what it samples, and about its final sample counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe_start(
 
 
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
-    """Returns the account as a log record that contains each number only once.
+    """Returns the sample counts as a log record that contains each number only once.
 
     If ``as_json``, the record's ``account`` attribute contains the numbers, by kind. Otherwise, the
     record's message contains them.

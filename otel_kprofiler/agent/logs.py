@@ -31,7 +31,7 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line of JSON, with its account or traceback if there is one."""
+    """Formats a record as a line of JSON, with its sample counts or traceback if it has any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as a line of JSON."""

@@ -120,7 +120,7 @@ def unmap_startup_pages() -> None:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
         return 0
 
-    # No other thread may map a library now, because parts of a half-mapped library look clean.
+    # No other thread may load a library now: its mappings look clean until they are relocated.
     libc.dl_iterate_phdr(_CALLBACK(unmap), None)
 
 

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 class SelfMetrics:
     """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
 
-    ``attributes`` are further Resource attributes, besides those that identify the agent.
+    ``attributes`` are added to the Resource attributes that identify the agent.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentTargets:
-    """The configured targets. ``sampler`` is the sampler's configuration at the start."""
+    """The configured targets. ``sampler`` is the sampler's initial configuration."""
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
         self._pids = config.sampler.target_pids

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Readings(NamedTuple):
-    """Functions that return the agent's numbers. A thread of the OpenTelemetry SDK calls them.
+    """Functions that return the values of metrics. A thread of the OpenTelemetry SDK calls them.
 
     Attributes:
-        account: returns the account of all samples.
+        account: returns the numbers of samples taken, exported and lost.
         generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
         cpu_time: returns the agent's CPU time so far.

@@ -38,7 +38,7 @@ class Watchdog:
         self._stop = threading.Event()
 
     def alive(self) -> None:
-        """Report progress. Call this at least once in every round of the loop."""
+        """Report progress. Call this at least once in every iteration of the loop."""
         self._missed_checks = 0
 
     def idle_s(self) -> float:

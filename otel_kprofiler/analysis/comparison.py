@@ -59,11 +59,11 @@ class Amount(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The amounts of one group on both sides.
+    """The self and total weight of a group on both sides of a comparison.
 
     Attributes:
-        own: amount of the samples that belong to this group alone.
-        total: amount of all samples in which the key occurs.
+        own: share or rate of the group's self weight.
+        total: share or rate of the weight of all samples in which the key occurs.
         is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number of
             groups tested.
     """
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
-    """Returns the change of each group, ordered by significance, then by size.
+    """Returns the change in each group, ordered by significance, then by size.
 
     Both sides must hold samples of the same kind. ``grouping`` is a function such as those in
     ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
@@ -134,7 +134,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates a group's amount. ``weights`` has None for a side without the group."""
+    """Estimates a group's share or rate. ``weights`` has None for a side without the group."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
@@ -154,10 +154,11 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Returns the indices of changed groups. ``LEVEL`` bounds the chance of any false positive.
+    """Returns the indices of groups that changed significantly, given their p-values.
 
     ``chances`` has a p-value for each group, or 1 if the group has too few samples to be tested.
-    The number of tested groups must not depend on the outcome of the tests.
+    The number of tested groups must not depend on the outcome of the tests. ``LEVEL`` bounds the
+    probability of any false positive.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

@@ -28,10 +28,9 @@ class Group(NamedTuple):
     """Samples that share a key. Weights are in the unit of the kind's ``measure``.
 
     Attributes:
-        own: weight of the samples that belong to this group alone. The ``own`` weights of all
-            groups add up to the weight of all samples.
+        own: self weight. The self weights of all groups add up to the weight of all samples.
         total: weight of all samples in which the key occurs; each sample counts once.
-        kernel: the part of ``own`` that comes from samples in the kernel.
+        kernel: the part of the self weight that comes from samples in the kernel.
         samples: number of samples whose weights add up to ``own``.
     """
 

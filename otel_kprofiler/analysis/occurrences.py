@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A stack's groups: ``own`` is that of the leaf, and ``all`` are those of all frames."""
+    """A stack's groups: ``own`` is the leaf's group, and ``all`` has the groups of all frames."""
 
     own: Key
     all: Iterable[Key]

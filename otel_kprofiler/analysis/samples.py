@@ -27,10 +27,10 @@ from otel_kprofiler.model import (
 
 
 class Origin(NamedTuple):
-    """The profile, within a window, that rows of samples come from.
+    """The window and profile that rows of samples come from.
 
     Attributes:
-        window: number of the window among those loaded.
+        window: index of the window among the loaded windows.
         profile: the profile, without its samples.
         sample_count: number of samples that the profile had when it was loaded.
     """
@@ -113,7 +113,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row. Adds up values that count samples."""
+        """Returns each row's number of samples: the sum of its values if they count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -236,7 +236,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of one part of split samples. ``rows`` has each row's index before the split."""
+    """Columns of one part of a split. ``rows`` has each row's index before the split."""
 
     rows: array[int]
     ends: array[int]

@@ -26,7 +26,7 @@ _WAITING: Final = 0x1 | _STOPPED | _IDLE | _UNINTERRUPTIBLE
 
 
 class DumpRow(NamedTuple):
-    """The state of a thread when the program visited it. Times and durations are in nanoseconds.
+    """The state of a thread when the program visited it. All times are in nanoseconds.
 
     Attributes:
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
@@ -89,10 +89,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It precedes the event by the
-        interrupt and stolen time of the thread's last run. If the kernel does not record when the
-        thread last got a CPU, it is later than the event by the interrupt and stolen time of the
-        whole wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. The result precedes the event
+        by the interrupt and stolen time of the thread's last run. If the kernel does not record
+        when the thread last got a CPU, the result is later than the event by the interrupt and
+        stolen time of the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -118,7 +118,7 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
 
 
 class MemoryLayoutMap(MappedWords):
-    """Maps ``struct memory_layout``, which the program updates."""
+    """Maps ``struct memory_layout``, which the BPF program updates."""
 
     def __init__(self, map_fd: int) -> None:
         super().__init__(map_fd, _LAYOUT.size // 8)

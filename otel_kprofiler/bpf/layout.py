@@ -65,7 +65,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number in records of the first event's sample kind. Later events have consecutive numbers."""
+"""Number of the first event's sample kind in records. Later events have consecutive numbers."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -222,7 +222,7 @@ class ReaderFlag(MappedWords):
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Returns the sums of all lines' counters, and whether no CPU had an unfinished record."""
+    """Returns the sums of all lines' counters, and whether no record was being written."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
@@ -242,7 +242,7 @@ def parse_records(
 ) -> list[RawSample]:
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
-    A kernel stack of ``stack_limit`` bytes counts as truncated, because frames may be missing.
+    A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
     ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
     has samples of an unknown kind.
     """
@@ -358,7 +358,7 @@ def _find_span(
 def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
-    """Returns the statuses and words of the stack sides that were collected."""
+    """Returns the statuses and words of the stacks that were collected."""
     kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 

@@ -20,8 +20,8 @@ def without_signals() -> Iterator[None]:
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     A verification may take half a second, longer than the timer interval of some services.
 
-    The kernel may deliver a signal to any thread. A service with handlers in C, such as uWSGI,
-    relies on its own threads being interrupted, so our threads keep signals blocked.
+    The kernel may deliver a signal to any thread. A service with signal handlers in C, such as
+    uWSGI, relies on signals to interrupt its own threads, so our threads keep signals blocked.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
@@ -42,8 +42,8 @@ class ObjectSpec(NamedTuple):
         log_level: level of the verifier's log, which is logged at INFO: 0 for rejections only, 1
             for the state at each instruction, 2 for all branches too.
         constants: contents of read-only data sections, by name. Only the libbpf loader sets them.
-        maps_of: an object loaded from the same file, whose maps the new object shares, ignoring
-            ``map_entries``. Only the libbpf loader supports this.
+        maps_of: an object loaded from the same file. The new object shares its maps, and
+            ``map_entries`` is ignored. Only the libbpf loader supports this.
     """
 
     source: Path

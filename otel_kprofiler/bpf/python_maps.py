@@ -172,8 +172,8 @@ class PythonMaps(LockedForForks):
     ) -> bool:
         """Start reading a process's Python frames, and return whether the map had room.
 
-        After execve(2), the process has no Python frames until it is registered again. ``tgid`` is
-        the process id, as in samples. ``image`` identifies the program that the process must be
+        After execve(2), no Python frames are read until the process is registered again. ``tgid``
+        is the process id, as in samples. ``image`` identifies the program that the process must be
         executing (:meth:`take_seen`); 0 accepts the program of the process's next sample. Raises
         ``OSError``.
         """
@@ -220,8 +220,8 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        Afterwards, the code objects of all samples that were complete before the call are
-        described.
+        Afterwards, all code objects in samples that were complete before the call have
+        descriptions.
         """
         with self._lock:
             if not self._is_open:

@@ -60,7 +60,7 @@ class TracepointConstants(NamedTuple):
 
 
 class TracedCpus(MappedWords):
-    """The mapped ``traced_cpus`` array: changes need no system call."""
+    """The ``traced_cpus`` array, mapped so that changes need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus, writable=True)

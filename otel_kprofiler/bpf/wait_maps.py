@@ -161,8 +161,8 @@ class WaitThread(NamedTuple):
     def passed(self, now_ns: int) -> tuple[int, int]:
         """Returns how long the thread was in the wait's state, and how long ago it woke, in ns.
 
-        ``now_ns`` is the current time on the threads' clock. Both results are 0 if the wait starts
-        later.
+        ``now_ns`` is the current time on the clock of ``off_since_ns``. Both results are 0 if the
+        wait starts later than ``now_ns``.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -254,7 +254,7 @@ class WaitLines(MappedWords):
         return parse_wait_counts(self.copy_counters())
 
     def offset_ns(self) -> int:
-        """Returns the latest difference between ``CLOCK_MONOTONIC`` and the threads' clock."""
+        """Returns the latest value of ``CLOCK_MONOTONIC`` minus the clock of ``struct thread``."""
         lines = range(_COUNTERS, len(self.words), _LINE_WORDS)
         at = max(lines, key=lambda offset: self.words[offset + 1])
         return ctypes.c_int64(self.words[at]).value

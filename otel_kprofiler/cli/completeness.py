@@ -101,7 +101,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the user sides of a stack that have frames or an error."""
+    """Yields the user-space sides of a stack that have frames or an error."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side

@@ -1,4 +1,4 @@
-"""Measures the CPU time of a command."""
+"""Measures the CPU time of this process."""
 
 from __future__ import annotations
 

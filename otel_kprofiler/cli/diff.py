@@ -165,7 +165,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Returns no changes in shares if a side has no samples."""
+    """Compares two profiles; returns no changes in shares if either has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, partial(group_samples, by=by), per_second=way is Way.TIME)

@@ -17,7 +17,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""The summary reports a changed load if the two sides' loads differ by more than this factor."""
+"""The summary reports a changed load if the two profiles' loads differ by more than this factor."""
 _CHANCE: Final = "~"
 
 

@@ -57,7 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a text for each finding, leaving out fixes that are printed elsewhere."""
+    """Yields a text for each finding, without the fixes that are printed elsewhere."""
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)
@@ -88,7 +88,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the verdict, then a line for each fix, which names the checks that need the fix."""
+    """Yields the verdict, then a line for each fix with the names of the checks that need it."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes
@@ -106,7 +106,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Lowers a warning about hidden symbols to info level, because a BPF iterator reports them."""
+    """Lowers a warning about hidden symbols to info level, as a BPF iterator can read them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 

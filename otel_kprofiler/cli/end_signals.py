@@ -27,7 +27,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """Store the first signal from now on, and call ``announce`` from its handler."""
+        """From now on, store the first signal, and call ``announce`` from the signal handler."""
         self._announce = announce
 
     def __enter__(self) -> Self:

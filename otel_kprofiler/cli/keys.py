@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """Returns whether the pending input is either the Escape key or an unfinished sequence."""
+        """Returns whether the input so far is the Escape key or the start of an escape sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:

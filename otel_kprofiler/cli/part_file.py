@@ -21,7 +21,7 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""Interval between writes. A killed recording loses at most the samples of one interval."""
+"""Writes once a second, so a killed recording loses at most the last second of samples."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"

@@ -209,13 +209,13 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink for the whole recording as one window; None if there is no output."""
+        """Returns a sink for a window with the whole recording; None if there is no output file."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink that gets the whole recording as one window.
+        """Add a sink, which gets the whole recording as one window at the end.
 
-        If there is no output, the sink gets each window separately.
+        If there is no output file, the sink gets each window as it closes.
         """
         (self._whole or self._each).insert(0, sink)
 

@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""By grouping, the title of the column that shows ``Key.place``, such as a function's module."""
+"""Title of the column for ``Key.place``, such as a function's module, by grouping."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

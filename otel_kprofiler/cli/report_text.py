@@ -46,7 +46,8 @@ class Report:
         processes: whether each Resource was selected, by index; None if the filters select only
             parts of processes, for which there are no exact wait totals.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
-        callers_of, callees_of: function whose callers or callees are the groups; otherwise None.
+        callers_of, callees_of: function whose callers or callees are shown; None to group by
+            ``by``.
         order: a name in :data:`SORTS`; None for the grouping's default.
     """
 
@@ -60,7 +61,7 @@ class Report:
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
     ) -> Iterator[str]:
-        """Yields a report on one or more samples, as text with up to ``limit`` rows (0: all)."""
+        """Yields a report on the samples, as text with up to ``limit`` rows (0: all)."""
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())
@@ -156,7 +157,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups and, if these are spans, the lines of each span as groups."""
+        """Returns the groups and, if these are spans, a group for each source line in each span."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:

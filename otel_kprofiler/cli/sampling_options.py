@@ -274,7 +274,7 @@ class Sampling:
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """Opens a resolver of user frames. Returns None if the options disable it.
+        """Opens a resolver for user frames. Returns None if the options disable it.
 
         The resolver is closed by the caller, or by the pipeline that the caller passes it to.
         ``code_sink`` receives each name that is resolved for JIT-compiled code.
@@ -285,7 +285,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens a resolver of user frames that, unlike the agent's, may wait for files."""
+    """Opens a resolver for user frames, which may wait for files, unlike the agent's resolver."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

@@ -44,8 +44,8 @@ def describe_failure(result: ExportResult) -> str:
 class Sending:
     """Sends windows to a receiver; call it with each window.
 
-    Keeps windows that the receiver does not accept in a file named after ``beside``, the output's
-    path. Leaving the context waits up to ten seconds for pending exports.
+    If the receiver does not accept a window, saves it in a file named after ``beside``, the
+    output's path. Leaving the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:
@@ -64,12 +64,12 @@ class Sending:
             self._said = describe_failure(result)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the exporter's account of each kind; kept samples count as lost."""
+        """Returns the exporter's sample counts; samples kept in the file count as lost."""
         return self._reporter.accounts()
 
     @property
     def kept(self) -> Counter[LossCause]:
-        """Returns the number of unsent samples that were kept in a file, by cause."""
+        """Returns the number of unsent samples that were kept in a file, by cause of the loss."""
         return self._unsent.kept
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Summarizes a recording: samples recorded and lost, and the next step."""
+"""Summarizes a recording: samples recorded and lost, and what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUSY_SHARE: Final = 0.01
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields a summary: the missing names and callers, the samples, and the next step."""
+    """Yields a summary: missing names and callers, sample counts, and what to do next."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9

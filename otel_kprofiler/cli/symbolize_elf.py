@@ -141,7 +141,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Yields the addresses of functions called ``name``, or only 0 if the file is called so."""
+        """Yields the addresses of functions called ``name``; only 0 if that is the file's name."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

@@ -77,7 +77,7 @@ def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
 
 
 def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
-    """Finds parts and clones, such as ``name.isra.0``, that are shown under the function's name."""
+    """Finds the compiler's variants of a function (``name.isra.0``) that are shown as ``name``."""
     matches = symbolizer.find(f"{name}.", prefix=True)
     return [match for match in matches if symbolizer.explain(match.address).frame.function == name]
 

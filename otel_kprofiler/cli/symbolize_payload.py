@@ -30,10 +30,11 @@ def name_payload(
 ) -> bool:
     """Write OTLP profiles with names added to unnamed native and kernel frames.
 
-    The output has the same form as the input; the path ``-`` is standard output. ``elf_files`` are
-    files that may contain the frames' code. They are matched by id, not by name. If ``as_json``,
-    counts are printed as JSON. Returns True if any name was added, or if none was missing. Raises
-    ``HostError`` or ``PayloadError`` for the input, and ``ExportError`` for the output.
+    The output has the same encoding as the input; the path ``-`` is standard output. ``elf_files``
+    are files that may contain the frames' code. They are matched by id, not by name. If
+    ``as_json``, counts are printed as JSON. Returns True if any name was added, or if none was
+    missing. Raises ``HostError`` or ``PayloadError`` for the input, and ``ExportError`` for the
+    output.
     """
     try:
         data = read_file(path)

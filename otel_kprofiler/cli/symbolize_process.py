@@ -26,7 +26,7 @@ def resolve_in_process(
 ) -> bool:
     """Print the functions at addresses in a process, or the addresses of functions.
 
-    ``words`` are addresses or names; if ``offsets`` is set, paths with file offsets
+    ``words`` are addresses or names, or, if ``offsets`` is set, paths with file offsets
     (``PATH:OFFSET``). With ``as_json``, one JSON object is printed per line. Returns whether every
     word was resolved.
     """

@@ -18,7 +18,7 @@ _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
 
 
 class Place(NamedTuple):
-    """The name of a function or module, an offset, and the function's size (0: none), in bytes."""
+    """The name of a function or module, an offset, and the function's size in bytes if given."""
 
     name: str
     offset: int

@@ -46,7 +46,7 @@ class Part:
 
     Attributes:
         samples: samples taken in the interval, without idle waits if these are hidden.
-        weight: total weight of the samples, in nanoseconds of CPU time or waits, or in events.
+        weight: total weight of the samples, in nanoseconds of CPU or wait time, or in events.
     """
 
     start_unix_ns: int

@@ -1,4 +1,4 @@
-"""Reports the share of unnamed frames on each stack side, and the file with the most of them."""
+"""Reports the shares of unnamed kernel and user frames, and the file with the most of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class UnresolvedFrames:
         return f"{' and '.join(shares)} frames"
 
     def remark(self) -> str:
-        """Describes where most user frames without names are, why, and a fix; may be empty."""
+        """Describes the main reason for unnamed user frames, the file and a fix; may be empty."""
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""
         place, count = self.places.most_common(1)[0]

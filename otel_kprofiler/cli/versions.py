@@ -1,4 +1,4 @@
-"""Collects versions for bug reports: program, loader, interpreter and kernel."""
+"""Collects versions for bug reports: program, eBPF loader, Python and kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from otel_kprofiler.version import __version__
 
 
 def describe_versions() -> str:
-    """Returns the versions of the program, loader, interpreter and kernel on one line."""
+    """Returns the versions of the program, eBPF loader, Python and kernel on one line."""
     version = LibbpfLoader.find_version()
     loader = f"libbpf {version}" if version else "bcc" if BccLoader.is_installed() else "no loader"
     python = f"{platform.python_implementation()} {platform.python_version()}"

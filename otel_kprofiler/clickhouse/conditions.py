@@ -35,7 +35,7 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Yields SQL conditions that hold for every row matching a filter. Ignores the ``kinds``.
+    """Yields SQL conditions that hold for every row matching a filter. Ignores the filter's kinds.
 
     ``rows`` is the result of :func:`queries.rows_between`, for use in subqueries.
     """
@@ -94,7 +94,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether a pattern can match only function names. Other entries start with ``[``."""
+    """Returns whether a pattern matches only functions. Names of other frames start with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 

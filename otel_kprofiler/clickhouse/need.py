@@ -32,7 +32,7 @@ class Need:
         samples: names of the sample attributes to read; None for all.
         stacks: whether to read the stacks. Otherwise, only a flag is read, which shows whether the
             stack has kernel frames.
-        times: whether to read all timestamps. Otherwise, only the first and the last timestamp of
+        times: whether to read all timestamps. Otherwise, only the first and last timestamps of
             merged samples are read.
     """
 
@@ -53,7 +53,7 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """Returns the need for the attributes that ``NAME=VALUE`` filters compare."""
+        """Returns a need that covers only the attributes in ``NAME=VALUE`` filters."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
 

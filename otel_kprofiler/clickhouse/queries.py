@@ -25,7 +25,7 @@ KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)
 files may have the same names.
 """
 KERNEL_FLOOR: Final = 1 << 63
-"""Lowest kernel address, for code without a mapping."""
+"""Lowest kernel address, which identifies kernel code in frames without a mapping."""
 _IN_KERNEL: Final = (
     f"arrayExists((name, address) -> match(name, {literal(KERNEL_MAPPINGS)}) "
     f"OR name = '' AND address >= {KERNEL_FLOOR}, MappingFileNames, Addresses)"
@@ -80,8 +80,8 @@ def samples(
     """Returns a query that reads samples, and merges samples whose needed parts are equal.
 
     Columns: kind, Resource attributes, sample attributes, stack, link, number of samples, sum of
-    the values, times and values. If times are not needed or a step is given, the times are only the
-    first and the last time, and there are no values.
+    the values, times and values. If times are not needed or a step is given, the times column
+    contains only the first and last times, and the values column is empty.
 
     ``rows`` is the result of :func:`rows_between`. Only rows that meet all SQL ``conditions`` are
     read. With ``step_ns``, samples are merged only if they are in the same time step of that

@@ -56,8 +56,8 @@ class RowReader:
     """Converts blocks of rows to windows. Equal stacks and attributes are stored only once.
 
     ``times`` is the time range that the windows cover. ``stacks`` maps the stack numbers in the
-    rows to stacks; None if the rows only flag kernel code. If ``has_times`` is False, each row has
-    only the first and the last of its sample times.
+    rows to stacks; None if each row contains only a flag for kernel frames instead. If
+    ``has_times`` is False, each row has only the first and the last of its sample times.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
@@ -162,7 +162,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Estimates merged samples' times and values from their count, sum, first and last time."""
+    """Estimates merged samples' times and values from count, total, first time and last time."""
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]

@@ -80,7 +80,7 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Stacks by number. Equal frames and equal stacks are stored only once."""
+    """Builds and keeps stacks by number. Equal frames and equal stacks are stored only once."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Frame, ...]] = {}

@@ -72,7 +72,7 @@ class ProfileStore:
         """Reads the selected samples, and possibly samples that do not match the filter.
 
         The samples form one window that covers all profiles, or several windows if the period
-        changed. If samples are merged by time step, ``report`` is called with a sentence for the
+        changed. If samples are merged by time step, ``report`` is called with a message for the
         user. Raises ``KProfilerError`` if the table cannot be read, or the samples do not fit into
         memory.
         """

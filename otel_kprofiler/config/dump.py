@@ -56,7 +56,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
 
 
 def scalar(value: Any) -> str:
-    """Formats a value that is not a section in YAML flow style, and escapes ``$``."""
+    """Formats a scalar or a list in YAML flow style, and escapes ``$``."""
     if isinstance(value, Duration):
         return str(value)
     if isinstance(value, SecretStr):

@@ -128,7 +128,7 @@ class RetryOnFailure(Section):
         default=0.5,
         ge=0,
         le=1,
-        description="Random variation of each delay, as a fraction of the delay from 0 to 1.",
+        description="Random variation of each delay, as a fraction of the delay, 0 to 1.",
     )
     multiplier: float = Field(
         default=1.5, ge=1, description="Factor by which the delay grows after each retry."

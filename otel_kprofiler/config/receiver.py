@@ -40,7 +40,7 @@ def _symbols(value: Any) -> Any:
 
 
 def _count(value: Any) -> Any:
-    """Convert ``off`` to 0, even if a YAML parser or a variable has turned ``off`` into false."""
+    """Convert ``off`` to 0, even if ``off`` was parsed as false, as in YAML 1.1."""
     return 0 if value is False or value in ("off", "false") else value
 
 
@@ -55,7 +55,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Convert a Boolean, or its text from a variable, to a section with only ``enabled``."""
+    """Convert a Boolean, or the text of a Boolean, to a section with only the key ``enabled``."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value
@@ -137,12 +137,13 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Limit on the memory for symbols of user files. The largest tables and unused "
-        "tables are evicted first. Files are read one at a time. A file is rejected if reading it "
-        "needs more than three quarters of this limit, and the log shows the required size. A file "
-        "is also rejected if its table is larger than half of the limit. With user_symbols: lines, "
-        "a separate process converts DWARF. This process may use eight times the limit, but at "
-        "most half of the memory still available under the cgroup's limit.",
+        description="Limit on the memory for symbols of user files. Large tables, and tables that "
+        "were not used recently, are evicted first. Files are read one at a time. A file is "
+        "rejected if reading it needs more than three quarters of this limit, and the log shows "
+        "the required size. A file is also rejected if its table is larger than half of the limit. "
+        "With user_symbols: lines, a separate process converts DWARF. This process may use eight "
+        "times the limit, but at most half of the memory still available under the cgroup's "
+        "limit.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
@@ -222,8 +223,8 @@ class Receiver(Section):
     target_comms: list[Target] = Field(
         default=[],
         description="Names of the threads and processes to sample. A process has the name of its "
-        "main thread. Only the first 15 bytes are compared. Matching process names needs BTF. If "
-        "empty, all are sampled.",
+        "main thread. Only the first 15 bytes are compared. Comparing process names needs BTF. If "
+        "the list is empty, all threads are sampled.",
     )
     pin_cpu_ids: str = Field(
         default="",
@@ -239,18 +240,18 @@ class Receiver(Section):
     )
     reporter_interval: Duration = duration(
         "5s",
-        "Length of a window. The samples of a window are merged and sent together.",
+        "Length of a window. The samples taken in a window are merged and sent together.",
         ge="100ms",
     )
     reporter_jitter: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Random variation of each window's length, as a fraction of reporter_interval "
-        "from 0 to 1. The variation keeps hosts from sending simultaneously.",
+        description="Random variation of each window's length, as a fraction of reporter_interval, "
+        "0 to 1. The variation keeps hosts from sending simultaneously.",
     )
     monitor_interval: Duration = duration(
-        "5s", "Interval at which the agent checks service.limits.", ge="100ms"
+        "5s", "Interval at which the agent compares its usage with service.limits.", ge="100ms"
     )
     clock_sync_interval: Duration = duration(
         "3m",
@@ -316,8 +317,8 @@ class Receiver(Section):
     ] = Field(
         default="process",
         description="What each Resource describes. Samples of processes that share a Resource are "
-        "merged before they are sent. Values other than process yield fewer series and smaller "
-        "requests. Threads remain distinguishable (see docs/fleet.md).",
+        "merged before they are sent. Values other than process result in fewer series and smaller "
+        "requests. Samples still name their threads (see docs/fleet.md).",
     )
 
     @field_validator("events")

@@ -117,7 +117,7 @@ LOGS: Final[Mapping[str, str]] = {
 METRICS: Final[Mapping[str, str]] = {
     "readers": "the agent sends metrics to the pipeline's OTLP receivers every "
     "service.telemetry.metrics.interval; remove this setting",
-    "address": "the agent pushes metrics, and they cannot be scraped; remove this setting",
+    "address": "the agent sends its metrics, and has no endpoint to scrape; remove this setting",
     "views": "remove this setting, and filter in the Collector",
 }
 TELEMETRY: Final[Mapping[str, str]] = {

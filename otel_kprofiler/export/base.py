@@ -135,7 +135,7 @@ class ProfileExporter(abc.ABC):
 
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
-        form: form that batches for this exporter must have.
+        form: whether batches for this exporter must be protobuf or JSON.
         max_bytes: maximum payload size in bytes before compression; None for no limit. The exporter
             lowers it when the receiver rejects smaller requests as too large.
         attributes: how batches for this exporter represent resource and scope attributes.

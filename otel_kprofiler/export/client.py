@@ -13,7 +13,7 @@ from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Default maximum request size: gRPC's 4 MiB limit, decompressed, minus a margin for headers."""
+"""Default request limit: gRPC's 4 MiB for decompressed requests, minus a margin for headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class ClientSettings:
 
     @property
     def form(self) -> Form:
-        """Returns the form of the requests."""
+        """Returns the form of the requests: protobuf or JSON."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
 
     def checked_headers(self) -> dict[str, str]:

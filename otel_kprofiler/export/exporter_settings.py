@@ -66,7 +66,7 @@ class ExporterSettings(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSettings(ExporterSettings):
-    """Settings for OTLP over gRPC or HTTP."""
+    """Settings for sending OTLP over gRPC or HTTP."""
 
     client: ClientSettings
 
@@ -96,7 +96,7 @@ def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings(ExporterSettings):
-    """Settings for OTLP in files. The fields are the arguments of :class:`FileExporter`."""
+    """Settings for writing OTLP to files. The fields are the arguments of :class:`FileExporter`."""
 
     path: str
     form: Form

@@ -28,7 +28,7 @@ def export_all(
 ) -> list[Part]:
     """Export batches in order. After a temporary failure, do not send the remaining batches.
 
-    ``on_export`` is called after each export. Its exceptions are only logged.
+    ``on_export`` is called after each export. Exceptions in ``on_export`` are only logged.
     """
     parts: list[Part] = []
     for batch in batches:

@@ -21,7 +21,7 @@ from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES
 from otel_kprofiler.model import Form
 
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
-"""The statuses that the OTLP specification calls retryable, besides failures to connect."""
+"""The HTTP statuses that the OTLP specification calls retryable."""
 CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
 _FORMS: Final = {
     "application/x-protobuf": Form.PROTOBUF,
@@ -30,7 +30,7 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""The form that each content type denotes, including unofficial names of the types."""
+"""Forms by content type, including unofficial content types."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )

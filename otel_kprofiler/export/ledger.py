@@ -97,7 +97,7 @@ class Ledgers:
             self._kinds[kind].accepted += count
 
     def carry(self, samples: Mapping[str, int]) -> None:
-        """Count samples that earlier runs left in the spool, by kind."""
+        """Count, by kind, the samples that earlier runs left in the spool."""
         for kind, count in samples.items():
             self._kinds[kind].carried += count
 

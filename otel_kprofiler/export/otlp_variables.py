@@ -1,8 +1,8 @@
 """Reads the ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` environment variables.
 
-Variables with ``PROFILES_`` take precedence, and an empty value counts as unset. The variables have
-the same meaning as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and covers all
-attempts for a batch, and the default protocol is grpc.
+Variables with ``PROFILES_`` in the name take precedence, and an empty value counts as unset. The
+variables have the same meaning as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and
+covers all attempts for a batch, and the default protocol is grpc.
 """
 
 from __future__ import annotations

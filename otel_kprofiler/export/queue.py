@@ -7,7 +7,7 @@ samples. The counts are exact at every instant, for each kind of sample::
     accepted + carried = exported + all lost + queued
 
 With a spool, a batch that cannot reach the receiver stays queued until the batch is too old or its
-disk space is needed. Any other outcome of an export settles the batch.
+disk space is needed. Any other outcome of an export is final.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Held(NamedTuple):
     Attributes:
         samples: number of samples that are neither exported nor lost yet, by kind.
         batches: the batch or its undelivered parts; empty if they are in the spool.
-        lost: samples of the batch lost so far, by kind and cause.
+        lost: number of the batch's samples lost so far, by kind and cause.
         carried: whether the batch is from an earlier run.
     """
 
@@ -72,8 +72,8 @@ class ExportQueue:
         max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
         on_export: called on the worker thread after each export, with the result and the duration
             in seconds, retries included. It is not called for a batch abandoned at shutdown.
-        spool: keeps batches on disk, so that memory holds only batches that cannot be written.
-            Closed together with the queue.
+        spool: keeps batches on disk, so that memory holds only batches that could not be written to
+            it. Closed together with the queue.
         on_lost: called when a batch in memory is counted as lost, unless parts of it arrived. It is
             called on any thread, one call at a time, and must not raise.
     """
@@ -125,7 +125,7 @@ class ExportQueue:
         return self._append(batch, rest)
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
-        """Switch to a new exporter of the same form, which also gets all waiting batches.
+        """Switch to a new exporter with the same ``form``, which also gets all waiting batches.
 
         The old exporter is shut down in the background. A batch that the old exporter abandons goes
         to the new one.
@@ -334,11 +334,11 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that its oldest batches are settled.
+        """Record in the spool that its oldest batches have been delivered or lost.
 
-        ``left`` counts the samples that remain in the spool as parts of these batches. The
-        caller increments ``_settling`` when it removes the batches from the queue, so that the
-        spool is not closed before they are settled.
+        ``left`` counts the samples in undelivered parts of these batches, which stay in the spool.
+        The caller increments ``_settling`` when it removes the batches from the queue, so that the
+        spool is not closed before this record is written.
         """
         try:
             stored = [held.stored for held in settled if held.stored]
@@ -403,7 +403,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome, requeue undelivered parts, and return whether there are none."""
+        """Count a batch's outcome, and requeue undelivered parts; return False if there are any."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

@@ -78,9 +78,9 @@ class Recovery:
         totals: the latest totals recorded in the segments.
         last: the highest batch number in use; new batches get higher numbers.
         sizes: size of each segment in bytes, by segment number.
-        damaged: number of samples that are neither settled nor readable, by kind. These are the
-            samples of damaged batches, and the samples of the last window that were not appended
-            before the process was killed.
+        damaged: number of unreadable samples that had not been delivered or lost, by kind. These
+            are the samples of damaged batches, and the samples of the last window that were not
+            appended before the process was killed.
         waiting, earlier, earlier_lost, unknown_since_unix_ns: see :class:`~.spool.Spool`.
     """
 
@@ -117,7 +117,7 @@ class Recovery:
         # Numbers of settled batches must not be reused, even if the records are damaged.
         self.last = max(self.last, totals.settled)
         self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
-        # Each appended sample is done, waiting, in a segment set aside, or unreadable.
+        # Each appended sample was delivered or lost, or is waiting, set aside or unreadable.
         unreadable = totals.appended - totals.done
         for stored in self.waiting:
             unreadable -= stored.samples

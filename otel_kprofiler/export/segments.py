@@ -67,8 +67,8 @@ class StoredBatch(NamedTuple):
 
     Attributes:
         number: position of the batch in the spool; ascending, never reused.
-        before: samples appended before the batch, by kind.
-        rest: samples in later batches of the same window, by kind.
+        before: number of samples appended before the batch, by kind.
+        rest: number of samples in later batches of the same window, by kind.
     """
 
     number: int
@@ -80,7 +80,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of samples over the spool's lifetime, as recorded in marks. They never decrease.
+    """Sample totals over the spool's lifetime, as stored in *mark* records. They never decrease.
 
     Attributes:
         settled: number of the last batch that was delivered or lost.
@@ -99,7 +99,7 @@ class Totals:
     aside: SampleCounts = field(default_factory=SampleCounts)
 
     def pack(self) -> bytes:
-        """Encode the totals as the body of a mark."""
+        """Encode the totals as the body of a *mark* record."""
         values = {total.name: getattr(self, total.name) for total in fields(self)}
         return json.dumps(values).encode()
 
@@ -114,7 +114,7 @@ class Totals:
 
 
 def name_losses(kind: str, losses: Losses) -> SampleCounts:
-    """Returns the losses of a kind in stored form, in which the keys are ``KIND/CAUSE``."""
+    """Returns the losses of a kind as they are stored, with keys of the form ``KIND/CAUSE``."""
     return SampleCounts({f"{kind}/{cause.value}": count for cause, count in losses.items()})
 
 

@@ -126,7 +126,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         learned.begin_batch()
         aim = limit if learned.takes_nothing else learned.aim
         message, is_refused = "it exceeds max_message_bytes", False
-        # Smallest size that the receiver or the configured limit is known to reject.
+        # Smallest size known to exceed the receiver's limit or the configured limit.
         refused = math.inf if limit is None else limit + 1
         while pending:
             part = pending.popleft()
@@ -200,8 +200,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def send_once(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request once, without counting or logging it.
 
-        ``request`` is a request without samples, in this exporter's form. The time limit of an
-        attempt also applies.
+        ``request`` is a request without samples, serialized in this exporter's ``form``. The
+        exporter's time limit for attempts also applies.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))

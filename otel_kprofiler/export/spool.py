@@ -6,7 +6,8 @@ A segment is a file ``NUMBER.spool``, named after the lowest batch number that i
 :mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so
 nothing is ever written after a damaged record.
 
-- A *batch* record contains a batch, its number, and the samples appended before it, by kind.
+- A *batch* record contains a batch, its number, and the number of samples appended before it, by
+  kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
@@ -90,8 +91,8 @@ class Spool:
         damaged: number of samples from earlier runs that can no longer be read, by kind.
         earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
-        unknown_since_unix_ns: if the previous run was killed, the time after which its number of
-            samples is unknown, or 1 if this time is unknown, too. 0 if the run closed the log.
+        unknown_since_unix_ns: 0 if the previous run closed the log. If that run was killed, the
+            time after which its number of samples is unknown, or 1 if this time is unknown, too.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Spool:
 
         Args:
             number: number of the batch. Also settles all earlier batches.
-            samples: samples exported or lost since the last call, by kind.
+            samples: number of samples exported or lost since the last call, by kind.
             lost: how many of ``samples`` were lost, by kind and cause.
 
         Raises:
@@ -207,7 +208,7 @@ class Spool:
             except OSError:
                 if self._totals.settled < self._last:
                     raise
-                # No batch is waiting: free the space of settled segments.
+                # No batch is waiting, so all segments can be deleted to free disk space.
                 self._end_segment()
                 self._drop_settled()
                 self._begin_segment()
@@ -215,7 +216,7 @@ class Spool:
                 self._drop_settled()
 
     def holds(self, stored: Stored) -> bool:
-        """Returns whether a batch is not settled yet."""
+        """Returns whether a batch is still in the spool."""
         return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
@@ -354,8 +355,8 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # A segment without a mark must not be continued, so the next record begins a new
-            # segment.
+            # A segment that does not start with a mark must not be continued, so the next record
+            # begins a new segment.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)
@@ -388,7 +389,7 @@ class Spool:
         return offset
 
     def _drop_settled(self) -> None:
-        """Delete segments whose batches are all settled, except the one being written."""
+        """Delete segments without waiting batches, except the segment being written."""
         segments = sorted(self._sizes)
         if self._fd < 0:
             segments.append(self._last + 1)

@@ -1,7 +1,7 @@
 """Builds the data of the HTML page: tables of values, and of indices into other tables.
 
 ``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
-:mod:`array` module, a colon, and the little-endian numbers in base64, which a browser reads ten
+:mod:`array` module, a colon, and the little-endian numbers in base64. A browser reads this ten
 times faster than JSON.
 """
 
@@ -31,7 +31,7 @@ _KINDS: Final = {
 """Colors of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
-"""Bin widths below one second, in milliseconds. Wider bins are a whole number of seconds."""
+"""Bin widths below one second, in milliseconds. Wider bins span a whole number of seconds."""
 _ROW_BITS: Final = 32
 
 
@@ -87,7 +87,7 @@ class Interval(NamedTuple):
 
 
 def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of windows as columns for the page, a JSON-serializable object.
+    """Returns the windows' samples as columns for the page, in a JSON-serializable dictionary.
 
     The windows may come from any hosts, in any order. The host's name is added to ``title``. Counts
     are in the unit of the sample kind.
@@ -232,7 +232,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for a profile's values: its period if the kind has several, else 1."""
+        """Returns a profile's period if its kind has profiles with different periods, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:

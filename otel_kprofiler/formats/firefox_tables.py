@@ -65,7 +65,7 @@ class SharedTables:
         return self._stacks[stack]
 
     def reasons(self, stack: Stack) -> set[str]:
-        """Returns why a stack lacks frames or names."""
+        """Returns the reasons why a stack lacks frames or names."""
         self.stack(stack)
         return self._reasons[stack]
 

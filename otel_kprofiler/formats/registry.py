@@ -18,11 +18,12 @@ from otel_kprofiler.model import Window
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """An output format of recordings.
+    """An output format of the ``record`` command.
 
     Attributes:
         name: value of ``--format``.
-        suffix: file suffix, in lower case. If several formats match, the longest suffix decides.
+        suffix: file suffix, in lower case. If several suffixes match a file name, the longest one
+            wins.
         write: returns the content of a file. Text is written as UTF-8.
         next_step: command that opens a file, with ``{}`` for the file's path.
         has_addresses: whether files may contain kernel addresses. Such files are readable by their

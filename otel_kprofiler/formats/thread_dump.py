@@ -44,9 +44,8 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
     """Returns the threads of each process as text, grouped by state and stack.
 
     Stacks are shown leaf first. Running threads come first, then threads that wait for a CPU,
-    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Groups of
-    the same rank are sorted by size, largest first. ``width`` is the terminal's width; None for no
-    limit.
+    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Within
+    this order, larger groups come first. ``width`` is the terminal's width; None for no limit.
     """
     lines: list[str] = []
     for process in processes:

@@ -56,7 +56,7 @@ class Access:
         return os.readlink(self.root + path)
 
     def open_reference(self, path: str) -> int:
-        """Open a file as a reference (``O_PATH``), which neither affects nor reads the file."""
+        """Open a file as a reference (``O_PATH``), which has no effect on the file."""
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
 
     def open_reference_in(self, root: str, path: str) -> int:
@@ -94,7 +94,7 @@ def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
 
 
 def read_pieces(fd: int, most_bytes: int) -> bytes:
-    """Read at most ``most_bytes`` bytes from a descriptor, in pieces. Raises ``OSError``."""
+    """Read at most ``most_bytes`` bytes from a descriptor, in chunks. Raises ``OSError``."""
     pieces, left = [], most_bytes
     while left and (piece := os.read(fd, min(left, _PIECE_BYTES))):
         pieces.append(piece)

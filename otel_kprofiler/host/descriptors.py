@@ -41,7 +41,7 @@ def signal_pidfd(fd: int, number: signal.Signals) -> None:
 def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
     """Create a file in memory, as ``os.memfd_create`` does; the caller closes the descriptor.
 
-    Raises ``OSError``, also if glibc is older than 2.27.
+    Raises ``OSError`` on failure, or if glibc is older than 2.27.
     """
     in_python = getattr(os, "memfd_create", None)
     if in_python is not None:

@@ -54,8 +54,8 @@ def doctor(
     check is skipped.
 
     Returns:
-        Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
-        there is a ``WARN``, some data is missing from profiles.
+        Returns the findings in the order in which to fix them. If there is no ``FAIL``, sampling
+        works. If there is a ``WARN``, some data is missing from profiles.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))

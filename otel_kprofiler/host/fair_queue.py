@@ -33,7 +33,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the effective user id of a process, or the owner itself if it is not a pid."""
+    """Returns the effective user id of a process; returns any other owner unchanged."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
@@ -44,8 +44,8 @@ class FairQueue(Generic[T]):
     not take turns from other groups.
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
-    had the last turn in its group, so that idle time earns no credit. Among owners of equal cost,
-    the one that has waited longest is next.
+    had the last turn in its group, so that idle time earns no credit. Among owners with equal
+    costs, the one that has waited longest is next.
 
     All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is a
     reserve for owners that had no turn in the last minute. These owners need not wait while the

@@ -17,8 +17,8 @@ from typing import Any
 def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
-    ``__init__`` runs later, when code looks up an attribute that is not a submodule. Other code can
-    therefore use the package normally. A package that is already imported is not changed.
+    ``__init__`` runs later, when code looks up an attribute that is not a submodule. Code elsewhere
+    can therefore use the package normally. A package that is already imported is not changed.
     Thread-safe. Raises ``ImportError``.
     """
     package, _, _ = name.partition(".")

@@ -7,7 +7,7 @@ import os
 
 
 def call_libc(action: str, function: str, *arguments: object) -> int:
-    """Call a function and return its result. Raises ``OSError``; ``action`` begins its message."""
+    """Call a function and return its result. ``action`` begins the message of an ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = getattr(libc, function)(*arguments)
     if result < 0:

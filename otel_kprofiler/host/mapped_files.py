@@ -225,7 +225,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
         process = f"/proc/{pid}"
         for name, path in _mappings(request, files, pid):
             yield _Way("map_files", f"{process}/map_files/{name}", path)
-            if path.startswith("/"):  # not an unnamed memory area
+            if path.startswith("/"):  # a file, not unnamed memory
                 paths.append((process, path))
     for process, path in dict.fromkeys(paths):
         yield _Way("exe", f"{process}/exe", path)
@@ -273,6 +273,6 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
 
 def modification_time(unix_ns: int) -> int:
-    """Converts the Unix time of a file's last write to the form of ``FileRequest.modified``."""
+    """Converts a file's modification time to the format of ``FileRequest.modified``."""
     seconds, ns = divmod(unix_ns, 1_000_000_000)
     return (seconds & 0xFFFFFFFF) << 32 | ns

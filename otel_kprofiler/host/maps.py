@@ -201,7 +201,7 @@ class ProcessMaps:
 
 
 def _is_hole(previous: MemoryMapping, hole: MemoryMapping, next_mapping: MemoryMapping) -> bool:
-    """Returns whether memory exactly fills the hole between two mappings of a file."""
+    """Returns whether ``hole`` exactly fills the gap between two mappings of the same file."""
     return (
         previous.inode != 0
         and (previous.device, previous.inode) == (next_mapping.device, next_mapping.inode)

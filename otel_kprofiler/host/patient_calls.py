@@ -54,11 +54,11 @@ class PatientCalls:
         """Call ``job`` in another thread (after :meth:`stop`, in this thread), and wait for it.
 
         ``job`` reads a file on ``device``, and handles its own errors. If ``job`` does not return,
-        ``find_hanging`` identifies the device that hangs. This is needed if ``job`` also reads
-        files on other devices.
+        ``find_hanging`` identifies the device that hangs. Pass ``find_hanging`` if ``job`` also
+        reads files on other devices.
 
-        Returns True if the call has returned, and False if the device hangs. In that case, the call
-        will start or return once the device responds.
+        Returns True if the call has returned. Returns False if the device hangs; the call then
+        starts or returns once the device responds.
         """
         with self._lock:
             if device in self._left:

@@ -67,6 +67,6 @@ def counts_locked_memory(files: HostFiles) -> bool:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """Returns a fix if perf_event_paranoid exceeds 2, for which Debian requires CAP_SYS_ADMIN."""
+    """Returns a fix if perf_event_paranoid exceeds 2, where Debian requires CAP_SYS_ADMIN."""
     level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""

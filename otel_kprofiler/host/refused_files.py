@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RefusedFiles(Generic[T]):
-    """Remembers refused files, so that each uses up its CPU time limit at most once an hour.
+    """Remembers refused files, so that a file that exceeds its CPU time limit is rarely reread.
 
     After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
     hour. Thread-safe.

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from typing import Final
 
-# Names in the order of their numbers. After a gap, the next number precedes its name.
+# Names in the order of their numbers. After a gap, the next name is preceded by its number.
 _X86_64: Final = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction
 rt_sigprocmask rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield

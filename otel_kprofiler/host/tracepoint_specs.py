@@ -52,13 +52,13 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""The sources of values, by tracepoint (include/trace/events of Linux 5.10 to 6.18)."""
+"""The source of each tracepoint's value (include/trace/events of Linux 5.10 to 6.18)."""
 
 
 class TracepointSpec(NamedTuple):
     """A raw tracepoint to sample, once every ``period`` events on each CPU.
 
-    If ``call`` is not None, only events of the system call with this number count.
+    If ``call`` is not None, only system calls with this number are counted.
     """
 
     name: str

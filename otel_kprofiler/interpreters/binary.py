@@ -128,7 +128,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 
 
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
-    """Returns the length of the evaluation loop's code up to its first dispatch of bytecode.
+    """Returns the length of the evaluation loop's code before its first bytecode dispatch.
 
     CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """

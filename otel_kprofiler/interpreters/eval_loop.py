@@ -74,7 +74,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, including ``b``, because ``b.cond`` has a short range."""
+    """Yields jump targets, including those of ``b``, because ``b.cond`` has a short range."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:
@@ -85,7 +85,7 @@ def _find_a64_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """Returns the functions that contain targets other than their first instruction."""
+    """Returns the functions that contain jump targets other than their first instruction."""
     if elf.search is None:
         return []
     at, size = elf.search

@@ -36,7 +36,7 @@ _Key = BuildId | tuple[int, int, str]
 
 
 class InterpreterFiles:
-    """Looks up the interpreter in a file. Not thread-safe.
+    """Finds CPython in executables and libraries, and caches the results. Not thread-safe.
 
     ``on_found`` is called with each new interpreter, before a process is registered with it.
     ``calls`` runs the functions that read files. A file that cannot be read is refused if its name

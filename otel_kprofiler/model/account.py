@@ -29,9 +29,9 @@ class LossCause(enum.Enum):
     TOO_LARGE = "too_large"
     """A single sample exceeds the exporter's size limit."""
     WRITE_FAILED = "write_failed"
-    """An output file could not be written, such as on a full disk."""
+    """An output file could not be written, for example because the disk is full."""
     NOT_OFFERED = "not_offered"
-    """The sample's window closed while the exporter was not configured, such as before a reload."""
+    """The window closed while the exporter was not configured, for example before a reload."""
     SELF_PROFILED = "self_profiled"
     """The sample's process profiles itself, and the configuration excludes its samples."""
     SHUTDOWN = "shutdown"
@@ -61,7 +61,7 @@ class StreamTotals(NamedTuple):
     """Cumulative counts from the start of a sampler to the end of a window.
 
     Attributes:
-        stream_id: random id, which is new for each start of a sampler.
+        stream_id: random id, generated at each start of a sampler.
         samples: samples in all windows so far, including this window.
         taken: samples that the BPF program took, including samples lost in the kernel or still
             waiting for their window.
@@ -131,7 +131,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def add_not_offered(self, samples: Mapping[str, int]) -> ExporterAccount:
-        """Returns the account with samples, given by kind, added to ``not_offered``."""
+        """Returns the account with ``samples``, counted by kind, added to ``not_offered``."""
         kinds = {
             kind: self.of_kind(kind)._replace(
                 not_offered=self.of_kind(kind).not_offered + samples.get(kind, 0)
@@ -191,8 +191,8 @@ class Account(NamedTuple):
     ) -> Account:
         """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
-        ``sampled`` has the account of each kind up to the last closed window. The accounts get the
-        given ``exporters``, which may have samples of additional kinds. ``earlier`` has the number
+        ``sampled`` has the account of each kind up to the last closed window. ``exporters`` are
+        added to the accounts, and may have samples of additional kinds. ``earlier`` has the number
         of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])

@@ -64,8 +64,8 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started; None if unknown.
         cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
-        collected: collected sides of the stack, from leaf to root, with outcomes. Samples with
-            equal outcomes share one tuple.
+        collected: sides of the stack, from leaf to root, each with the outcome of collecting it.
+            Samples with equal outcomes share one tuple.
         stacks: words of each side, as in :class:`RawSide`.
         labels: number of the thread's current label set; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
@@ -118,7 +118,7 @@ class ProcessKey(NamedTuple):
     Attributes:
         tgid: process id, as in samples.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, which distinguishes
-            processes with a reused id; None if unknown.
+            processes that had the same id; None if unknown.
         exec_id: ``self_exec_id`` of the process's ``task_struct``, which each execve(2) increments;
             a child inherits its parent's value.
         owner: effective user id; None if unknown or irrelevant.

@@ -182,7 +182,7 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of a process. In decoded profiles, each other frame type has its own side."""
+"""Native code of a process. Decoding creates more sides, for frame types not in ``SIDES``."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
@@ -303,8 +303,8 @@ class Stack:
         """Build a stack from frames, leaf first.
 
         ``statuses`` has the status of each incomplete side. A side without frames is added only if
-        ``statuses`` lists it; a truncated side is added at the root. If a side has several runs of
-        frames, the last run gets the status.
+        ``statuses`` lists it: at the root end if it is truncated, otherwise in the order of
+        :data:`SIDES`. If a side has several runs of frames, the last run gets the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

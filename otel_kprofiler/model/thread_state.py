@@ -47,7 +47,7 @@ class ThreadState(NamedTuple):
 class ProcessState(NamedTuple):
     """The threads of a process at ``time_ns`` (``CLOCK_BOOTTIME``).
 
-    ``ended`` counts threads that have exited but are not reaped yet.
+    ``ended`` counts threads that have exited but have not been reaped.
     """
 
     tgid: int

@@ -56,7 +56,8 @@ class FileDetails(NamedTuple):
 class OpenFile(NamedTuple):
     """An open file, verified to be the mapped file.
 
-    ``size`` (in bytes) and ``modified_ns`` (Unix time of the last write) are as of verification.
+    ``size`` (in bytes) and ``modified_ns`` (Unix time of the last write) were read when the file
+    was verified.
     """
 
     fd: int

@@ -49,7 +49,7 @@ class StackEnd(enum.IntEnum):
     NOT_EXECUTABLE = 7
     """The return address does not point to code."""
     NOT_A_CALL = 8
-    """The return address does not follow a call."""
+    """The return address does not follow a call instruction."""
     NO_PROGRESS = 9
     """The caller's frame is not above the callee's frame."""
     DAMAGED = 10

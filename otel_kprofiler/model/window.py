@@ -42,8 +42,8 @@ class WindowWaker(NamedTuple):
 class WindowWait(NamedTuple):
     """Properties shared by waits in a window.
 
-    ``cause`` is None until it is determined. ``is_ended`` is False for waits that continued at the
-    end of the window.
+    ``cause`` is None until it is determined. ``is_ended`` is False for waits that were still in
+    progress at the end of the window.
     """
 
     state: WaitState
@@ -89,7 +89,7 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """A resource's distinct samples in a window; empty if only the account is reported.
+    """A resource's distinct samples in a window; ``samples`` may be empty.
 
     ``waits`` is the exact off-CPU time of the resource's threads; None if
     unknown.
@@ -187,8 +187,8 @@ class Window:
     ) -> Window:
         """Returns the window with ``change`` applied to each sample.
 
-        ``change`` must keep the timestamps. ``pause`` is called before each sample is changed, to
-        let other threads run.
+        ``change`` must not alter the timestamps. ``pause`` is called before each sample is changed,
+        to let other threads run.
         """
 
         def gently(sample: WindowSample) -> WindowSample:

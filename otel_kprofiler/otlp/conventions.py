@@ -60,33 +60,33 @@ DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
 Receivers reject unknown versions without decoding the request (OTLP specification, "Profiles
 development version")."""
 DEVELOPMENT_VERSION: Final = "1"
-"""The supported version: that of ``v1development`` before its first incompatible change."""
+"""The supported version, which applies until the first incompatible change to ``v1development``."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
 """On a request's first profile of each kind: number of the kind's samples in the whole window."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
-"""Attribute of a profile: number of samples that the BPF program took since the last window."""
+"""Attribute of a profile: number of samples that the BPF program took in this window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
-"""Prefix of a profile's attributes, followed by a cause: number of samples that did not reach the
-window."""
+"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of samples
+that did not reach the window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: number of samples in the stream's windows, including this one."""
+"""Attribute of a profile: number of samples in the stream's windows so far, including this one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: number of samples that the BPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
-"""Prefix of a profile's attributes, followed by a cause: number of samples that will not reach this
-receiver."""
+"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of samples
+that will not reach this receiver."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
 """Attribute of a profile: number of timer ticks without a sample on busy CPUs; absent if 0."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Prefix of a profile's attributes, followed by a cause: number of lost samples from earlier
-streams."""
+"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of lost
+samples from earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: Unix time after which a killed run took an unknown number of samples."""
 
@@ -95,15 +95,16 @@ WAIT_STATE: Final = "otel_kprofiler.wait.state"
 WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
 """Attribute of a wait: cause, as the ``label`` of a ``WaitCause``."""
 WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
-"""Attribute of a wait: false if the wait continued at the end of the window; otherwise absent."""
+"""Attribute of a wait: false if it was in progress at the end of the window; otherwise absent."""
 WAKER_PID: Final = "otel_kprofiler.wait.waker.process.pid"
 """Attribute of a wait: the waker's process id, if known; 0 for an interrupt on an idle CPU."""
 WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Prefix of a wait profile's attributes, followed by a state: exact time, in nanoseconds, that the
-Resource's threads spent off the CPU in that state during the window; absent if 0."""
+"""Prefix of a wait profile's attributes, followed by a wait state. The value is the exact time, in
+nanoseconds, that the Resource's threads spent off the CPU in this state during the window. Absent
+if the time is 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: number of the resource's waits that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
@@ -114,11 +115,11 @@ sampled, as of the end of the window. Shorter waits are sampled with a probabili
 their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
-"""Prefix of attributes of a request's first lock wait profile, followed by the lock type
-(``LOCK_TYPES`` or ``other``): exact number of waits that ended in the window. With ``uncounted``
-instead of a lock type: number of waits whose start or end was not seen."""
+"""Prefix of attributes of a request's first lock wait profile, followed by a lock type from
+``LOCK_TYPES`` or ``other``. The value is the exact number of waits that ended in the window. With
+``uncounted`` instead of a lock type, it is the number of waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
-"""Prefix like :data:`LOCK_WAITS`, for the total time of the waits in nanoseconds."""
+"""Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
 """Sample attributes with a defined meaning. Any other, except ``otel_kprofiler.*``, is a label."""

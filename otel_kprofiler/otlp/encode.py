@@ -47,9 +47,11 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When a window is split, 1/256 of the size limit stays free, because sizes are lower bounds."""
+"""When a window is split, 1/256 of the size limit stays free, because the computed
+sizes are lower bounds."""
 _MORE_SHARE: Final = 8
-"""Each part is first tried with 1/8 more samples than the last part held, to keep retries rare."""
+"""If not all samples of an attempt fit into a part, the next part is tried with 1/8 more samples
+than did fit. Otherwise, the number is doubled."""
 
 
 class Encoded(NamedTuple):
@@ -79,7 +81,7 @@ class _Owner(NamedTuple):
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """The types of the values, because ``1 == True``."""
+    """The types of the values, compared as well because ``1 == True``."""
     schema_url: str
 
 
@@ -91,7 +93,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Sample in profiles with wait totals only, because Collectors drop profiles without samples."""
+"""Placeholder sample for profiles that have only wait totals: Collectors drop empty profiles."""
 
 
 def encode_window(
@@ -108,9 +110,10 @@ def encode_window(
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
     Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If the
-    window has neither samples nor wait totals, the result is one batch with the account of each
-    sample kind. Kinds without a Resource or an account are left out; if none is left, there is no
-    batch. Equal input yields equal bytes, apart from profile ids. Thread-safe.
+    window has neither samples nor wait totals, the result is one batch with the sample and loss
+    counts (the account) of each sample kind. Kinds without a Resource or an account are left out;
+    if none is left, there is no batch. The same input yields the same bytes, apart from profile
+    ids. Thread-safe.
 
     Args:
         window: window to encode, which must not change during the call.
@@ -213,7 +216,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode samples as several requests. A sample that is too large is divided by timestamps."""
+    """Encode samples as several requests. Split samples that are too large by their timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0

@@ -23,7 +23,7 @@ def find_table(field: str) -> str | None:
 def find_places(message: Any, where: str = "") -> Iterator[tuple[str, str, int]]:
     """Yields the path, the table and the value of each index in a message and its submessages.
 
-    ``where`` is the message's path. Indices that are unset are left out, except in lists.
+    ``where`` is the message's path. Skips unset indices, except in lists.
     """
     for field, value in message.ListFields():
         table = find_table(field.name)
@@ -57,7 +57,8 @@ def find_references(message: Any) -> Iterator[tuple[str, int]]:
 def find_used(message: Any, dictionary: Any) -> dict[str, set[int]]:
     """Returns, by table, the indices of all entries that a request uses, and of zero entries.
 
-    Includes entries that are used only by other entries. ``dictionary`` is that of the indices.
+    Includes entries that are used only by other entries. ``dictionary`` holds the tables to which
+    the indices refer.
     """
     used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
     pending = {

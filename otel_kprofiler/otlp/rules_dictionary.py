@@ -52,7 +52,7 @@ def index_range(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def no_orphans(contents: Contents) -> Iterator[Problem]:
-    """A resource, scope or sample must use every entry, at least indirectly."""
+    """Every entry must be used by a resource, scope or sample, directly or indirectly."""
     used = find_used(contents.message, contents.dictionary)
     for name in TABLES:
         for index in range(1, len(getattr(contents.dictionary, name))):

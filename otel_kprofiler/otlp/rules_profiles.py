@@ -218,7 +218,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """Account attributes must be integers from 0. No total may be below a count it includes."""
+    """Account attributes must be integers >= 0. No total may be below a count it includes."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)
@@ -228,7 +228,7 @@ def account(contents: Contents) -> Iterator[Problem]:
             if key.startswith(COUNTS) and not (
                 value.HasField("int_value") and value.int_value >= 0
             ):
-                yield where, f"{key} is not a count"
+                yield where, f"{key} is not an integer >= 0"
         at_least = held[_window(profile)]
         for key in (WINDOW_SAMPLES, STREAM_SAMPLES, STREAM_TAKEN):
             if key in attributes:

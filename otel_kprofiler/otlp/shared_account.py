@@ -1,8 +1,8 @@
-"""Keeps each sample kind's account in every part of a divided message.
+"""Repeats each sample kind's sample and loss counts in every part of a divided message.
 
-In a message, only the first profile of a kind carries the account, which also applies to the
-following profiles. Before a message is divided, the account is copied to all profiles of the kind.
-Each part then keeps only the first copy.
+In a message, only the first profile of a kind carries these counts (the kind's account), which also
+apply to the following profiles. Before a message is divided, the account is copied to all profiles
+of the kind. Each part then keeps only the first copy of each kind's account.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Re-encodes messages from any producer in a receiver's form, within the receiver's size limit.
 
-A small enough message stays unchanged, except for references in resource and scope attributes,
-which most receivers do not resolve. A larger message is divided by samples until the parts fit.
-Each part's dictionary contains only the values that the part uses.
+Resource and scope attributes that are references are written inline, because most receivers do not
+resolve them. Apart from this, a small enough message stays unchanged. A larger message is split
+into parts with fewer samples each, until the parts fit. Each part's dictionary contains only the
+values that the part uses.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
 """Added to positions within a sample's timestamps, so that they differ from sample positions."""
 _MARGIN: Final = 1.1
-"""Factor by which parts exceed their share of a request, because they repeat common entries."""
+"""Estimated ratio of the parts' total size to the request's size: parts repeat common entries."""
 
 
 class _Place(NamedTuple):
@@ -77,9 +78,10 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
-    Every sample is in exactly one part. Each part repeats the account. Some parts may be larger
-    than ``max_bytes``. Returns the parts in order, or no parts if the request has a single
-    timestamp, is unreadable, or contains a different number of samples than the batch states.
+    Every sample is in exactly one part. Each part repeats the sample and loss counts (the account).
+    Some parts may be larger than ``max_bytes``. Returns the parts in order, or no parts if the
+    request has a single timestamp, is unreadable, or contains a different number of samples than
+    the batch states.
     """
     try:
         message = _parse(batch)
@@ -274,7 +276,7 @@ def _renew_ids(message: Any, start: int) -> None:
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Derive the id of a profile's part. The same position yields the same id."""
+    """Derive an id for a part of a profile from the profile's id and the part's position."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 

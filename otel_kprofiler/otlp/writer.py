@@ -28,7 +28,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """The string tokens of a profile's types; empty for the period type if there is no period."""
+    """The string tokens of a profile's types and units; empty for the period if there is none."""
 
     sample_type: Token
     sample_unit: Token
@@ -120,7 +120,7 @@ class Writer(Protocol):
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields around the samples, which are the same in all profiles of a kind."""
+        """Returns the fields before and after the samples, the same for all profiles of a kind."""
         ...
 
     def profile(
@@ -144,5 +144,5 @@ class Writer(Protocol):
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request. ``tables`` lack the entries at index 0."""
+        """Returns the whole request. ``tables`` must not contain the zero entries (index 0)."""
         ...

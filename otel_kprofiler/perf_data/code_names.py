@@ -17,7 +17,7 @@ from otel_kprofiler.symbols import (
 
 
 class CodeNames:
-    """Names user code whose file this host has, and code of this host's kernel. Not thread-safe.
+    """Names code in this host's user files and kernels. Not thread-safe.
 
     ``paths`` are additional files to search; see :class:`InstalledFiles`. Without a ``symbolizer``,
     the running kernel's symbols are read on first use.
@@ -43,7 +43,7 @@ class CodeNames:
             self._symbolizer = KernelSymbolizer.live()
         loaded = self._symbolizer.module(module.name)
         if loaded is not None and loaded.build_id == module.build_id is not None:
-            # RVAs in modules are of no use, because perf's base of a module differs from
+            # RVAs in modules cannot be used, because perf's base for a module differs from
             # loaded.base.
             runtime = loaded.base + rva if module.name == VMLINUX else address
             (frame,) = self._symbolizer.resolve_addresses([runtime])

@@ -40,8 +40,8 @@ class Sample(NamedTuple):
         cpu: the logical CPU; 0 if not recorded.
         period: the number of events that the sample represents.
         mode: whether kernel or user code was sampled (``PERF_RECORD_MISC_CPUMODE``).
-        chain: the callchain as 64-bit words with ``PERF_CONTEXT_*`` marks; without a callchain, the
-            address of the sampled instruction.
+        chain: the callchain as 64-bit words with ``PERF_CONTEXT_*`` markers; without a callchain,
+            the address of the sampled instruction.
     """
 
     time_ns: int
@@ -115,7 +115,7 @@ _BY_TIME: Final = attrgetter("time_ns")
 
 
 def read_records(reader: Reader) -> list[Record]:
-    """Returns the records, sorted by time. Records with equal or no times stay in file order.
+    """Returns the records, sorted by time, or in file order where times are equal or missing.
 
     Skips damaged records, and reports them in the reader's ``problem``. Raises ``PayloadError`` if
     the records are compressed, or a record written by perf itself is damaged.

@@ -28,14 +28,15 @@ from otel_kprofiler.perf_data.records import KERNEL_MODE, FileMapping, Ksymbol
 from otel_kprofiler.text import decode_name
 
 _CONTEXT: Final = (1 << 64) - 4095
-"""Callchain entries at or above this value are ``PERF_CONTEXT_*`` marks (``PERF_CONTEXT_MAX``)."""
+"""``PERF_CONTEXT_MAX``: callchain entries at or above it are ``PERF_CONTEXT_*`` markers."""
 _SIDES: Final = {
     (1 << 64) - 32: KERNEL_SIDE,  # PERF_CONTEXT_HV
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""The side of the addresses after a mark. Addresses after any other mark belong to guests, and are
-omitted."""
+"""The side of the addresses that follow a marker, kernel or user. Addresses after any
+other marker belong to guests, and are omitted.
+"""
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
 _NO_FILE: Final = (b"//anon", b"[heap]", b"[stack", b"/dev/zero", b"/anon_hugepage", b"[anon")
@@ -43,7 +44,7 @@ _VDSO: Final = b"[vdso]"
 
 
 class Stacks:
-    """Resolves callchains to stacks. ``build_ids`` has the build ids of files by path."""
+    """Resolves callchains to stacks. ``build_ids`` maps paths to build ids."""
 
     def __init__(self, build_ids: dict[bytes, str], names: Names) -> None:
         self._build_ids = build_ids

@@ -1,6 +1,7 @@
 """Collects samples, live or from a recording, into windows.
 
-Imports most names on first use, so that reading the configuration loads only the schedule.
+Imports most names on first use, so that reading the configuration loads only the ``schedule``
+module.
 """
 
 from __future__ import annotations

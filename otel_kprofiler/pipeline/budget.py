@@ -22,8 +22,8 @@ SHARE: Final = 0.1
 """A process's long-term share of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term share of the pipeline thread's time for all young processes of a user in a cgroup,
-after a burst of one second. All older processes of the user in the cgroup get an equal share, after
-a burst of five seconds."""
+after a burst of one second. All older processes of the user in the cgroup together get the same
+share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
@@ -37,7 +37,7 @@ beyond this is attributed to a pause of the host, and is not charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
-"""Cost of a group per byte of its thread context, if the total exceeds ``GROUP_NS``."""
+"""Cost of a group per byte of its thread context; the minimum per group is ``GROUP_NS``."""
 MAX_PROCESSES: Final = 4096
 """Maximum number of processes, and of groups, whose costs are remembered."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
@@ -50,13 +50,13 @@ class Stacks(Protocol):
     """Resolves stacks; see :class:`~otel_kprofiler.symbols.StackResolver`."""
 
     def resolve(self, sample: RawSample) -> Stack:
-        """Resolve a sample's stack as of the time of the sample."""
+        """Resolve a sample's stack with the symbols at the time of the sample."""
 
     def find(self, sample: RawSample) -> Stack | None:
         """Returns a sample's stack if it is cached, otherwise None."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns the time up to which the symbols are complete."""
+        """Applies new symbol information, and returns the boottime up to which it is complete."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for pending symbols."""
@@ -93,18 +93,18 @@ class ProcessBudgets:
     parent gains nothing by forking children. Young processes form a separate group, so that a fork
     storm takes nothing from the same user's services.
 
-    Belongs to one thread, except :attr:`coarse`.
+    Not thread-safe, except for :attr:`coarse`.
 
     Args:
-        is_limiting: whether processes have budgets.
+        is_limiting: whether to limit processes to their budgets.
         now_ns: returns the time of a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: the number of samples with less detail so far. ``resource``: the sample has the
-            Resource of the process's previous program, or a Resource that new processes share.
-            ``stack``: the stack has no user frames, and the status ``over_budget``. ``group``: the
-            sample has the executable's name and the process id (0 if the Resource is shared)
-            instead of the thread's, and no span or labels.
+        coarse: counts of samples whose detail was reduced, by what was reduced. ``resource``:
+            the sample has the Resource of the process's previous program, or a Resource that new
+            processes share. ``stack``: the stack has no user frames, and the status
+            ``over_budget``. ``group``: the sample has the executable's name and the process id (0
+            if the Resource is shared) instead of the thread's, and no span or labels.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def count_kinds(samples: Iterable[RawSample]) -> SampleCounts:
 
 
 class EventTimeGate:
-    """Holds samples back and releases them in time order. Belongs to one thread.
+    """Holds samples back and releases them in time order. Not thread-safe.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
     sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive even later

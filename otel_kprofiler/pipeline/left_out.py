@@ -35,7 +35,7 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Returns ``; left out:`` with the missing data and reasons; empty if nothing is missing.
+    """Returns the missing data and the reasons, after ``; left out:``; empty if nothing is missing.
 
     ``user_symbols`` is the value of this setting. ``missing`` lists the capabilities in
     :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.

@@ -171,7 +171,8 @@ class Pipeline(Generic[SamplerT]):
         The wait ends with the window, so that the window closes without delay. If the previous step
         had few samples, the step first waits up to ``idle_s`` for a sample. While no new process is
         sampled, the wait takes up to ``min(longest_s, idle_s)``, if that exceeds the timeout. If
-        the wait ends earlier, the step only identifies new processes.
+        less time has passed since samples were last processed, and the window has not ended, the
+        step only identifies new processes.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -236,7 +237,10 @@ class Pipeline(Generic[SamplerT]):
             self.options.whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
-        """Close the sampler, resolvers and resources within 5 s, or the caller's time limit."""
+        """Close the sampler, resolvers and resources.
+
+        Wait at most 5 s for threads, or as long as an enclosing :func:`stop_within` allows.
+        """
         with stop_within():
             if self.python:
                 self.python.close()

@@ -43,8 +43,8 @@ class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
     If the sampler samples only this process, its interpreter is verified, and no other process is
-    examined. Otherwise, a thread follows processes as they start and exit. :meth:`describe` is
-    thread-safe; the other methods belong to the pipeline's thread.
+    examined. Otherwise, a thread follows processes as they start and exit. :meth:`describe` and
+    :meth:`remarks` are thread-safe. Call the other methods only from the pipeline's thread.
 
     Args:
         sampler: the sampler, whose settings select the processes.

@@ -44,7 +44,7 @@ _PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackE
 
 
 class ThreadDumper:
-    """Dumps the threads of the processes in ``config.target_pids``. Belongs to one thread.
+    """Dumps the threads of the processes in ``config.target_pids``. Not thread-safe.
 
     The constructor loads the BPF program and the processes' unwind tables, and finds their
     interpreters. ``symbolizer``, ``resources`` and ``user_names`` are closed with the dumper.

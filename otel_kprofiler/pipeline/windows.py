@@ -58,7 +58,7 @@ _Key = tuple[
     Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | LockWait | None
 ]
 _Group = dict[_Key, list[int]]
-"""A group of equal samples, as alternating times and values."""
+"""Groups of equal samples, each as a list of alternating times and values."""
 
 
 class WindowCounts(NamedTuple):
@@ -94,7 +94,7 @@ class ContextDecoder(Protocol):
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
-    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
+    Samples must be added in time order (see :class:`EventTimeGate`). Not thread-safe.
     :class:`Pipeline` and :class:`PipelineOptions` describe the arguments not listed here.
 
     Args:

@@ -69,7 +69,7 @@ class Claims(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the approximate size of the claims, in bytes."""
+        """Returns the approximate size of the attributes, in bytes."""
         size = sum(len(key) + len(str(value)) for key, value in self.environment.items())
         return size + (self.published.size if self.published else 0)
 
@@ -111,7 +111,7 @@ class ProcessContexts:
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
         self._stack_starts: OrderedDict[ProcessKey, int] = OrderedDict()
-        self._gone: set[ProcessKey] = set()  # exited since the last call of look()
+        self._gone: set[ProcessKey] = set()  # exited since the last call to look()
         self._changed = threading.Condition()
         self._busy = False
         self._late = False
@@ -135,7 +135,7 @@ class ProcessContexts:
         """Schedule the first read of a newly sampled process.
 
         ``stack_start`` identifies the sampled program, as in :class:`RawSample`; 0 if unknown. Once
-        the process executes another program, it counts as exited.
+        the process executes another program, it is treated as exited.
         """
         if not key.tgid or key.start_time_ns is None:
             return
@@ -162,9 +162,9 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns the attributes that processes currently claim.
+        """Returns the attributes that processes currently publish about themselves.
 
-        The last claims of an exited process are returned once and then dropped.
+        The last attributes of an exited process are returned once and then dropped.
         """
         with self._changed:
             if self._thread is not None and not self._asked:
@@ -207,7 +207,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process's claims. Runs in a separate thread, because reading may hang."""
+        """Read what a process publishes. Runs in a separate thread, because reading may hang."""
         claims = None
         try:
             claims = self._read_claims(key)

@@ -1,10 +1,10 @@
 """Locates the labels of goroutines in a process, depending on the version of its Go runtime.
 
 A Go program has a note with its build id, and a block with its Go version (debug/buildinfo) in
-writable data. Its thread-local storage contains ``g``, a pointer to the current goroutine: in
-static programs at offset -8 from the thread pointer, and otherwise in ``runtime.tlsg``, the
-program's only thread-local variable. The layouts of runtime/runtime2.go for 64-bit processors are
-taken from the DWARF of each version's first and last release.
+writable data. Its thread-local storage contains ``g``, a pointer to the current goroutine. In
+static programs, ``g`` is at offset -8 from the thread pointer. In other programs, it is in
+``runtime.tlsg``, the program's only thread-local variable. The layouts of runtime/runtime2.go for
+64-bit processors are taken from the DWARF of each version's first and last release.
 """
 
 from __future__ import annotations

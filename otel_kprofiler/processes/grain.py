@@ -48,7 +48,7 @@ class Grain(enum.Enum):
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns the attributes that a process's Resource keeps, including those in ``common``."""
+        """Returns the attributes of a process that are kept at this grain or are in ``common``."""
         prefixes, names = _KEPT[self]
         selected = {
             key: value
@@ -73,10 +73,10 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Merges a window's Resources that are equal at a grain. The samples stay the same.
+    """Merges a window's Resources that are equal in the attributes kept at ``grain``.
 
-    ``window`` must have a Resource for each process. ``common`` contains the names of the
-    attributes that all Resources have.
+    The samples stay the same. ``window`` must have a Resource for each process. ``common`` contains
+    the names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:
         return window

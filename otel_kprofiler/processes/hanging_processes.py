@@ -23,7 +23,7 @@ class HangingProcesses:
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
         self._files = files
         self._calls = PatientCalls(name, patience_s)
-        self._users: dict[ProcessKey, int | None] = {}  # owners of hanging processes
+        self._users: dict[ProcessKey, int | None] = {}  # uids of hanging processes
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process, and return whether it was called.

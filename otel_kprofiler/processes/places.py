@@ -60,12 +60,12 @@ class Places:
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the known names of the container in ``attributes``."""
+        """Returns the names, if known, of the container whose id is in ``attributes``."""
         container = attributes.get("container.id")
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete names that were parsed from a path in this process's cgroup namespace."""
+        """Complete the names parsed from ``path``, as seen in this process's cgroup namespace."""
         if not names.container:
             inner = parse_cgroup_path(self._find_path(cgroup_id))
             if any(inner):

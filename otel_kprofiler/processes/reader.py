@@ -20,7 +20,7 @@ _MOST_PROGRAMS: Final = 1024
 
 
 class Reading(NamedTuple):
-    """The attributes of a process; ``is_sure`` is True if they belong to the sampled program."""
+    """A process's attributes; ``is_sure`` means that they belong to the sampled program."""
 
     attributes: dict[str, AttributeValue]
     is_sure: bool
@@ -125,7 +125,7 @@ class ProcessReader:
             self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
-        """Returns the known names of the container in ``attributes``."""
+        """Returns the names, if known, of the container whose id is in ``attributes``."""
         return self._places.name(attributes)
 
 

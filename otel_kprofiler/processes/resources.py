@@ -117,7 +117,7 @@ class ProcessResources:
         clock: converts start times to ``process.creation.time``. The clock's offset is read only
             once, so that creation times do not change when the clock is adjusted.
         base: the attributes of every Resource: those of the host, and the configured ones.
-        attributes_of: the complete attributes of processes that need not be read.
+        attributes_of: the complete attributes of processes that are not read from ``/proc``.
         capacity: the maximum number of Resources kept. Each takes about 1.5 kB.
         on_new: called with a process and its Resource when the process is first seen, and when its
             Resource changes.
@@ -157,9 +157,9 @@ class ProcessResources:
         self._reads_threads = reads_threads
         self._links_unsampled = links_unsampled
         self._latest: dict[ProcessKey, _Process] = {}
-        self._newest: dict[tuple[int, int | None], _Process] = {}  # by pid and owner
+        self._newest: dict[tuple[int, int | None], _Process] = {}  # by pid and uid
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
-        self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
+        self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and uid
         self._ended: Resource | None = None
         # Reading command lines can block, so they are left to the thread that reads contexts.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
@@ -221,7 +221,7 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """Returns the Resource of a process, which need not have been sampled.
+        """Returns the Resource of a process, even if the process has not been sampled.
 
         For a key without a program, returns the process's latest Resource. Processes that exit
         before they have a Resource share a single Resource, because hundreds of processes may exit
@@ -360,7 +360,7 @@ class ProcessResources:
             self._contexts.close()
 
     def remarks(self) -> list[str]:
-        """Lists, for reports, the reasons why contexts are not read, with one line per reason."""
+        """Returns why contexts are not read, as lines for reports, one line per reason."""
         return self._contexts.unread.remarks() if self._contexts else []
 
     def count_unread(self) -> dict[str, int]:
@@ -386,7 +386,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Clear the cached start times of processes, used for samples without a start time."""
+        """Clear the cached start times of processes, which samples without a start time use."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

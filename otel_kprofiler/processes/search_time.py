@@ -1,4 +1,4 @@
-"""Limits the time that a search uses, regardless of how busy the CPU is."""
+"""Limits the time used by a search, not counting waits for a busy CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 class SearchTime:
     """Limits the time that a thread spends on a search. For use in that thread only.
 
-    Time during which the thread waits for a CPU does not count. Under a low ``cpu.max``, a thread
+    Time during which the thread waits for a CPU is not counted. Under a low ``cpu.max``, a thread
     waits most of the time, so a limit on elapsed time would end every search.
 
     Args:

@@ -1,8 +1,8 @@
 """Detects processes that profile themselves, so that no CPU time is counted twice.
 
 Such processes publish :data:`TARGET` in their process context. Any process can publish this
-attribute, so it counts only if the process has open BPF maps. Where unprivileged BPF is disabled,
-creating a map requires the privileges of a profiler.
+attribute, so it is trusted only if the process has open BPF maps. Where unprivileged BPF is
+disabled, creating a map requires the privileges of a profiler.
 """
 
 from __future__ import annotations

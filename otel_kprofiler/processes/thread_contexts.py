@@ -80,7 +80,7 @@ _MAX_BLOCKED_S: Final = 2.0
 sufficient for a large program, and for slow memory."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""Pauses between searches of a process, as multiples of the last search's CPU and elapsed time."""
+"""Pauses after searching a process, as multiples of the search's CPU time and elapsed time."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ContextReader(Protocol):
 
 
 class _Variable(NamedTuple):
-    """The variable with a process's thread contexts; see :class:`ContextPlace` for ``wrap_at``."""
+    """The thread-local variable for thread contexts; see :class:`ContextPlace` for ``wrap_at``."""
 
     name: bytes
     kind: ContextKind = ContextKind.POINTER
@@ -188,8 +188,8 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
     """Adds the local root's name to a link, using the attributes of a thread context.
 
     The name is taken from the attribute for the local root. If this attribute is missing, the name
-    consists of the request's method and route. Returns the link with the name, and the other
-    attributes.
+    consists of the request's method and route. Returns the named link, and the attributes without
+    the one for the local root.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -342,7 +342,7 @@ class PublishedThreads:
             self._reader.release(key.tgid)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Decodes the attributes of a process's sample, using the names it published last."""
+        """Decodes the attributes of a sample, using the names that its process published last."""
         names = self._names.get(key[:_OWNER])
         if names is None:  # a process known only from wait totals, which lack exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())

@@ -61,7 +61,7 @@ class UnreadContexts:
         }
 
     def remarks(self) -> list[str]:
-        """Lists the counts for reports, with one line per reason."""
+        """Returns the counts as lines for reports, one line per reason."""
         return [
             f"{subject} of {describe_count(count, 'process', 'processes')} not read: {reason}"
             for (subject, reason), count in self._counts.copy().items()

@@ -139,7 +139,7 @@ class RecordingWriter:
         self._write_json(CODE_NAMES, code.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
-        """Write the remaining data, and give the file its name."""
+        """Write the remaining data, and move the file to its path."""
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)

@@ -38,7 +38,7 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
     """Returns the programs' counters, and the ring position up to which records are counted.
 
     The counters of cpu-clock come first, then those of events. If samples arrive too fast, the
-    counters may be a few records ahead of the position.
+    counters may be a few records ahead of the ring position.
     """
     waits = attached.waits
     for _ in range(_CUT_TRIES):
@@ -73,8 +73,8 @@ def name_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters of on-CPU samples and of events, by kind.
 
-    ``counts`` are the counters of cpu-clock and of each event. ``samples`` were received since
-    ``previous``.
+    ``counts`` are the counters of cpu-clock and of each event. ``samples`` are those received since
+    the ``previous`` counters.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []
     kinds += zip((event.kind for event in config.events), counts[1:], strict=True)

@@ -70,7 +70,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
 
     Args:
         cpus: CPUs to sample; empty means all.
-        runs: returns how often the program has run for the event on a CPU, without system calls.
+        runs: returns, without system calls, how often the program has run for the event on a CPU.
     """
 
     def __init__(

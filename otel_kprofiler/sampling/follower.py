@@ -15,9 +15,9 @@ _MOST: Final = 1000
 class ProcessFollower:
     """Finds the descendants of processes, even if their parents exit first.
 
-    The BPF program finds descendants by walking up their chain of parents. This class also adds
-    each descendant to the targets, because its ancestors may exit first. A process that loses its
-    parent within a second of its start may be missed.
+    The BPF program finds descendants by walking up each process's chain of parents. This class also
+    adds each descendant to the targets, because its ancestors may exit first. A process that loses
+    its parent within a second of its start may be missed.
     """
 
     def __init__(

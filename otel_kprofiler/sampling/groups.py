@@ -34,7 +34,7 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Minimum ratio of the interval after a lookup to the duration of the lookup."""
+"""Minimum interval after a lookup, as a multiple of the lookup's duration."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
 """A level and id that match no cgroup, so that nothing is sampled."""

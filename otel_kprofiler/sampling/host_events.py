@@ -15,7 +15,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 
 class EventSet(Events, Protocol):
-    """One or more events on the CPUs of this host; see :class:`HostEvents`."""
+    """One or more perf events or tracepoints on the CPUs of this host; see :class:`HostEvents`."""
 
     @property
     def cpus(self) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ class LockPlan(NamedTuple):
     offsets: LockOffsets
 
     def constants(self, program: str) -> dict[str, bytes]:
-        """Returns BPF constants, by name, for programs that collect stacks as ``program`` does."""
+        """Returns the BPF constants, by name, for programs that collect stacks like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
         packed = pack_lock_layout(self.offsets, self.number, by, python=collects != program)
@@ -80,7 +80,7 @@ class Locks(TracedPrograms):
     """The programs that sample lock contention; not thread-safe.
 
     Args:
-        traced: CPUs whose waits are measured. A wait counts for the CPU on which it begins.
+        traced: CPUs whose waits are measured. A wait is attributed to the CPU on which it begins.
         cpus: CPUs to sample; empty means all.
     """
 

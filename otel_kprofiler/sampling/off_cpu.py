@@ -21,8 +21,8 @@ class OffCpuConfig:
     Attributes:
         samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000.
             Determines the threshold. At 0, only totals are counted.
-        min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits count only
-            in totals.
+        min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits are counted
+            only in totals.
         wakers: whether to record which thread ended a wait.
         causes: whether to determine the causes of waits from stacks.
         leaves_out: threads whose waits are neither sampled nor counted. ``process`` excludes all

@@ -71,7 +71,7 @@ class EbpfSampler(ForkAware):
     Attributes:
         busy_ns: time that the program spent on samples other than waits, as of the last
             :meth:`drain`.
-        stack_limit: minimum size, in bytes, of a stack that counts as truncated; 0 before the
+        stack_limit: minimum size, in bytes, of a stack that is counted as truncated; 0 before the
             start.
     """
 
@@ -169,15 +169,15 @@ class EbpfSampler(ForkAware):
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
         size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
-        stacks, it will unwind user stacks by frame pointers. If an error is raised, nothing has
-        changed.
+        stacks and user stacks are now enabled, they are unwound by frame pointers. If an error is
+        raised, nothing has changed.
 
         Returns:
             The boottime from which the new period applies on every CPU.
 
         Raises:
             HostError: none of the CPUs is online, or there are too many targets.
-            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF).
+            SamplerError: the kernel refused the change, as kernels before 5.19 do without CAP_BPF.
         """
         attached, old = self._attachment(), self.config
         events = self._host_events() if old.on_cpu or old.events else None
@@ -361,7 +361,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Finish work on mapped memory, and take the locks that protect this memory."""
+        """Wait until no thread uses mapped memory, by taking the locks that protect this memory."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()

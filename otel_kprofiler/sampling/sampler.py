@@ -44,7 +44,7 @@ class SamplerConfig:
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` works only for code built
             with frame pointers.
-        max_unwind_work: maximum work for unwinding a user stack in the interrupt. 1000 units
+        max_unwind_work: maximum work for unwinding a user stack in interrupt context. 1000 units
             take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: maximum kernel memory for unwind tables.
         max_table_bytes: maximum size of a file's unwind table. Larger tables are not used.
@@ -60,7 +60,8 @@ class SamplerConfig:
         send_idle_frames: whether to also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
         target_comms: thread or process names to sample; empty for all. A process has the name
-            of its main thread. Only the first 15 bytes count. Process names require BTF.
+            of its main thread. Only the first 15 bytes of a name are compared. Process names
+            require BTF.
         target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each is a tuple
             of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
         min_process_age_ns: minimum age of sampled processes. Without BTF, ages are

@@ -18,7 +18,7 @@ _PRESENT: Final = b"\1"
 
 
 class TargetMaps:
-    """Fills the target maps; not thread-safe."""
+    """Fills the BPF maps that select the sampled processes; not thread-safe."""
 
     def __init__(self, map_fd: Callable[[str], int]) -> None:
         self._map_fd = map_fd

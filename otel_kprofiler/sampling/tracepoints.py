@@ -49,7 +49,7 @@ class TracepointPlan(NamedTuple):
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the constants for a program that collects stacks as ``program`` does."""
+        """Packs the constants for a program that collects stacks like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
             self.number,
@@ -165,7 +165,7 @@ class TracedPrograms:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Does nothing. A subclass may update counts that it reads from the kernel."""
+        """Does nothing by default; a subclass may update counts that it reads from the kernel."""
 
     def disable(self) -> None:
         """Detach the programs."""

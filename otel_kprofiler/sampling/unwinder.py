@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
-"""Name of the program that collects user stacks by frame pointers, or no user stacks at all."""
+"""Name of the program used if user stacks are unwound by frame pointers, or not collected."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Names of the programs that unwind user stacks. Programs that require newer kernels come first."""
+"""Names of the programs that use unwind tables. Programs that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -209,7 +209,7 @@ def _load_running(
             )
 
     # The iterator takes each process's mmap_lock. A process that waits for a file server in mmap(2)
-    # may hold its lock forever.
+    # may hold its mmap_lock forever.
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):

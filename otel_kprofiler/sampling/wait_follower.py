@@ -103,7 +103,7 @@ def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> d
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Returns the programs to load, which unwind as ``on_cpu`` does; none if waits are off."""
+    """Returns the names of the off-CPU programs to load; they unwind stacks as ``on_cpu`` does."""
     if config.off_cpu is None:
         return ()
     sampled = config.off_cpu.samples_per_second
@@ -242,7 +242,7 @@ class WaitFollower:
     def note_wakers(self, config: OffCpuConfig) -> None:
         """Follow wake-ups to record wakers, or if the kernel does not account run-queue delays.
 
-        Raises ``OSError`` (before Linux 5.19, without CAP_BPF).
+        Raises ``OSError`` before Linux 5.19 if CAP_BPF is missing.
         """
         if not config.wakers and self._has_run_delay:
             if link := self._links.pop(_WAKING, None):

@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual sample rate, in nanoseconds. Higher rates start with a lower one."""
+"""First threshold at the usual sample rate, in nanoseconds. It is lower for higher rates."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class _Pending:
 
 
 class WaitJoiner:
-    """Joins wait starts and ends. Not thread-safe.
+    """Joins the records of wait starts and ends into samples. Not thread-safe.
 
     The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
     has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
@@ -128,9 +128,9 @@ class WaitJoiner:
     ) -> list[RawSample]:
         """Sample the time that ongoing waits have taken since the last call.
 
-        Includes only waits that exceed the threshold and whose start was received. Each is sampled
-        with a probability proportional to its time since the last call, so that at most ``most``
-        are sampled on average. A wait is always sampled if this time is at least
+        Includes only waits that exceed the threshold and whose start record was received. Each is
+        sampled with a probability proportional to its time since the last call, so that at most
+        ``most`` are sampled on average. A wait is always sampled if this time is at least
         :attr:`lasting_threshold_ns`.
 
         ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
@@ -172,7 +172,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Returns one sample for the sleep and one for the runnable time, and splits the weight."""
+    """Returns a sample for sleep and one for runnable time, and divides the weight between them."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):
@@ -187,7 +187,7 @@ def _share(
 
 
 def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[RawSample]:
-    """Returns a sampled wait's samples: one for its sleep, and one for its runnable time."""
+    """Returns the samples of a sampled wait: one for sleep, and one for runnable time."""
     duration = end.asleep_ns + end.runnable_ns
     asleep, runnable = end.asleep_ns, end.runnable_ns
     source, start_ns = sample, sample.time_ns - duration
@@ -225,14 +225,15 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
 
 
 class ThresholdControl:
-    """Chooses the threshold for a target sample rate. Not thread-safe.
+    """Chooses the sampling threshold for a target rate of sampled waits. Not thread-safe.
 
     Within a second, the BPF program itself raises the threshold on a CPU that exceeds the rate
     (``fits_budget`` in ``wait.bpf.h``). Each sample contains the threshold that applied to it.
 
     Args:
         least_ns: minimum threshold.
-        per_second: target rate on each CPU, which determines the first threshold.
+        per_second: target number of waits sampled per second on each CPU; determines the first
+            threshold.
 
     Attributes:
         threshold_ns: the threshold, a multiple of :data:`WAIT_UNIT_NS`.

@@ -8,7 +8,7 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""A thread's last report: read number, time by state, wait count, and time in short waits."""
+"""A thread's last report: number of the read, time by state, wait count, time in short waits."""
 
 
 class WaitSums:

@@ -69,7 +69,7 @@ OTEL_KPROFILER_EXPORT_ON_SIGTERM = "OTEL_KPROFILER_EXPORT_ON_SIGTERM"
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the ``OTEL_KPROFILER_*`` settings by key; an empty value counts as unset."""
+    """Returns the ``OTEL_KPROFILER_*`` settings by key; an empty value is treated as unset."""
     return {
         name.removeprefix(PREFIX).lower(): text.strip()
         for name, text in environ.items()

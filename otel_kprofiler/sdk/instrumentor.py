@@ -1,8 +1,8 @@
 """Implements the ``kprofiler`` entry point in the ``opentelemetry_instrumentor`` group.
 
 The entry point starts the profiler under ``opentelemetry-instrument``, and under declarative
-configuration (``instrumentation/development: {python: {kprofiler: {…}}}``), whose keys are those of
-:class:`otel_kprofiler.sdk.schema.Settings`.
+configuration (``instrumentation/development: {python: {kprofiler: {…}}}``). The configuration keys
+are the fields of :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
 from __future__ import annotations

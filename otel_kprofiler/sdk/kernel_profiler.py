@@ -153,9 +153,9 @@ class KernelProfiler(ForkAware):
         """Create a profiler from ``OTEL_KPROFILER_*`` and OpenTelemetry's environment variables.
 
         ``OTEL_PROFILES_EXPORTER`` selects the exporters; see
-        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, the ``otlp``
-        exporter uses the OTLP settings that the file has for another signal. Logs a warning about
-        unknown variables. :meth:`start` reports all invalid values at once.
+        :mod:`otel_kprofiler.sdk.environment_variables`. If ``OTEL_CONFIG_FILE`` is set, the
+        ``otlp`` exporter uses the settings of the first OTLP exporter in that file. Logs a warning
+        about unknown variables. :meth:`start` reports all invalid values at once.
         """
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
@@ -299,7 +299,7 @@ class KernelProfiler(ForkAware):
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
         - ``samples``, ``linked``: samples in closed windows, and how many of them have a link.
-        - ``account``: the account of all samples.
+        - ``account``: the number of samples by outcome, such as exported or lost.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
         The other keys exist only while the profiler runs:

@@ -50,7 +50,7 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, store each kept set's encoded form in ``encoded``, by the set's number."""
+        """From now on, keep each label set in encoded form in ``encoded``, by the set's number."""
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
             encoded[number] = encode(labels)
@@ -59,7 +59,7 @@ class LabelSets:
         return len(self._sets)
 
     def number(self, labels: LabelSet) -> int:
-        """Returns the number of a label set, assigning a new number if the set is not kept."""
+        """Returns a label set's number, assigning one if the set is new or was evicted."""
         number = self._numbers.get(labels)
         if number is not None:
             try:

@@ -1,4 +1,4 @@
-"""Names samples after the local root of their span: the topmost span of this process in its trace.
+"""Names samples after their span's local root, the topmost span of the same trace in this process.
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
@@ -110,7 +110,7 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, store the encoded name of each active span's root, by span id.
+        """From now on, keep the encoded name of each active span's root in ``encoded``, by span id.
 
         An entry contains the name that the root had when its last descendant started. An entry is
         removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
@@ -204,7 +204,7 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget the oldest spans, many at a time, because finding the first key is slow."""
+        """Forget many of the oldest spans at once, because finding the first key is slow."""
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
@@ -222,7 +222,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """Returns the local root of a span's parent that is not recorded as active."""
+        """Returns the local root of a parent span that is not recorded as active."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root

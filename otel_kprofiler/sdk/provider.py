@@ -49,7 +49,7 @@ class ProfileProcessor(abc.ABC):
         """Export pending samples within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns each exporter's account, which has a separate account for each sample kind."""
+        """Returns the number of samples by outcome, for each exporter and sample kind."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
@@ -91,7 +91,7 @@ class BatchProfileProcessor(ProfileProcessor):
             self._reporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the account of the exporter."""
+        """Returns the outcomes of the samples handed to the exporter."""
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
@@ -148,11 +148,11 @@ class SimpleProfileProcessor(ProfileProcessor):
         self._exporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the account of the exporter."""
+        """Returns the outcomes of the samples handed to the exporter."""
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """Start a new account in a forked child."""
+        """Reset the sample counts in a forked child."""
         self._begin()
 
 
@@ -165,7 +165,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
 
 
 class Source(Protocol):
-    """The part of a profiler that its provider uses."""
+    """The methods of a profiler that its provider calls."""
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Close the current window. Return False on timeout."""
@@ -242,7 +242,7 @@ class ProfilerProvider(ForkAware):
             return self._handed_over.copy()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns each exporter's account, which covers all :attr:`handed_over` samples."""
+        """Returns the outcomes of all :attr:`handed_over` samples, for each exporter."""
         forks.catch_up()
         return tuple(
             account.add_not_offered(not_offered)

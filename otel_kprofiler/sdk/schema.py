@@ -34,7 +34,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """The keys of the agent's ``receivers: kprofiler:``, and keys of embedded profilers only."""
+    """The agent's keys under ``receivers: kprofiler:``, and keys only for embedded profilers."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",

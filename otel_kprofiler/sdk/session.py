@@ -48,9 +48,10 @@ class Session:
 
     Args:
         sink: receives each window, in the daemon thread.
-        exporters: returns the account of each exporter that receives windows from the sink.
+        exporters: returns sample counts by outcome, for each exporter that receives windows from
+            the sink.
         earlier: the number of samples that the sink received from earlier sessions, by kind.
-        inherited: in a forked child, the parent's symbols.
+        inherited: in a forked child, the parent's kernel symbolizer.
 
     Attributes:
         root_names: names samples after local roots; None if links or names are disabled.
@@ -141,7 +142,7 @@ class Session:
     def pause(self, timeout_s: float = 1.0) -> bool:
         """Pause sampling until :meth:`resume`. Return False on timeout.
 
-        While paused, the account includes all samples taken.
+        While paused, :meth:`account` includes all samples taken.
         """
         return self._call(self._pause_sampler, timeout_s)
 
@@ -150,12 +151,12 @@ class Session:
         return self._call(self._sampler.resume, timeout_s)
 
     def account(self) -> Account:
-        """Returns a consistent account of all samples."""
+        """Returns consistent counts of all samples, by outcome."""
         account = self._pipeline.account()
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the account and the state of Python frames, labels and links, as plain values."""
+        """Returns counts of samples, Python frames, labels and links, as plain values."""
         labels = {"possible": self._follows_spans, **self._labels.as_dict()}
         described = {
             "account": self.account().as_dict(),

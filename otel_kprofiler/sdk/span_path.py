@@ -177,7 +177,7 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
 
 
 def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
-    """Check that memory agrees with the interpreter's view, for every form of each object.
+    """Check that memory agrees with what Python reports, for every form of each object.
 
     Threads that start or exit between two reads change the list of thread states, so each
     comparison is repeated. The path is wrong only if the comparison fails every time.
@@ -207,7 +207,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
     cases += [(1, current) for current in _make_contexts(spans)]
     for count, current in cases:
         if contextvars.Context().run(enter, others[:count], current):
-            raise UnprovenError("the current span is not where CPython stores it")
+            raise UnprovenError("the current span is not where CPython should store it")
 
 
 def _hold(span: Any) -> Context:

@@ -248,7 +248,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write unannounced thread contexts; return the reason for a failure, or "". Thread-safe."""
+    """Write thread contexts without announcing them; return why it failed, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:

@@ -205,6 +205,6 @@ _LATE: Final = {
     "user.lines": "SymbolicLines",
     "user.sources": "SymbolSources",
 }
-"""Names that sampling does not require, and that are imported on first use."""
+"""Names that are imported on first use, because sampling does not need them."""
 
 __getattr__ = late_names(__name__, _LATE)

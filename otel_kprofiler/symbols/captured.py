@@ -46,7 +46,7 @@ class CapturedFiles:
         self._ordered = sorted(self._files)
 
     def open_fd(self, path: str) -> int:
-        """Opens a file, which the caller closes. Raises the errors of :meth:`read_bytes`."""
+        """Opens a file, which the caller closes. Raises the same errors as :meth:`read_bytes`."""
         local = self._local(path)
         if local is not None:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)

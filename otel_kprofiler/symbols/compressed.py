@@ -87,7 +87,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
         with decompressor.stream_reader(data) as file:
             content = read_up_to(file, MAX_UNPACKED_BYTES + 1)
-        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not detect truncation
+        if len(content) <= MAX_UNPACKED_BYTES:  # the stream reader does not detect truncated input
             whole = decompressor.decompressobj()
             whole.decompress(data)
             if not whole.eof:

@@ -23,13 +23,13 @@ FIRST_KERNEL_ADDRESS: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The result of resolving an address. Names are never guessed. A missing name has a reason.
+    """The result of resolving an address. Names are never guessed.
 
     Attributes:
         address: the requested address, which is a runtime address in the process or kernel, or an
             address in a file.
-        frame: module, address in the module's file, functions and source lines; or the reason why
-            there is no function.
+        frame: module, address in the module's file, functions and source lines. If there is no
+            function, the frame states the reason.
         process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.

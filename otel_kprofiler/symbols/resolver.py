@@ -1,4 +1,4 @@
-"""Resolves stacks one side at a time, and assembles the sides."""
+"""Resolves the kernel, native and Python sides of stacks separately, and joins the results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class VariableSide(Protocol):
 
 
 class SideResolver(Protocol[StateT]):
-    """Resolves one kind of stack side, such as the kernel side.
+    """Resolves one side of stacks: the kernel, native user, or Python frames.
 
     A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
@@ -64,7 +64,7 @@ class SideResolver(Protocol[StateT]):
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolves a raw side, given the result of :meth:`state`. The result must be immutable."""
+        """Resolves one side of a raw stack in the given state. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
@@ -118,8 +118,9 @@ class RawAddresses(Stateless):
 class StackResolver:
     """Resolves samples' stacks, with a resolver for each side. Only one thread may use it.
 
-    Addresses on sides without a resolver stay unresolved. The resolvers are closed with this
-    object. ``arrange`` puts the sides of a stack into calling order.
+    The sides of a stack are its kernel, native and Python frames. Addresses on sides without a
+    resolver stay unresolved. The resolvers are closed with this object. ``arrange`` puts the sides
+    of a stack into calling order.
     """
 
     def __init__(

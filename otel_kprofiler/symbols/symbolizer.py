@@ -67,7 +67,7 @@ class Symbolizer:
         return [answers[place] for place in range(len(addresses))]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all functions with a name in a process, or in the kernel if ``pid`` is None."""
+        """Finds all functions with this name in a process, or in the kernel if ``pid`` is None."""
         resolver = self._kernel if pid is None else self._user
         return resolver.find(name, pid) if resolver else []
 

@@ -47,7 +47,7 @@ class KsymbolCounts(NamedTuple):
     """Counters of a watch since it was opened.
 
     Attributes:
-        lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
+        lost: number of lost records by cause and CPU; a loss of unknown size is counted as one.
         readings: number of times that all programs were reread after losses.
         kallsyms_reads: number of times that ``/proc/kallsyms`` was read.
         wakeups: number of times that the thread was woken.
@@ -156,7 +156,7 @@ class KsymbolWatch(ForkAware):
         )  # fmt: skip
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns the number of lost records by cause; a loss of unknown size counts as one."""
+        """Returns the number of lost records by cause, counting a loss of unknown size as one."""
         lost = Counter[str]()
         for (cause, _), count in self.counts().lost.items():
             lost[cause.value] += count

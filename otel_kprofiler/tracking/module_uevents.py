@@ -63,7 +63,7 @@ class ModuleEvents(Protocol):
 
 
 class NoEvents:
-    """Stands in for the kernel's module announcements where they are not available."""
+    """Replaces :class:`ModuleEvents` where the kernel's announcements are not available."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()

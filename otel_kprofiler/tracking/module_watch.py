@@ -52,11 +52,11 @@ from otel_kprofiler.tracking.module_uevents import (
 )
 
 SCAN_INTERVAL_NS: Final = 100_000_000
-"""Minimum interval between checks of the module list that no announcement prompted."""
+"""Minimum interval between checks of the module list without an announcement."""
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
-"""Long-term share of one CPU for reading names."""
+"""Maximum long-term share of one CPU spent on reading names."""
 MAX_ATTEMPTS: Final = 5
 """Number of failed attempts after which retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
@@ -75,13 +75,14 @@ class ModuleWatch(ForkAware):
     One thread must call ``begin``, ``poll`` and ``close``, in that order.
 
     Args:
-        open_events: opens the source of announcements. If it raises an ``OSError``, the error
-            becomes :attr:`problem`, and modules are detected only by polling the module list.
+        open_events: opens the source of the kernel's module announcements. If it raises an
+            ``OSError``, the error becomes :attr:`problem`, and modules are detected only by polling
+            the module list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
         missed_since_ns: boottime after which changes were missed, as in a forked child; all modules
             are then compared with the snapshot passed to ``begin``.
-        names_share: long-term share of one CPU for reading names.
+        names_share: maximum long-term share of one CPU spent on reading names.
     """
 
     def __init__(

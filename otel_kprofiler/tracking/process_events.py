@@ -57,7 +57,7 @@ from otel_kprofiler.tracking.record_events import SETTLE_NS, RecordEvents, Recor
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
-"""Maximum number of records waiting to be sorted, about 30 MB. Excess records count as lost."""
+"""Maximum number of records waiting to be sorted, about 30 MB. Excess records are lost."""
 MAX_READ_AGAIN: Final = 3
 """Maximum number of times that a process is read if it changes during each read."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
@@ -159,7 +159,7 @@ class ProcessEvents(ForkAware):
             self._read_until_quiet([pid])
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns the number of lost records by cause; a loss of unknown size counts as one."""
+        """Returns the number of lost records by cause, counting a loss of unknown size as one."""
         return Counter({cause.value: count for cause, count in self._lost.items()})
 
     def close(self) -> None:

@@ -20,8 +20,9 @@ class Started(NamedTuple):
 
     Attributes:
         time_ns: boottime of the event.
-        process: pid and start time. A forked process's start time is ``time_ns``, a few
-            milliseconds later than in ``/proc``; a running process's start time is from ``/proc``.
+        process: pid and start time. The start time of a forked process is ``time_ns``, a few
+            milliseconds later than in ``/proc``. For a process that was already running, it is from
+            ``/proc``.
         parent: pid of the parent; None if the process was already running.
     """
 
@@ -63,7 +64,7 @@ class Unmapped(NamedTuple):
     """Code is no longer mapped.
 
     The kernel does not report unmapping. An unmapping is detected when other code is mapped at the
-    address, or by rereading the maps (``refresh``); until then, the mapping counts as present.
+    address, or by rereading the maps (``refresh``); until then, the mapping is treated as present.
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
@@ -135,9 +136,10 @@ class _Process:
 
 
 class ProcessTable:
-    """Tracks the processes in ``pids`` (empty: all), and their ``children``. Not thread-safe.
+    """Tracks the processes in ``pids``, and their descendants if ``children``. Not thread-safe.
 
-    A process's start may be up to ``same_start_ns`` later in the records than in ``/proc``.
+    If ``pids`` is empty, all processes are tracked. A process's start may be up to
+    ``same_start_ns`` later in the records than in ``/proc``.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ _TYPES: Final = (
 def describe(symbol: Ksymbol) -> KsymbolDetails | None:
     """Returns details of a BPF program's function; None for other symbols. Thread-safe.
 
-    Type, attachment and source lines are available only while the program is loaded, and need
-    CAP_SYS_ADMIN.
+    The type, the attachment and the source lines require CAP_SYS_ADMIN, and are available only
+    while the program is loaded.
     """
     if not symbol.name.startswith(PROGRAM_PREFIX):
         return None

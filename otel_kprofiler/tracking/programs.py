@@ -190,7 +190,7 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Returns a program's facts, and the ``capacity`` required to read them in full."""
+        """Returns a program's data, and the ``capacity`` required to read all of it."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)
@@ -220,7 +220,7 @@ class _Arrays:
 
 
 def find_facts(number: int, arrays: _Arrays | None = None) -> ProgramFacts | None:
-    """Read the facts of a program; None if it was unloaded. Raises ``OSError``."""
+    """Read a program's data from the kernel; None if it was unloaded. Raises ``OSError``."""
     arrays = arrays or _Arrays(_USUAL_FUNCTIONS)
     with open_program(number) as fd:
         if fd is None:

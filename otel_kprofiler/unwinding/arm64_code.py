@@ -1,8 +1,8 @@
 """Finds arm64 instructions that change the frame pointer, the link register or the stack pointer.
 
 Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1. An instruction that
-this module does not decode counts as changing its target. Runs in a child process, so it imports
-only a few modules of this package.
+this module does not decode is assumed to change its destination register. Runs in a child process,
+so it imports only a few modules of this package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PC_BYTES: Final = WORD.size
 
 
 def find_changes(code: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the end of each instruction that may change FP, LINK or SP, and the register."""
+    """Yields the end and the register of each instruction that may change FP, LINK or SP."""
     for index, (word,) in enumerate(WORD.iter_unpack(code[: len(code) & -_PC_BYTES])):
         for register in _find_targets(word):
             if register >= FP:
@@ -52,7 +52,7 @@ def _is_general(word: int) -> bool:
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether an instruction's target 31 is SP. Loads and stores are not supported."""
+    """Returns whether destination register 31 is SP. Does not support loads and stores."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000

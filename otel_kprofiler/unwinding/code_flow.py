@@ -87,7 +87,7 @@ class Flow:
 
     Args:
         texts: start and bytes of each executable segment.
-        gaps: ranges of code whose states are needed.
+        gaps: ranges of code without unwind rules, whose states are needed.
         entry: the program's first instruction, whose caller is the kernel.
         endless_slots: GOT slots of imported functions that never return.
     """
@@ -138,7 +138,7 @@ class Flow:
                 yield at + length + value
 
     def absolutes(self) -> Iterator[int]:
-        """Yields the numbers in the followed code that may be addresses."""
+        """Yields the constants in the followed code that may be addresses."""
         for at in self.states:
             _, effect, value = self.instruction(at)
             if effect == Effect.ABSOLUTE:
@@ -251,8 +251,8 @@ class Flow:
     ) -> dict[int, State]:
         """Returns ``states``, excluding code reached only through calls that may not return.
 
-        Keeps code that leads to ``ends`` (such as returns), and code that is reached from it, or
-        from ``starts``, without such a call.
+        Keeps code that leads to ``ends`` (such as returns), and code that can be reached from such
+        code or from ``starts`` without these calls.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}

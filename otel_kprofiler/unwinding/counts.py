@@ -12,7 +12,7 @@ class TableCounts(NamedTuple):
     """Counts of requests for unwind tables, all taken at the same instant.
 
     Attributes:
-        requested: number of requests since the start, whether loaded, refused or pending.
+        requested: number of requests since the start, including refused and pending ones.
         evicted: number of tables removed to free space.
         tables: number of tables currently loaded in the kernel.
         bytes: kernel memory used by the loaded tables.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 1 << 30
-"""Limit on the address space of a process that makes tables, in bytes."""
+"""Limit, in bytes, on the address space of a process that makes tables."""
 COUNT: Final = struct.Struct("<I")
 """Format of the number of pairs, which precedes the pairs in the output."""
 PAIR: Final = struct.Struct("<ii")

@@ -14,7 +14,7 @@ from otel_kprofiler.unwinding.table import Tables, read_chunks
 Gap = tuple[int, int]
 
 _FAR_BYTES: Final = 4096
-"""Looks for a gap if the starts of two functions are at least this many bytes apart."""
+"""Functions that start at least this many bytes apart are checked for a gap between them."""
 _LEAST_BYTES: Final = 1024
 """Minimum total size of gaps worth a child process, in bytes. Linkers alone leave 200 bytes."""
 _PADDING: Final = 64
@@ -77,7 +77,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds gaps that are larger than padding, and contain a start or exceed ``far_bytes``."""
+    """Finds gaps that exceed padding, and contain one of ``starts`` or exceed ``far_bytes``."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:

@@ -3,9 +3,9 @@
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
 with the same instructions. In assembly functions, this module checks every instruction that may
-change x29, x30 or the stack pointer. Code after an unclear change gets no rule. Functions that
-switch stacks are recognized by their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``,
-``runtime/preempt_arm64.s``).
+change x29, x30 or the stack pointer. Code after a change that cannot be followed gets no rule.
+Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
+``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum size of a frame that two instructions may drop. The table shows only the last."""
+"""Minimum size of frames that two instructions may drop. The table shows only the second."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -199,7 +199,7 @@ class _Proof(NamedTuple):
 
 
 def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
-    """Returns what the code proves; None if the frame sizes do not suffice to find the caller.
+    """Returns facts about x30 and x29; None if the frame sizes do not suffice to find the caller.
 
     From ``left`` to ``back``, the stack pointer may change, but x29 may not.
     """
@@ -272,8 +272,8 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
     if not back or any(left < at <= back and register == FP for at, register in changes):
         return _WITHOUT
-    # The table does not show that the function drops its frame before a tail call if no stack
-    # switch is needed.
+    # If no stack switch is needed, the function drops its frame before a tail call, which the table
+    # does not show.
     last = min((at for at, register in changes if register == SP and at not in ends), default=0)
     if last and last < back:
         return _WITHOUT

@@ -30,7 +30,7 @@ Sizes = Sequence[tuple[int, int]]
 
 
 class Shape(NamedTuple):
-    """Properties of functions with equal frame sizes that make their frames in the usual way.
+    """Properties of functions with the same frame sizes and the usual prologue.
 
     Attributes:
         size: size of the code in bytes.

@@ -207,7 +207,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     (entries,) = COUNT.unpack_from(made)
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
-    if tables.made:  # pairs made earlier are not in the file that the process reads
+    if tables.made:  # the child process read only the file, which lacks earlier generated pairs
         rows = sorted(PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(PAIR.pack(*row) for row in rows)
     _check(pairs)

@@ -87,10 +87,10 @@ class Code(NamedTuple):
 def open_code(
     request: FileRequest, files: ReferableFiles, known_files: KnownFiles, places: FilePlaces
 ) -> Code:
-    """Open the requested file, and record its details.
+    """Open the requested file, and record its path, hash and build id in ``known_files``.
 
-    Raises :class:`TableRefused` if the file cannot be opened, or is not an ELF file. The details of
-    a readable file are recorded even if it is not an ELF file.
+    Raises :class:`TableRefused` if the file cannot be opened, or is not an ELF file. A readable
+    file is recorded even if it is not an ELF file.
     """
     with refusing():
         if request.key == VDSO:

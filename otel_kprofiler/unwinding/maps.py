@@ -46,7 +46,7 @@ class MapSizes(NamedTuple):
 
 
 class TableMaps:
-    """Accesses the maps. Methods are atomic with respect to each other.
+    """Accesses the maps of files and tables. Methods are atomic with respect to each other.
 
     Duplicates the descriptors, because a thread that hangs in a file system may outlive the loaded
     object that owns them. Raises ``OSError`` if a map cannot be mapped into memory.
@@ -91,7 +91,7 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file. The BPF program requests it again at the next sample in the file."""
+        """Forget a file; the BPF program requests its table again at the next sample."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 

@@ -14,7 +14,7 @@ from otel_kprofiler.host import MappedFileError
 class Refusal(enum.Enum):
     """The reason why tables are not used. The value is shown to users.
 
-    Each ``FileProblem`` has the name of a refusal.
+    For each ``FileProblem``, there is a refusal of the same name.
     """
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
@@ -49,7 +49,7 @@ MAY_PASS: Final = frozenset(
 )  # fmt: skip
 """Temporary failures, after which a retry may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures that waste all work on a table. Retries occur at growing intervals."""
+"""Temporary failures after which a table must be made again. Retries occur at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts

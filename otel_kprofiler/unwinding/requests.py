@@ -27,7 +27,8 @@ class RequestQueue:
     """A queue of requests and opened files; thread-safe.
 
     In the long term, opening files uses at most ``open_share`` of one CPU, and loading tables at
-    most ``load_share``. Workers beyond ``loaders`` only open files.
+    most ``load_share``. At most ``loaders`` workers load tables at the same time; the others only
+    open files.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class RequestQueue:
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
-        """Queue an opened file for loading. If too many are open, close it until it is loaded."""
+        """Queue an opened file for loading. If too many are open, close it; a worker reopens it."""
         with self._changed:
             if opened.code is not None and (self._stopping or self._open >= MAX_OPEN):
                 opened.code.close()
@@ -57,7 +58,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for a task. The caller closes its file. Returns None after :meth:`stop`."""
+        """Waits for work. The caller closes any opened file. Returns None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:

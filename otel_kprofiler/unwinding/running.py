@@ -18,7 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to list one by one. If there are more, lists the whole host."""
+"""Maximum number of processes to list one by one. If there are more, lists all of them."""
 _READ_BYTES: Final = 256 * 1024
 
 

@@ -77,7 +77,7 @@ class TableStore:
     """Loads tables in the background, between :meth:`start` and :meth:`close`.
 
     ``maps`` are closed with the store. ``now_ns`` returns the boottime, the clock of the BPF
-    program. ``known_files`` receives the details of opened files.
+    program. ``known_files`` receives the paths and build ids of opened files.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Opens a file or loads its tables. Returns the CPU time used; 0 if the device hangs."""
+        """Opens a file or loads its tables. Returns the CPU time used; 0 if its device hangs."""
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
 
@@ -375,7 +375,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Counts a failed open; returns whether to give up, as on some overlay file systems."""
+        """Counts a failed open; returns whether to give up (on some overlay file systems)."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -98,7 +98,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Returns the range of entry offsets. Raises :class:`TableRefused` if pairs are unsorted."""
+    """Returns the lowest and highest entry offset; raises :class:`TableRefused` if unsorted."""
     last = lowest = highest = None
     for chunk in chunks:
         numbers = memoryview(chunk).cast("i")

@@ -21,10 +21,10 @@ _CIE: Final = pack_cie(b"zRD", CIE_REST)  # D: derived from code
 
 
 def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Makes the tables; None for other machines, or if the vDSO has no such functions.
+    """Makes the tables; None for other machines, or if the vDSO lacks these functions.
 
-    Functions that change one of the registers get an entry without a rule. Raises ``ElfError`` if
-    the vDSO is damaged.
+    Functions that change any of the three registers get an entry without a rule. Raises
+    ``ElfError`` if the vDSO is damaged.
     """
     if elf.machine != MACHINES["aarch64"]:
         return None

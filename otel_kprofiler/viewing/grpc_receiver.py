@@ -33,7 +33,7 @@ from otel_kprofiler.viewing.receiver import (
 THREADS: Final = 8
 """Maximum number of calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Maximum number of running and waiting calls. Any other call is rejected with a retry delay."""
+"""Maximum number of running and waiting calls. Excess calls are rejected with a retry delay."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"

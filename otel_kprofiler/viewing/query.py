@@ -78,7 +78,7 @@ class StoreAnswers:
             yield from _encode(data)
 
     def names_file(self, path: str) -> bool:
-        """Returns whether a stored frame has this source file."""
+        """Returns whether any stored frame has the given source file."""
         with self._lock:
             try:
                 row = self._database.execute("SELECT 1 FROM frames WHERE file = ?", (path,))
@@ -244,7 +244,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples with the store's node numbers. Equal samples in a bin are merged."""
+        """Reads samples, whose stacks are node numbers. Equal samples in a bin are merged."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():

@@ -3,7 +3,7 @@
 Rejects requests for any host name or address that is not this server's. This prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins may not read
 responses (CORS). Pages on other sites may link to the page but cannot request data
-(``Sec-Fetch-Site``). On loopback, only users in :func:`find_trusted_users` get responses.
+(``Sec-Fetch-Site``). On loopback, only users returned by :func:`find_trusted_users` get responses.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Answer = Callable[[Query], Iterable[bytes]]
 """Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
-"""Function that returns whether a frame of the profile has this source file."""
+"""Function that returns whether any frame of the profile has the given source file."""
 
 
 def parse_query(text: str) -> Query:
@@ -228,7 +228,7 @@ class _Handler(HttpHandler):
 
 
 def pack(pieces: Iterable[bytes]) -> bytes:
-    """Returns the pieces, compressed with gzip."""
+    """Returns the data in ``pieces``, compressed with gzip."""
     packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
     body = bytearray()
     for piece in pieces:

@@ -49,7 +49,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""How many times per retention time unreferenced rows are removed."""
+"""Number of removals of unreferenced rows per retention time."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -172,7 +172,7 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # Without times, samples that differ only in their spans have the same
+                            # Samples without times that differ only in their spans have the same
                             # identity.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value

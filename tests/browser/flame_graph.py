@@ -108,7 +108,7 @@ def user(name, module):
 
 
 def open_binaries(browser, names, **view):
-    """Opens a page with one function per binary; the first binary has the most samples."""
+    """Opens a page with one function per binary. The first binary has the most samples."""
     stacks = [
         sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))
         for at, name in enumerate(names)

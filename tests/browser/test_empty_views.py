@@ -1,4 +1,4 @@
-"""Views without samples: the page explains why they are empty; a button and a key lead back."""
+"""The page explains why a view has no samples, and offers a button and a key that lead back."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_contradictory_filters_are_listed_with_the_samples_that_each_hides(page)
 
 
 @pytest.mark.parametrize("tab", "1234")
-def test_keys_recover_from_an_empty_view_in_every_tab(page, tab):
+def test_the_keyboard_can_remove_the_filter_of_an_empty_view_in_every_tab(page, tab):
     go(page, "process=sh&cpu=0")
     page.press(tab, "g")
     assert page.evaluate("document.activeElement.textContent") == "All processes · 65 samples"
@@ -55,7 +55,7 @@ def test_a_comparison_of_two_empty_intervals_offers_to_show_the_whole_time(page)
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_two_intervals_outside_of_the_recording_are_reported_as_one_reason(page):
+def test_a_comparison_outside_of_the_recording_gives_a_single_reason(page):
     go(page, "baseline=0-500&range=600-900")
     reason = "No samples of on_cpu pass: time outside of the recording."
     assert page.evaluate(REASON) == reason
@@ -104,7 +104,7 @@ def test_the_table_reports_a_search_without_matches(page):
     )
 
 
-def test_the_sandwich_names_a_selected_function_without_samples(page):
+def test_the_sandwich_says_that_the_selected_function_has_no_samples(page):
     ids = page.evaluate(IDS)
     go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (

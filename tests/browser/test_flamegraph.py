@@ -121,7 +121,7 @@ def test_search_marks_frames_and_shows_their_share(page):
     assert text(page, "matched") == "matched 0.00%, 0 samples"
 
 
-def test_escape_leaves_the_field_and_keeps_the_search(page):
+def test_escape_leaves_the_search_field_and_keeps_the_search(page):
     page.press("/", *"ext4", "Escape")
     assert page.evaluate("document.getElementById('search').value") == "ext4"
     assert page.evaluate("document.activeElement.className") == "graph"
@@ -140,7 +140,7 @@ def test_names_are_never_interpreted_as_html(browser, tab):
     assert browser.evaluate("document.title") == HOSTILE
 
 
-def test_search_visits_visible_frames_while_zoomed(page):
+def test_search_steps_only_through_visible_frames_while_zoomed(page):
     page.press("/", *"do_sys", "Enter")
     assert text(page, "matched") == "matched 100.00%, 100 samples · 1 of 3 frames"
     shown = text(page, "details")
@@ -399,7 +399,7 @@ def test_a_page_with_two_intervals_opens_as_a_comparison(browser):
     assert "151 samples" in text(browser, "details")
 
 
-def test_values_can_be_shown_as_samples_as_time_or_as_shares(page):
+def test_values_can_be_shown_as_sample_counts_times_or_percentages(page):
     shown = "[...document.getElementById('unit').options].map(option => option.text)"
     assert page.evaluate(shown) == ["samples", "ms of CPU", "%"]
     page.press("u")
@@ -428,7 +428,7 @@ def test_a_link_restores_the_same_view(page, browser):
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_everything_except_the_rows_of_controls_fits_a_narrow_page(browser, tab):
+def test_everything_except_the_control_rows_fits_a_narrow_window(browser, tab):
     browser.show([PROFILE], f"#tab={tab}", title="a-long-name-of-a-command " * 4, width=400)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
     outside = """[...document.querySelectorAll(":is(main, footer, #strip) :is(button, canvas, td)")]
@@ -437,7 +437,7 @@ def test_everything_except_the_rows_of_controls_fits_a_narrow_page(browser, tab)
     assert browser.evaluate(outside) == []
 
 
-def test_screen_readers_get_the_table_and_a_name_for_every_control(page):
+def test_screen_readers_can_read_the_table_and_the_name_of_every_control(page):
     page.press("3")
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
     results = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree}
@@ -468,7 +468,7 @@ def timed(browser, expression):
 
 
 @pytest.mark.long
-def test_a_million_samples_open_and_are_filtered_without_delay(browser, tmp_path):
+def test_a_page_with_a_million_samples_opens_and_filters_without_delay(browser, tmp_path):
     path = million_page(tmp_path)
     browser.open(path.as_uri())
     took = {"open": browser.evaluate("Number(document.documentElement.dataset.openedMs)")}

@@ -56,7 +56,7 @@ def test_narrow_callers_are_grouped_and_the_group_shows_their_sum(narrow):
     assert shown["rows"]["Of all"] == "33.33%"
 
 
-def test_keys_skip_groups_and_a_click_on_a_group_zooms_to_its_callee(narrow):
+def test_arrow_keys_skip_groups_and_a_click_on_a_group_zooms_to_its_callee(narrow):
     narrow.press("g", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight")
     assert text(narrow, "details").startswith("do_syscall_64")
     group = next(group for group in narrow.evaluate(GROUPS) if group["row"] == 2)

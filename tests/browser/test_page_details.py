@@ -1,4 +1,4 @@
-"""Frame details on the page: tooltip, shares and bars in tables, files and lines."""
+"""The page shows frame details: tooltips, shares and bars in tables, files and lines."""
 
 import pytest
 
@@ -29,7 +29,7 @@ TOOLTIP = """(tip => tip.hidden ? null : {
 
 
 def tooltip(browser):
-    """Returns the tooltip's title, rows and position; None if no tooltip is shown."""
+    """Returns the tooltip's title, rows and position, or None if no tooltip is shown."""
     return browser.evaluate(TOOLTIP)
 
 
@@ -153,7 +153,7 @@ def test_bars_beside_shares_are_visible_at_every_window_width(browser, tab, widt
     assert min(widths) > 25
 
 
-def test_function_names_are_whole_where_file_paths_are_truncated(browser):
+def test_function_names_stay_whole_while_file_paths_are_truncated(browser):
     line = Line("look_up_all_orders", "", "/srv/shop/deeply/nested/orders.py", 1234)
     frame = Frame(None, 0, (line,), 0, PYTHON_SIDE)
     browser.show([window(("shop", 1, [sample([frame], 5)]))], "#tab=table", width=790)

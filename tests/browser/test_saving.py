@@ -1,4 +1,4 @@
-"""Copying a stack, and saving the view as CSV, SVG and PNG."""
+"""A stack can be copied, and the view saved as CSV, SVG and PNG."""
 
 import csv
 import io

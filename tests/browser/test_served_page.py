@@ -115,7 +115,7 @@ def test_a_brushed_interval_stays_when_the_range_advances(served, host):
     assert text(served, "brushed") == shown
 
 
-def test_errors_are_shown_and_the_last_data_is_kept(served, host):
+def test_a_server_error_is_shown_and_the_previous_data_stays_visible(served, host):
     host.problem = "<b>no such resource</b>"
     refresh(served)
     assert text(served, "status") == "<b>no such resource</b>"

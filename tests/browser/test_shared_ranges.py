@@ -1,4 +1,4 @@
-"""Time ranges in shared links: exact to the bin, and empty outside of the recording."""
+"""Time ranges in shared links are exact to the bin, and empty outside of the recording."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_a_range_outside_of_the_recording_has_no_samples(page, range_):
     assert brushed(page) == f"{OUTSIDE} · 0 samples"
 
 
-def test_a_range_that_begins_before_the_recording_is_cut_at_its_start(page):
+def test_a_range_that_begins_before_the_recording_is_clipped_to_its_start(page):
     go(page, "range=999999990000-1000000001000")
     assert brushed(page) == "0.00 s - 1.00 s · 100 samples"
     assert text(page, "details").startswith("all · 100 samples")

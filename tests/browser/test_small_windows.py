@@ -87,7 +87,7 @@ def test_the_time_strip_stays_under_the_pointer_while_a_range_is_selected(browse
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1500, 1000, 810])
-def test_names_in_tables_have_room_and_do_not_cover_numbers(browser, busy, tab, width):
+def test_names_in_tables_have_enough_width_and_do_not_overlap_numbers(browser, busy, tab, width):
     browser.show_page(busy, f"#tab={tab}", width=width, height=800)
     rows = browser.evaluate("""[...document.querySelectorAll('td.name')].map(cell => {
       const number = [...cell.parentNode.querySelectorAll('.number')].find(one => one.offsetWidth);
@@ -98,7 +98,7 @@ def test_names_in_tables_have_room_and_do_not_cover_numbers(browser, busy, tab, 
     assert all(beside and overflow == "hidden" for _, beside, overflow in rows)
 
 
-def test_the_time_strip_shrinks_in_a_low_window(browser, busy):
+def test_the_time_strip_shrinks_in_a_short_window(browser, busy):
     browser.show_page(busy, width=1000, height=700)
     high = browser.evaluate(HEIGHT_OF.format("#strip"))
     browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=420,

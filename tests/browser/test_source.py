@@ -230,7 +230,7 @@ def test_a_page_saved_as_a_file_explains_why_it_has_no_source_lines(browser, fil
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1000, 390])
-def test_comparisons_show_changes_in_each_tab_and_at_each_width(browser, files, tab, width):
+def test_comparisons_show_changes_in_each_tab_at_every_window_width(browser, files, tab, width):
     ends = RECORDED_NS, RECORDED_NS + 5 * 10**9
     intervals = [Interval(name, [files.window(hashed)], *ends)
                  for name, hashed in (("before", 25), ("after", 525))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The span strip of the page, which shows how spans spent their time."""
+"""The page's span strip shows how spans spent their time."""
 
 import pytest
 from click.testing import CliRunner
@@ -50,7 +50,7 @@ def test_the_page_shows_the_same_span_parts_as_report(profile):
     assert shown["GET /[x]*\\x1b"] == {"user code": 1}
 
 
-def test_idle_waits_count_as_span_parts(tmp_path):
+def test_idle_waits_are_included_in_span_parts(tmp_path):
     profile = write(tmp_path / "x.otlp", (0, A, "user", 2), (2, A, "sleep", 8), (10, A, "user", 1))
     (everything, _) = spans(page_of(profile))
     assert everything["parts"] == [["wait: sleep", 8 * MS], ["user code", 3 * MS]]

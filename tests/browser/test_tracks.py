@@ -38,7 +38,7 @@ def test_rows_show_each_threads_time_by_state(page):
     ]
 
 
-def test_a_wait_is_drawn_over_the_time_before_its_end(page):
+def test_a_wait_is_drawn_from_its_start_to_its_end(page):
     storage = page.evaluate(DRAWN)[0]["cells"][STATES.index("storage")]
     column_ms = 5000 / len(storage)
     covered = [at for at, value in enumerate(storage) if value]

@@ -1,4 +1,4 @@
-"""Wall-clock time on the page: running and waiting in one graph, waits by cause."""
+"""The page shows wall-clock time: running and waiting in one graph, with waits by cause."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ def test_the_tooltip_splits_time_into_running_and_waiting_time(page):
     assert (pairs["On CPUs"], pairs["Waiting"], pairs["Self"]) == ("300 ms", "600 ms", "300 ms")
 
 
-def test_wait_causes_act_as_functions_in_tables_callers_and_transforms(page):
+def test_wait_causes_are_treated_like_functions_in_tables_callers_and_transforms(page):
     page.press("3")
     rows = page.evaluate("""[...document.querySelector('.table').querySelectorAll('tbody tr')]
       .map(row => row.innerText.replaceAll(/\\s+/g, ' ').trim())""")
@@ -153,7 +153,9 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser):
 @pytest.mark.parametrize(
     ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
 )
-def test_the_wall_clock_view_prefers_our_samplers_cpu_time_to_other_kinds(browser, others, parts):
+def test_the_wall_clock_view_prefers_this_profilers_cpu_time_over_other_kinds(
+    browser, others, parts
+):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name="other"), *others]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

@@ -61,7 +61,7 @@ class Engine:
         self._lock = threading.Lock()
 
     def run(self, sql, body, *, is_go):
-        """Runs a query, with the data to insert in ``body``; returns the response."""
+        """Runs a query, with the data to insert in ``body``, and returns the response."""
         with self._lock:
             word = sql.split(None, 1)[0].lower()
             if word == "insert" and is_go:

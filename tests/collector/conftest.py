@@ -176,7 +176,7 @@ class Collector:
         return self.arrived()
 
     def arrived(self):
-        """Returns the requests in the file; the running Collector may be writing the last line."""
+        """Returns the requests in the file. The running Collector may be writing the last line."""
         lines = self.output.read_bytes().splitlines(keepends=True) if self.output.exists() else []
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
@@ -239,7 +239,7 @@ def open_collector(tmp_path_factory):
 
 @pytest.fixture(params=[NEWEST, *further(*VERSIONS)])
 def collector(request, open_collector):
-    """Starts a Collector with a profiles pipeline; ``make test-long`` tests every version."""
+    """Starts a Collector with a profiles pipeline. ``make test-long`` tests every version."""
     return open_collector(request.param)
 
 

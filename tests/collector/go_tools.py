@@ -17,7 +17,7 @@ BUILD_SECONDS = 1500
 
 
 def build_tool(name, version, package, tags=""):
-    """Returns the path of a tool, which is built unless cached; commas separate build tags."""
+    """Returns the path of a tool, which is built unless cached. Commas separate build tags."""
 
     def build(directory, program):
         Path(directory, "go.mod").write_text("module tool\n\ngo 1.26.0\n")
@@ -38,7 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Returns the path of a cached program; runs the commands of ``build`` if it is missing."""
+    """Returns the path of a cached program, and runs the commands of ``build`` if it is missing."""
     program = cache_directory() / name
     if program.exists():
         return program

@@ -84,7 +84,7 @@ class Root:
         return [*map(str, enter), *map(str, words)]
 
     def run(self, *words):
-        """Runs a command in this root, without the test's environment; returns its output."""
+        """Runs a command in this root, without the test's environment, and returns its output."""
         done = subprocess.run(
             self.command(*words),
             env=ENVIRON,

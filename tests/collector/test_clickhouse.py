@@ -1,4 +1,4 @@
-"""Profiles go through the shipped gateway to ClickHouse; commands read them back."""
+"""Profiles go through the shipped gateway to ClickHouse. Commands read them back."""
 
 import gc
 import importlib.util
@@ -243,7 +243,7 @@ def engine(tmp_path_factory):
 
 @contextmanager
 def gateway(program, engine, directory):
-    """Runs the shipped gateway; yields its gRPC and HTTP addresses and the file that it writes."""
+    """Runs the shipped gateway. Yields its gRPC and HTTP addresses and the file that it writes."""
     grpc, http = free_ports(2)
     file, extra, log = (directory / name for name in ("profiles.jsonl", "extra.yaml", "log"))
     extra.write_text(GATEWAY.format(grpc=grpc, http=http, file=file))
@@ -272,7 +272,7 @@ def gateway(program, engine, directory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Stores windows in the table; returns the Collector's file with the same windows."""
+    """Stores windows in the table, and returns the Collector's file with the same windows."""
     from tests.collector.conftest import VERSIONS, build
 
     directory = tmp_path_factory.mktemp("gateway")
@@ -296,7 +296,7 @@ def run(*words, status=0, environ=None):
 
 
 def report(*words):
-    """Runs ``report`` in this process, since there are many calls; parses its output."""
+    """Runs ``report`` in this process, since there are many calls, and parses its output."""
     try:
         done = CliRunner().invoke(
             report_command, ["--json", *map(str, words)], catch_exceptions=False
@@ -331,7 +331,7 @@ def test_the_table_contains_every_sample_and_span_link(engine, stored):
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
-def test_report_prints_the_same_for_a_clickhouse_table_and_a_file(engine, stored, words):
+def test_report_output_is_equal_for_a_clickhouse_table_and_a_file(engine, stored, words):
     times = [] if "--from" in words else ALL_TIMES
     for by in ("function", "process", "span"):
         of_file = report(*words, "--by", by, stored)

@@ -66,7 +66,7 @@ class CleanRoot(Root):
     """A Debian root that can list its files, and fails the test if dpkg prints a warning."""
 
     def dpkg(self, *words):
-        """Runs dpkg; asserts that it prints no warning or error. Returns the output."""
+        """Runs dpkg, and asserts that it prints no warning or error. Returns the output."""
         *options, last = words
         if os.path.exists(last):
             shutil.copy(last, self.path / "tmp/package.deb")

@@ -52,7 +52,7 @@ STACKS = (
 
 
 def window_of(processes=5, samples=40):
-    """Returns a window of several processes and stacks; some samples have links."""
+    """Returns a window of several processes and stacks. Some samples have links."""
     groups = []
     for process in range(processes):
         attributes = {"service.name": f"service-{process}", "process.pid": 100 + process}
@@ -187,7 +187,7 @@ def test_a_collector_without_support_for_profiles_is_reported_once(open_collecto
     exporter.shutdown()
 
 
-def test_delivery_to_a_stopped_collector_ends_with_the_last_retry(open_collector):
+def test_samples_for_a_stopped_collector_are_lost_after_the_last_retry(open_collector):
     collector = open_collector()
     exporter = open_exporter("grpc", collector, retry=ONCE)
     (batch,) = encode_window(window_of()).batches

@@ -1,7 +1,7 @@
 """The shipped unit, configurations and wheel work unchanged.
 
 Without systemd, the unit's command runs in separate mount and network namespaces, where its paths
-exist and its ports are free. setpriv applies the unit's user and capabilities; only systemd-analyze
+exist and its ports are free. setpriv applies the unit's user and capabilities. Only systemd-analyze
 checks the rest of the sandbox. User 65534 stands in for the dynamic user.
 
 ``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of five seconds.
@@ -126,7 +126,7 @@ def busy(seconds):
 def run_unit(namespaces, seconds, is_sampling):
     """Runs the unit's command as its user, for ``seconds`` after its first profile.
 
-    Returns the account, the log, and the fields of /proc/PID/status.
+    Returns the final counts, the log, and the fields of /proc/PID/status.
     """
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]

@@ -56,7 +56,7 @@ def get(port):
 
 @contextlib.contextmanager
 def running(command, port, env, log):
-    """Runs a service during the block; asserts that it then exits cleanly on SIGTERM."""
+    """Runs a service during the block, and asserts that it then exits cleanly on SIGTERM."""
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -121,7 +121,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the service's log; counts samples with links, in spans, and both."""
+    """Checks samples against the service's log. Counts samples with links, in spans, and both."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]
@@ -254,7 +254,7 @@ def test_the_asyncio_example_links_kernel_time_to_its_tasks(open_collector, samp
         assert start <= time_ns <= end
 
 
-def test_samples_of_the_batch_example_are_linked_to_no_span(open_collector, samples_of):
+def test_samples_of_the_batch_example_are_not_linked_to_a_span(open_collector, samples_of):
     collector = open_collector()
     env = environment(
         collector, OTEL_EXPORTER_OTLP_ENDPOINT=collector.grpc_endpoint,

@@ -10,7 +10,7 @@ HOSTS = 12
 
 
 @pytest.mark.long
-def test_a_fleet_loses_nothing_when_its_collector_restarts(tmp_path):
+def test_a_fleet_loses_no_samples_when_its_collector_restarts(tmp_path):
     arguments = argparse.Namespace(
         file=None, hosts=HOSTS, seconds=15, rate=19, restart=3, collector="0.161.0"
     )

@@ -62,7 +62,7 @@ def trust(directory):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Builds and mounts the image; yields the path of its files, and its configuration."""
+    """Builds and mounts the image, and yields the path of its files, and its configuration."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("image")

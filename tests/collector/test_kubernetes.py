@@ -145,7 +145,7 @@ OBJECTS = {"/api/v1/pods": ("Pod", POD)}
 
 
 class ApiServer(http.server.ThreadingHTTPServer):
-    """Serves a pod through list and watch; records requests."""
+    """Serves a pod through list and watch, and records requests."""
 
     daemon_threads = True
 
@@ -250,7 +250,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns the service names in a Collector's file; skips its last, perhaps partial, line."""
+    """Returns the service names in a Collector's file. Skips its last, perhaps partial, line."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]
@@ -258,7 +258,7 @@ def services(path):
 
 
 @pytest.mark.live
-def test_the_gateway_names_the_pods_of_containers(tmp_path, sampling_host):
+def test_the_gateway_adds_pod_names_to_profiles_of_containers(tmp_path, sampling_host):
     program = build(WITH_KUBERNETES)
     grpc, http_port, health, agent_health = free_ports(4)
     output = tmp_path / "profiles.jsonl"

@@ -1,4 +1,4 @@
-"""Alert rules and dashboards of config/, with a real Prometheus and ClickHouse's engine.
+"""The alert rules and dashboards of config/ work in a real Prometheus and ClickHouse's engine.
 
 The agent's code sends metrics to Prometheus. Each series that an alert or a panel queries must
 exist under the queried name and labels.
@@ -202,7 +202,7 @@ def test_promtool_accepts_the_rules():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_alert_fires_when_it_should():
+def test_every_alert_fires_in_a_passing_rule_test():
     done = promtool("test", "rules", ALERT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
     fired = {

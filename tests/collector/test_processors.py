@@ -67,7 +67,7 @@ def send(open_collector, receiver):
 
 
 def changed(sample):
-    """Returns a sample as changed by the processors; None if the filter drops it."""
+    """Returns a sample as changed by the processors, or None if the filter drops it."""
     resource = dict(sample[0])
     if resource["service.name"] == "service-3":
         return None
@@ -80,7 +80,7 @@ def changed(sample):
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processors_and_batching_change_only_what_is_configured(
+def test_processors_and_batching_change_samples_only_as_configured(
     send, receiver, samples_of, version, kind
 ):
     windows = [move_window(window_of(), second * 10**9) for second in range(10)]
@@ -108,7 +108,7 @@ def test_newer_collectors_send_attribute_keys_as_string_references_over_http(
 
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
-def test_duplicate_labels_result_from_removed_attributes_but_not_from_merged_resources(
+def test_removing_attributes_causes_duplicate_labels_but_merging_resources_does_not(
     send, receiver, samples_of, version
 ):
     window = window_of()

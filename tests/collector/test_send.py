@@ -45,7 +45,7 @@ def received(collector):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_files_written_by_this_package_and_by_a_collector_arrive_unchanged(
+def test_files_written_by_this_package_or_a_collector_are_delivered_unchanged(
     open_collector, samples_of, tmp_path, kind
 ):
     path = tmp_path / "x.otlp"

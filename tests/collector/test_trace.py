@@ -52,7 +52,7 @@ service:
 
 
 def ask(port, trace, ms):
-    """Sends a request; returns the times that the services measured for their spans."""
+    """Sends a request, and returns the times that the services measured for their spans."""
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01", "ms": str(ms)}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=headers)
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -119,7 +119,7 @@ class Agent:
         self._process.communicate()
 
     def stop(self):
-        """Stops the agent; returns its number of samples. The Collector must have accepted all."""
+        """Stops the agent. Returns its number of samples. The Collector must have accepted all."""
         self._process.send_signal(signal.SIGTERM)
         account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
         exported = account["exporters"]["otlp_grpc"]["exported"]

@@ -46,7 +46,7 @@ service:
 
 @pytest.fixture
 def view():
-    """Runs ``view``; yields its process, page address, and gRPC and HTTP receiver addresses."""
+    """Runs ``view``, and yields its process, page address, and gRPC and HTTP receiver addresses."""
     free = ["--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--no-browser"]
     command = subprocess.Popen(
         [*COMMAND, "view", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -61,7 +61,7 @@ def view():
 
 
 def run_agent(directory, endpoint, is_enough):
-    """Runs the agent with a load until enough samples have arrived; returns those exported."""
+    """Runs the agent with a load until enough samples have arrived, and returns those exported."""
     config = directory / "agent.yaml"
     config.write_text(AGENT.format(endpoint=endpoint))
     command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]

@@ -19,7 +19,7 @@ def capability_mask():
 
 
 def parse_unit(text):
-    """Parses a unit file; returns a list of values for each setting."""
+    """Parses a unit file, and returns a list of values for each setting."""
     settings = {}
     for line in text.splitlines():
         if "=" in line and not line.startswith("#"):

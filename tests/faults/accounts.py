@@ -12,10 +12,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 class Arrived:
-    """The samples and the last account of each stream in a receiver's data.
+    """The samples and the last counts of each stream in a receiver's data.
 
     Attributes:
-        twice: the number of samples that repeat another sample's time and CPU; ``twice_in`` counts
+        twice: the number of samples that repeat another sample's time and CPU. ``twice_in`` counts
             them by stream.
         requests_twice: the number of requests that were received again.
     """
@@ -46,14 +46,14 @@ class Arrived:
 
 
 def stop_and_check(agent, receiver, exporter="otlp_grpc"):
-    """Stops an agent and checks its account; returns account, exporter's account, and samples."""
+    """Stops an agent and checks its counts. Returns its counts, the exporter's, and the samples."""
     account = agent.stop()
     got = Arrived(receiver.payloads)
     return account, check_account(account, got, exporter), got
 
 
 def check_account(account, arrived, exporter="otlp_grpc"):
-    """Asserts that all samples arrived or are counted as lost; returns the exporter's account."""
+    """Asserts that all samples arrived or are counted as lost. Returns the exporter's counts."""
     exporter = account["exporters"][exporter]
     lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
     assert account["taken"] == account["received"] + lost_before
@@ -65,7 +65,7 @@ def check_account(account, arrived, exporter="otlp_grpc"):
 
 
 def check_stream(arrived, stream):
-    """Checks a stream's account from the receiver's data alone."""
+    """Checks the sample counts of a stream from the receiver's data alone."""
     check_formulas(arrived.totals[stream], arrived.samples[stream] - arrived.twice_in[stream])
 
 

@@ -94,7 +94,7 @@ class HttpReceiver:
 
 
 class Agent:
-    """A running agent; ``health`` is the ``host:port`` of its health endpoint."""
+    """A running agent. ``health`` is the ``host:port`` of its health endpoint."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Agent:
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
     def get(self, path):
-        """Returns the health endpoint's status and response; status 0 if it does not respond."""
+        """Returns the health endpoint's status and response, or status 0 if it does not respond."""
         import urllib.error
         import urllib.request
 

@@ -4,7 +4,7 @@ Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a
 the other. Each is killed at a random instant, while the receiver accepts, rejects, hangs, or loses
 responses at random. A final agent delivers what remains in the spool. The samples that its last
 request reports as taken must equal the samples that arrived, by ``profile_id``, plus the samples
-reported as lost; otherwise, the script exits with 1. Half of the kills use ``fsync: always``, half
+reported as lost. Otherwise, the script exits with 1. Half of the kills use ``fsync: always``, half
 ``never``.
 """
 
@@ -76,7 +76,7 @@ ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
 def check_unknown(received: Received) -> list[str]:
-    """Lists streams whose unknown time begins before the last sample of the previous stream."""
+    """Lists streams whose ``unknown_since_unix_ns`` precedes the previous stream's last sample."""
     wrong = []
     for before, after in itertools.pairwise(received.streams("on_cpu")):
         since = received.accounts["on_cpu", after].get(f"{STREAM}unknown_since_unix_ns", 0)
@@ -86,7 +86,7 @@ def check_unknown(received: Received) -> list[str]:
 
 
 class Agent:
-    """An agent process; it may still be starting."""
+    """An agent process. It may still be starting."""
 
     def __init__(self, config: Path) -> None:
         self._log = config.parent / "log"
@@ -119,7 +119,7 @@ class Result(NamedTuple):
     Attributes:
         lost: the losses that the last stream reports.
         difference: samples taken minus samples arrived or reported as lost.
-        wrong: streams whose unknown time begins too late.
+        wrong: streams whose ``unknown_since_unix_ns`` is too late.
     """
 
     received: Received
@@ -168,7 +168,7 @@ def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
 
 
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
-    """Truncates a killed agent's spool at random offsets, like a power failure; returns problems.
+    """Truncates a killed agent's spool at random offsets, like a power failure. Returns problems.
 
     Samples missing from any segment but the last must be counted. Samples missing from the last
     segment must be later than ``unknown_since_unix_ns``, or be counted.

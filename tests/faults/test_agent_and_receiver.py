@@ -1,4 +1,4 @@
-"""The agent's account stays exact when its receiver fails and when the agent is killed.
+"""The agent's sample counts stay exact when its receiver fails and when the agent is killed.
 
 Received samples are compared with the eBPF program's counts, which the agent both sends and prints.
 """
@@ -219,7 +219,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(run_agent
 
 
 @pytest.mark.long
-def test_removing_the_spool_of_a_running_agent_loses_nothing(run_agent, receiver, tmp_path):
+def test_removing_the_spool_of_a_running_agent_loses_no_samples(run_agent, receiver, tmp_path):
     """A cleaner of temporary files may remove a spool."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)

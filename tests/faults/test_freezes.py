@@ -34,7 +34,7 @@ FOREIGN = (
 
 
 def check_all_accounted(agent, receiver):
-    """Checks that taken = arrived + lost, in both the printed and the received account."""
+    """Checks that taken = arrived + lost, in both the printed and the received counts."""
     account, exporter, got = stop_and_check(agent, receiver)
     assert exporter["pending"] == 0
     check_stream(got, *got.totals)

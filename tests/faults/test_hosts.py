@@ -45,7 +45,7 @@ def check(agent, receiver):
 
 @live
 @pytest.mark.long
-def test_fifty_thousand_processes_a_minute_are_all_accounted_for(run_agent, receiver):
+def test_every_sample_is_accounted_for_at_fifty_thousand_processes_a_minute(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=499)
     seconds = 4

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
 @pytest.mark.long
-def test_the_rate_drops_at_the_cpu_limit_and_each_profile_records_its_period(run_agent, receiver):
+def test_the_sampling_rate_drops_at_the_cpu_limit_and_each_profile_records_its_period(
+    run_agent, receiver
+):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=4999, more="limits: {max_cpu_percent: 2}")
     agent.wait_until(lambda: agent.get("/status")[1]["samples_per_second"] < 2000, 30)
@@ -41,7 +43,7 @@ def test_the_rate_drops_at_the_cpu_limit_and_each_profile_records_its_period(run
 
 @pytest.mark.long
 def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver):
-    """The agent shrinks its ring buffer and windows; samples lost to a full ring are counted."""
+    """The agent shrinks its ring buffer and windows. Samples lost to a full ring are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
     # Memory grows until the exporter has sent the first windows.
@@ -64,7 +66,7 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # stalls the main threa
 
 
 @pytest.mark.long
-def test_health_checks_detect_a_stalled_loop(run_agent, receiver, tmp_path):
+def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_path):
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
@@ -84,7 +86,7 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver):
-    """A process stopped by SIGSTOP does not respond; once continued, it counts the losses."""
+    """A process stopped by SIGSTOP does not respond. Once continued, it counts the losses."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
@@ -100,7 +102,7 @@ def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver):
 
 
 @pytest.mark.long
-def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver):
+def test_shutdown_at_the_highest_rate_completes_within_its_timeout(run_agent, receiver):
     """After a freeze, samples that cannot be processed in time are dropped and reported."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="shutdown_timeout: 1s")

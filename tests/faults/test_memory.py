@@ -58,7 +58,7 @@ class Cgroup:
 
     @property
     def peak_bytes(self):
-        """The peak memory, including the page cache; 0 if the kernel does not report it."""
+        """The peak memory, including the page cache, or 0 if the kernel does not report it."""
         path = self.path / self._peak
         return int(path.read_text()) if path.exists() else 0
 
@@ -188,7 +188,7 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
     sys.stdout.write(figures)
     log = agent.log.read_text()
     if user_symbols == "lines":
-        assert "takes more memory than the limit of" in log
+        assert "takes more memory than the" in log
         assert "raise it: the unit's MemoryHigh and MemoryMax" in log
     assert cgroup.kills == 0
     assert highest <= MAX_RESIDENT_BYTES, f"{highest >> 20} MiB"

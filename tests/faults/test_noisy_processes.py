@@ -199,7 +199,7 @@ def samples_of(payloads, pid):
 
 
 def count_coarse(agent, kind):
-    """Returns the number of coarse samples so far; 0 if the agent does not respond in time."""
+    """Returns the number of coarse samples so far, or 0 if the agent does not respond in time."""
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 
@@ -249,7 +249,7 @@ def test_only_the_process_above_its_budget_gets_coarser_samples(
 
 
 @pytest.mark.parametrize("kind", ["forks", *further("executables")])
-def test_a_fork_storm_shares_one_budget_and_other_processes_keep_theirs(
+def test_processes_of_a_fork_storm_share_one_budget_and_others_keep_theirs(
     run_agent, receiver, public_directory, kind
 ):
     receiver.up()

@@ -1,4 +1,4 @@
-"""Receiver failures behind a queue: which samples arrive, which are lost, and why."""
+"""When receivers behind a queue fail, the right samples arrive or are lost for the right reason."""
 
 import dataclasses
 import email.utils
@@ -58,7 +58,7 @@ class GrpcReceiver:
 
 
 class HttpReceiver:
-    """Like :class:`GrpcReceiver`, but over HTTP; a fault is called with the request handler."""
+    """Like :class:`GrpcReceiver`, but over HTTP. A fault is called with the request handler."""
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -144,7 +144,7 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("name", RETRIED)
-def test_transient_grpc_faults_lose_nothing(name):
+def test_transient_grpc_errors_lose_no_samples(name):
     receiver = GrpcReceiver(RETRIED[name])
     started = time.monotonic()
     counts = run(receiver.exporter())
@@ -236,7 +236,7 @@ HTTP_RETRIED = {
 
 
 @pytest.mark.parametrize("name", HTTP_RETRIED)
-def test_transient_http_faults_lose_nothing(name):
+def test_transient_http_errors_lose_no_samples(name):
     receiver = HttpReceiver([HTTP_RETRIED[name]])
     started = time.monotonic()
     counts = run(receiver.exporter())
@@ -297,7 +297,7 @@ def test_batches_above_4_mib_are_either_not_sent_or_rejected_once():
     receiver.close()
 
 
-def test_a_failed_name_lookup_is_retried():
+def test_a_failed_dns_lookup_is_retried():
     exporter = OtlpHttpExporter("http://nowhere.invalid:4318", retry=ONCE, proxy_url="")
     counts = run(exporter, [numbered(0)])
     assert counts.lost == {LossCause.RETRIES_EXHAUSTED: SAMPLES}

@@ -37,13 +37,13 @@ def test_samples_that_arrive_twice_count_once(received):
     assert received.sum("on_cpu") == received.control == 9
 
 
-def test_the_last_account_of_a_stream_includes_losses_of_all_windows(received):
+def test_samples_that_a_stream_reports_as_lost_are_not_missing(received):
     assert received.missing("on_cpu") == 0
     del received.accounts["on_cpu", "ab"]["otel_kprofiler.stream.lost.queue_full"]
     assert received.missing("on_cpu") == 3
 
 
-def test_the_last_stream_of_a_spool_accounts_for_earlier_streams(received):
+def test_the_last_stream_of_a_spool_includes_the_counts_of_earlier_streams(received):
     account = {"stream.samples": 4, "stream.taken": 4, "earlier.samples": 12, "earlier.lost.x": 3}
     received.accounts["on_cpu", "cd"] = {f"otel_kprofiler.{k}": v for k, v in account.items()}
     assert received.missing("on_cpu") == 4
@@ -75,7 +75,7 @@ def test_at_least_30_scenarios_are_defined_with_distinct_keys():
         ({"problems": ["the agent has ended with -9"]}, ["the agent has ended with -9"]),
     ],
 )
-def test_a_table_row_reports_which_of_its_figures_fail(changes, failure):
+def test_each_figure_outside_its_limits_is_reported_as_a_failure(changes, failure):
     good = {"problems": [], "difference": 0, "others_kept": 0.99, "others_named": 1.0}
     assert report.failures({**good, **changes}) == failure
 

@@ -259,7 +259,7 @@ def test_the_log_states_when_the_client_certificate_expired(connect, authority, 
     assert clients == ["first"]
 
 
-def test_renewed_files_are_used_once_key_and_certificate_match(connect, authority):
+def test_renewed_tls_files_are_used_once_key_and_certificate_match(connect, authority):
     authority.use("first")
     exporter, clients = connect(elapsed_s=20)
     assert exporter.export(BATCH).exported == 1

@@ -10,7 +10,7 @@ READ, REFUSED, FAILED = 0, 3, 4
 
 
 def read_within(read, *, mebibytes=512, seconds=60):
-    """Calls ``read`` in a forked child with limited additional memory; returns the exit code."""
+    """Calls ``read`` in a forked child with limited additional memory. Returns the exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

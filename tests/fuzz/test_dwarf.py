@@ -32,7 +32,7 @@ VALUES = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1
 
 @pytest.fixture(scope="module", params=["4", "5"])
 def program(request, tmp_path_factory):
-    """Compiles a small program; returns its content and the offset ranges of its DWARF."""
+    """Compiles a small program, and returns its content and the offset ranges of its DWARF."""
     path = tmp_path_factory.mktemp("dwarf") / "program"
     command = ["gcc", "-O2", "-g", f"-gdwarf-{request.param}", "-x", "c", "-o", path, "-"]
     subprocess.run(command, input=CODE, check=True)
@@ -100,8 +100,8 @@ def test_arbitrary_dwarf_abbreviations_are_parsed_safely():
         assert has_split_units(data) in {True, False}
 
 
-def test_a_file_that_names_a_pipe_as_split_dwarf_does_not_block(tmp_path):
-    """A file may name any path for its DWARF; if opening it blocks, the time limit applies."""
+def test_a_split_dwarf_reference_to_a_pipe_does_not_block_the_reader(tmp_path):
+    """A file may name any path for its DWARF. If opening it blocks, the time limit applies."""
     subprocess.run(
         ["gcc", "-g", "-gsplit-dwarf", "-x", "c", "-c", "-o", "part.o", "-"],
         input=CODE, check=True, cwd=tmp_path,

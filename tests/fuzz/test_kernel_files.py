@@ -1,7 +1,7 @@
 """Every parser of kernel symbols withstands hostile bytes and truncated files.
 
 Each parser finishes in bounded time, counts what it skips, and never returns a wrong table. The
-seeds are real lines; earlier failures are kept as explicit examples.
+seeds are real lines. Earlier failures are kept as explicit examples.
 """
 
 import lzma
@@ -40,7 +40,7 @@ TOP = 1 << 64
 
 @st.composite
 def damaged(draw, kind):
-    """Draws a real file with pieces cut, duplicated, swapped, or replaced by garbage."""
+    """Draws a real file with parts cut out, duplicated, swapped, or replaced with garbage."""
     data = bytearray(draw(st.sampled_from(SEEDS[kind])))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, len(data)))
@@ -204,7 +204,7 @@ def place_all(_):
         (parse_notes, bytes(12)),
     ],
 )
-def test_a_megabyte_of_repeated_lines_takes_linear_time(parse, line):
+def test_a_megabyte_of_repeated_lines_is_parsed_in_linear_time(parse, line):
     data = line * ((1 << 20) // max(1, len(line)))
     started = time.process_time()
     parse(data)
@@ -239,7 +239,7 @@ ELF_BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", ELF_BOMBS)
-def test_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
+def test_reading_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
     path = tmp_path / "m.ko"
     path.write_bytes(ELF_BOMBS[bomb])
     assert read_within(lambda: ElfSymbols(str(path))) == REFUSED

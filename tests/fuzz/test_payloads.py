@@ -123,7 +123,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_payload_takes_little_memory_and_time(bomb):
+def test_reading_a_small_payload_takes_little_memory_and_time(bomb):
     make, outcome = BOMBS[bomb]
     payload = make().SerializeToString()
     assert len(payload) < 5_000_000
@@ -131,7 +131,7 @@ def test_a_small_payload_takes_little_memory_and_time(bomb):
     assert read_within(lambda: check_payload(payload)) == READ
 
 
-def test_nesting_depth_is_limited_in_json():
+def test_the_nesting_depth_of_json_is_limited():
     value = '{"stringValue":"x"}'
     for _ in range(80):
         value = '{"arrayValue":{"values":[' + value + "]}}"
@@ -141,7 +141,7 @@ def test_nesting_depth_is_limited_in_json():
         decode_windows(payload.encode())
 
 
-def test_deviations_and_violations_are_reported_up_to_a_limit():
+def test_the_number_of_reported_deviations_and_violations_is_limited():
     line = json.dumps({"unknown": 1}).encode() + b"\n"
     result = check_payload(line * 5000)
     assert MAX_VIOLATIONS < len(result) < MAX_VIOLATIONS + 100
@@ -220,7 +220,7 @@ JSON_VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
-def test_naming_the_functions_of_unusual_json_succeeds_or_is_rejected(changes):
+def test_names_are_added_to_unusual_json_or_it_is_rejected(changes):
     """Values have types that differ from the schema, and keys are in camel case or snake case."""
     tree = nameless_tree()
     for at, other_name, value in changes:

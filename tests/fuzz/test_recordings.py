@@ -194,7 +194,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_recording_takes_little_memory_and_time(bomb, tmp_path):
+def test_reading_a_small_recording_takes_little_memory_and_time(bomb, tmp_path):
     path = tmp_path / "a.kprofile"
     path.write_bytes(BOMBS[bomb]())
     assert path.stat().st_size < 1_000_000

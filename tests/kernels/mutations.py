@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """A rule broken by replacing ``old``, which occurs once, with ``new``; ``test`` must fail."""
+    """A rule broken by replacing ``old``, which occurs once, with ``new``. ``test`` must fail."""
 
     name: str
     broken: str
@@ -122,7 +122,7 @@ MUTATIONS: dict[str, Mutation] = {
             "tracking/ksymbol_records.py",
             "{1: ModuleKind.BPF, 2: ModuleKind.OUT_OF_LINE}",
             "{1: ModuleKind.BPF}",
-            "test_ftrace_trampolines_are_tracked_by_ksymbol_records",
+            "test_ftrace_trampolines_are_tracked_through_ksymbol_records",
         ),
         Mutation(
             "uevent-rescan",
@@ -137,7 +137,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def mutate(text: str, mutation: Mutation) -> str:
-    """Returns the broken text; raises MatrixError unless ``old`` occurs exactly once."""
+    """Returns the broken text, or raises MatrixError unless ``old`` occurs exactly once."""
     count = text.count(mutation.old)
     if count != 1:
         raise MatrixError(
@@ -148,7 +148,7 @@ def mutate(text: str, mutation: Mutation) -> str:
 
 
 def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
-    """Copies the package to ``target`` with the mutation applied; raises MatrixError."""
+    """Copies the package to ``target`` with the mutation applied, or raises MatrixError."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(package, target)
     file = target / mutation.file
@@ -160,7 +160,7 @@ def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
 
 
 def is_caught(results: Sequence[Result], test: str) -> bool:
-    """Returns whether the named test ran and failed; other failures do not count."""
+    """Returns whether the named test ran and failed. Other failures do not count."""
     return any(r.outcome == FAILED and test in r.test for r in results)
 
 

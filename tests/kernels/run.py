@@ -96,7 +96,7 @@ def check_collection() -> None:
 
 @dataclass
 class Session:
-    """Prepares each kernel once, and boots it any number of times; only one session can exist."""
+    """Prepares each kernel once, and boots it any number of times. Only one session can exist."""
 
     timeout_s: float
     verbose: bool = False
@@ -108,7 +108,7 @@ class Session:
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
-        """Returns a kernel's files; builds its modules and programs first. Raises MatrixError."""
+        """Returns a kernel's files. Builds its modules and programs first. Raises MatrixError."""
         if name not in self._ready:
             kernel = get_kernel(name)
             install_tools([kernel.machine])
@@ -127,7 +127,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Boots a kernel; runs the named files' tests (or all) that ``expression`` selects."""
+        """Boots a kernel, and runs the named files' tests (or all) that ``expression`` selects."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
         places = [f"tests/kernels/test_{name}.py" for name in tests] or ["tests/kernels"]
@@ -153,7 +153,7 @@ class Session:
 
 
 def find_promises(results: Sequence[Result]) -> list[str]:
-    """Returns the parts of the profiler whose tests all passed; a skipped test proves nothing."""
+    """Returns the parts of the profiler whose tests all passed. A skipped test proves nothing."""
     outcomes: dict[str, set[str]] = {}
     for result in results:
         module = result.test.partition("::")[0]
@@ -163,7 +163,7 @@ def find_promises(results: Sequence[Result]) -> list[str]:
 
 
 def report(title: str, outcome: Outcome) -> bool:
-    """Prints the outcome of a boot; returns whether all its tests passed."""
+    """Prints the outcome of a boot, and returns whether all its tests passed."""
     results = read_junit(outcome.junit)
     failed = [result for result in results if result.outcome == FAILED]
     good = outcome.status == 0 and bool(results) and not failed

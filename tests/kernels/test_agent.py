@@ -95,7 +95,7 @@ def start_agent(config):
 
 
 def deliver_all(receiver, directory, port):
-    """Runs the agent, and compares its account with the profiles that arrive at the receiver."""
+    """Runs the agent, and compares its counts with the profiles that arrive at the receiver."""
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(port=port))
     with spinning() as file:

@@ -1,4 +1,4 @@
-"""Samples at events and tracepoints on this kernel, as many as the program causes."""
+"""On this kernel, there are as many samples of events and tracepoints as the program causes."""
 
 import mmap
 import subprocess
@@ -76,7 +76,7 @@ def sample_load(config):
 
 
 def sum_values(process, samples, counts):
-    """Checks the account; returns the sum of the process's values by kind."""
+    """Checks the sample counts, and returns the sum of the process's values by kind."""
     sums = dict.fromkeys(counts, 0)
     for sample in samples:
         sums[sample.kind.name] += sample.value * (sample.tgid == process.pid)

@@ -74,7 +74,7 @@ def test_modules_are_loaded_after_their_dependencies():
         ("", None),
     ],
 )
-def test_only_the_guests_own_marker_counts_as_a_result(console, status):
+def test_the_result_is_read_only_from_the_guests_marker(console, status):
     assert parse_status(console) == status
 
 

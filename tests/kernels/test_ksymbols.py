@@ -24,7 +24,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 
 @contextmanager
 def watching():
-    """Opens a symbolizer that tracks ksymbols; asserts that it reads kallsyms only at start-up."""
+    """Opens a symbolizer that tracks ksymbols. Asserts that it reads kallsyms only at start-up."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     yield symbolizer, watch
@@ -53,7 +53,7 @@ def check(symbolizer, names, kind):
         assert past.module is None or past.module.base > start
 
 
-def test_kprobe_pages_are_tracked_by_ksymbol_records():
+def test_kprobe_pages_are_tracked_through_ksymbol_records():
     """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
         check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE)
@@ -62,7 +62,7 @@ def test_kprobe_pages_are_tracked_by_ksymbol_records():
 
 
 @pytest.mark.one_boot
-def test_ftrace_trampolines_are_tracked_by_ksymbol_records():
+def test_ftrace_trampolines_are_tracked_through_ksymbol_records():
     """Ftrace trampolines are named from records until they are freed."""
     with watching() as (symbolizer, watch):
         before = known(symbolizer)
@@ -84,7 +84,7 @@ def test_ftrace_trampolines_are_tracked_by_ksymbol_records():
 
 
 @pytest.mark.one_boot
-def test_trampolines_of_attached_programs_are_tracked_by_ksymbol_records():
+def test_trampolines_of_attached_programs_are_tracked_through_ksymbol_records():
     """The trampoline of a program attached to a function is named while it is loaded."""
     with watching() as (symbolizer, _):
         link, program = attach_fentry("vfs_read")
@@ -96,7 +96,7 @@ def test_trampolines_of_attached_programs_are_tracked_by_ksymbol_records():
 
 
 @pytest.mark.one_boot
-def test_bpf_programs_and_subprograms_are_tracked_by_ksymbol_records():
+def test_bpf_programs_and_subprograms_are_tracked_through_ksymbol_records():
     """Programs and subprograms have the names and addresses of kallsyms until they are unloaded."""
     with watching() as (symbolizer, _):
         fds = [load(number, functions=1 + number % 4) for number in range(50)]

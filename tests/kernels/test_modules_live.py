@@ -54,7 +54,7 @@ class Live:
         self._waiting = []
 
     def step(self, timeout_s=0.05):
-        """Drains samples and advances symbols; resolves samples once their symbols are complete."""
+        """Drains samples and advances symbols. Resolves samples once their symbols are complete."""
         self.running.wait(timeout_s)
         self._waiting += self.running.drain()
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
@@ -92,7 +92,7 @@ class Live:
         self.release(boot_ns())
 
     def delay_ms(self, is_known):
-        """Steps until a condition holds; returns the milliseconds that this took."""
+        """Steps until a condition holds, and returns the milliseconds that this took."""
         began = time.monotonic()
         while not is_known():
             assert time.monotonic() < began + 60
@@ -204,7 +204,7 @@ def check(host, phases):
     return wrong, unnamed, right
 
 
-def test_a_long_failing_init_is_named_while_it_runs():
+def test_a_long_running_init_that_fails_is_named_while_it_runs():
     """Init functions resolve to module and name while they run; no symbols remain if they fail."""
     with live() as host:
         loading = subprocess.Popen(

@@ -171,7 +171,7 @@ def test_a_cpu_briefly_offline_between_checks_is_sampled_again(second_cpu):
         finish(running)
 
 
-def test_a_step_of_the_wall_clock_keeps_the_order_of_samples():
+def test_samples_stay_in_order_when_the_wall_clock_is_stepped():
     """Samples stay in order when the wall clock is stepped; the next sync measures the step."""
     clock = Clock()
     with spinning(cpu=0), sampler() as running:

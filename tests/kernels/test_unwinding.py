@@ -22,7 +22,7 @@ ENOUGH = 100
     [("/usr/bin/python3", "-c", PYTHON), ("/bin/bash", "-c", SHELL)],
     ids=["python", "bash"],
 )
-def test_user_stacks_are_complete(command):
+def test_user_stacks_reach_the_entry_point_of_the_program(command):
     """User stacks of code without frame pointers reach the entry of the program."""
     inode = os.stat(command[0]).st_ino
     with subprocess.Popen(command) as process:

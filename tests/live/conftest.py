@@ -37,7 +37,7 @@ def compile_once():
 
 @pytest.fixture(params=["libbpf", *further("bcc")])
 def loader(request, monkeypatch, compile_once):
-    """Sets the samplers' default loader; tests with this fixture run with each loader."""
+    """Sets the samplers' default loader. Tests with this fixture run with each loader."""
     monkeypatch.setattr(bcc, "compile_programs", compile_once)
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")

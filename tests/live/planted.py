@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 
 def write_program(path):
-    """Writes the program; returns the number of the line that causes kernel time."""
+    """Writes the program, and returns the number of the line that causes kernel time."""
     directory = os.path.dirname(os.__file__)  # has hundreds of entries
     steps = [
         _STEP.format(number=number, hot=HOT, directory=directory) for number in range(FUNCTIONS)

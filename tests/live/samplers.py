@@ -36,7 +36,7 @@ def collect(sampler, seconds, *, interval_s=0.05):
 
 
 def drain_until(sampler, is_enough):
-    """Collects samples until the condition holds for all of them; suits busy machines."""
+    """Collects samples until the condition holds for all of them, even on a busy machine."""
     samples, end = [], time.monotonic() + 60
     while not is_enough(samples):
         assert time.monotonic() < end, len(samples)
@@ -82,7 +82,7 @@ class Witness:
 
 @contextlib.contextmanager
 def spawned(*command, **options):
-    """Runs a program that is killed at the end of the block; yields its process."""
+    """Runs a program that is killed at the end of the block, and yields its process."""
     with subprocess.Popen(command, **options) as process:
         try:
             yield process
@@ -92,7 +92,7 @@ def spawned(*command, **options):
 
 @contextlib.contextmanager
 def load(code, *, cpu=None):
-    """Runs Python code in a process, on one CPU if given; yields its pid."""
+    """Runs Python code in a process, on one CPU if given, and yields its pid."""
     pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
     with spawned(sys.executable, "-S", "-c", pin + code) as process:
         yield process.pid

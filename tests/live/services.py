@@ -32,7 +32,7 @@ WORK = "import os, time\n" + inspect.getsource(work) + inspect.getsource(await_r
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):
-    """Runs a service in a separate process; asserts that it exits with status 0.
+    """Runs a service in a separate process, and asserts that it exits with status 0.
 
     With a wrapper, which may drop privileges, the service does not need to read the checkout.
     """

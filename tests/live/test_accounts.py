@@ -1,4 +1,4 @@
-"""Each account that is read while sampling covers every sample."""
+"""The counts read at any time while sampling account for every sample."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ def assert_whole(account):
 
 
 @pytest.mark.usefixtures("_load")
-def test_each_drain_accounts_for_every_sample_taken():
+def test_after_each_drain_every_sample_taken_is_received_or_counted_as_lost():
     with sampling(samples_per_second=9999) as sampler:
         for _ in range(2000):
             sampler.drain()
@@ -107,7 +107,7 @@ def test_the_status_of_a_sampling_agent_accounts_for_every_sample(tmp_path, requ
 
 
 class Slow(InMemoryProfileExporter):
-    """An exporter that is slow, so that many accounts are read during an export."""
+    """An exporter that is slow, so that counts are read many times during an export."""
 
     name = "slow"
 

@@ -61,7 +61,7 @@ def hide_programs_loaded(data):
 
 
 def read_cpu_times(pid):
-    """Returns the CPU time of a process's children, with their ended children, in seconds."""
+    """Returns the CPU time of a process's children and their ended children, in seconds."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2] for child in children]
     ticks = os.sysconf("SC_CLK_TCK")

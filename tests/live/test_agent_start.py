@@ -54,7 +54,7 @@ def await_samples(path, agent):
         os.listdir("/proc/self/task")  # something to sample
 
 
-def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
+def test_at_startup_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     command = [*get_public_python().words, "-c", RUN, "run", "-c", config]

@@ -220,7 +220,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
 @pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """Descendants are sampled at once, and processes that enter the cgroup within 1 s."""
+    """Descendants are sampled at once. Processes that enter the cgroup are sampled within 1 s."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")

@@ -46,7 +46,7 @@ KINDS = ("grpc", "application/x-protobuf", "application/json")
 
 
 def run_agent(receiver, path, *, exporter="", of_receiver=""):
-    """Runs the agent until each kind of request has arrived twice; returns its account."""
+    """Runs the agent until each kind of request has arrived twice, and returns its counts."""
     path.write_text(
         AGENT.format(
             grpc=receiver.grpc, http=receiver.http, exporter=exporter, receiver=of_receiver

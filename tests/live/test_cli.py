@@ -194,7 +194,7 @@ def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_a_replay_names_generated_code(tmp_path):
+def test_a_replay_names_jit_compiled_code(tmp_path):
     raw, recorded, again = (tmp_path / name for name in ("x.raw", "a.otlp", "b.otlp"))
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"

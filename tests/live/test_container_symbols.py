@@ -68,7 +68,7 @@ def loading(detail="names"):
 
 
 def add(names, process, path="/works"):
-    """Requests symbols for a process's program as the agent does; returns the file's key."""
+    """Requests symbols for a process's program as the agent does, and returns the file's key."""
     opened = open_regular(Access(), f"/proc/{process.pid}/exe")
     try:
         status = os.fstat(opened.fd)

@@ -37,7 +37,7 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """Records a program, for longer on a busy host; returns its links and output."""
+        """Records a program, for longer on a busy host, and returns its links and output."""
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -75,7 +75,7 @@ def test_processes_whose_spans_cannot_be_read_are_counted_with_the_reason(record
     assert f"spans and service attributes of 1 process not read: {reason}\n" in printed
 
 
-def test_the_doctor_reports_capabilities_missing_for_spans(public_python):
+def test_the_doctor_reports_capabilities_missing_for_reading_spans(public_python):
     command = [*public_python.words, "-m", "otel_kprofiler", "doctor", "--json"]
     done = subprocess.run([*NOBODY, *TWO, *command], capture_output=True, text=True, timeout=120)
     findings = {row["check"]: row for row in json.loads(done.stdout)["findings"]}

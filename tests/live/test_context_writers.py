@@ -18,7 +18,7 @@ THREADS = 8
 
 
 def check(name, words, log, missing=0.0):
-    """Runs a program; checks that its samples have the spans that it logs, with their attributes.
+    """Runs a program. Checks that its samples have the spans that it logs, with their attributes.
 
     A share of up to ``missing`` of the samples in spans may lack a link, because garbage collectors
         move the objects that are read. Yields each link and its trace flags.

@@ -145,7 +145,7 @@ print(json.dumps(problems))
 
 
 @pytest.mark.long
-def test_running_out_of_descriptors_at_any_point_of_the_start_is_reported():
+def test_running_out_of_descriptors_at_any_point_during_startup_is_reported():
     problems = run([sys.executable, "-W", "ignore", "-c", LIMITED])
     assert len(problems) > 5
     for kind, message, hint in problems:

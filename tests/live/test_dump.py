@@ -97,7 +97,7 @@ map_page()
 
 @contextlib.contextmanager
 def running(*command):
-    """Runs a program in a new process group; yields its pid, and its output up to "ready"."""
+    """Runs a program in a new process group, and yields its pid, and its output up to "ready"."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -295,7 +295,7 @@ def test_an_exited_process_is_omitted_and_others_are_dumped():
 
 
 def test_each_of_two_thousand_threads_has_its_frames(program):
-    """200 of the threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
+    """200 of the threads wait in Python code. ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)
         began = time.monotonic()

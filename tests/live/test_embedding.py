@@ -85,7 +85,7 @@ def find_new(threads):
 def test_profiler_threads_are_named_daemons_that_stop_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
-        # The first also exports. The last starts once there is a file to read.
+        # The first thread also exports. The last thread starts once there is a file to read.
         expected = {"kprofiler-drain", "kprofiler-ksymbols", "kprofiler-files", "kprofiler-tables"}
         expected.add("kprofiler-symbols")
         if Path("/proc/modules").exists():
@@ -376,7 +376,7 @@ def test_a_dead_receiver_delays_neither_the_service_nor_its_exit(protocol):
     assert len(problems(done.stderr)) <= 3
 
 
-def test_interpreter_exit_is_clean_and_delivers_pending_samples(to_file):
+def test_the_interpreter_exits_normally_and_delivers_pending_samples(to_file):
     done = run(
         """
         import threading
@@ -563,7 +563,7 @@ def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(t
 
 
 class Receiver(HttpServer):
-    """Counts requests; creates the file at ``sign`` when profiles arrive."""
+    """Counts requests, and creates the file at ``sign`` when profiles arrive."""
 
     def __init__(self, sign=None):
         self.came, self._sign = Counter(), sign

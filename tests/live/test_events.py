@@ -1,4 +1,4 @@
-"""Samples at perf events other than the clock: their values sum to the number of events."""
+"""The values of samples of perf events other than the clock sum to the number of events."""
 
 import json
 import math
@@ -161,7 +161,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     assert counts.taken + counts.missed >= PAGES
 
 
-def test_help_lists_events_with_the_reason_for_those_that_are_missing():
+def test_help_lists_events_and_why_some_are_unavailable():
     done = CliRunner().invoke(command, ["-e", "help"])
     assert done.exit_code == 0
     assert "page-faults" in done.output

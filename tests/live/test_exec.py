@@ -34,7 +34,7 @@ def shells(tmp_path):
 
 
 def sample(command, resources, *, go=None, **settings):
-    """Samples a command; returns its pid, and its samples with their processes' attributes.
+    """Samples a command, and returns its pid, and its samples with their processes' attributes.
 
     Creates the file at ``go`` once the ``first`` program has been sampled.
     """
@@ -99,7 +99,7 @@ def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
     assert paths <= {first, second, None}  # the second may exit before it is read
 
 
-def test_children_have_their_parents_name_until_they_exec(shells, resources):
+def test_forked_children_have_their_parents_program_name_until_they_exec(shells, resources):
     first, second = shells
     child = f"{SPIN.format(rounds=1000)}; exec {second} -c '{SPIN.format(rounds=3000)}'"
     script = f"n=0; while [ $n -lt 150 ]; do n=$((n + 1)); ({child}); done"
@@ -155,7 +155,7 @@ def test_each_program_has_the_service_name_from_its_environment(shells, tmp_path
     pairs, wanted = [], {(b"first", "old"), (b"second", "new")}
 
     def renew():
-        name = "service.name"  # after an exec, it is reported only once
+        name = "service.name"  # after an exec, the name is reported only once
         renewed = result.renew({each for _, each in pairs if name not in each.attributes})
         pairs[:] = [(sample, renewed.get(resource, resource)) for sample, resource in pairs]
         return {(sample.comm, resource.attributes.get(name)) for sample, resource in pairs}

@@ -47,7 +47,7 @@ def find_lasting(earlier):
 
 
 def record(pids=(), **options):
-    """Records running processes; returns how their user stacks end."""
+    """Records running processes, and returns how their user stacks end."""
     earlier = {
         pid: (process, find_mapped_files(pid)) for pid, process in read_processes(Access()).items()
     }
@@ -93,7 +93,7 @@ def test_stacks_on_a_busy_host_are_complete_from_the_first_sample():
 
 @pytest.fixture
 def busy():
-    """Runs a process that calls functions in Python, libc and the interpreter; yields its pid."""
+    """Runs a process that calls functions in Python, libc and the interpreter. Yields its pid."""
     with spawned(*BUSY, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid

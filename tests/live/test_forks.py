@@ -189,10 +189,10 @@ def children(tmp_path):
 
 
 @pytest.mark.parametrize(("way", "method"), WAYS)
-def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
+def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine, the exit may not wait long enough for the export. The test is then repeated.
+    On a busy machine, the export may take longer than the exit waits. The test is then repeated.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
@@ -282,7 +282,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
-    """A Resource with the traces' instance id gets the child's new id; other ids are kept."""
+    """A Resource with the traces' instance id gets the child's new id. Other ids are kept."""
     done = run(
         """
         from opentelemetry import trace

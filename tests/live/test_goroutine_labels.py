@@ -123,7 +123,7 @@ def test_samples_have_the_labels_of_their_goroutine(tmp_path, name):
     check(tmp_path, build(tmp_path, name))
 
 
-def test_labels_of_programs_that_announce_them_are_read(tmp_path):
+def test_goroutine_labels_are_read_from_programs_that_announce_them(tmp_path):
     check(tmp_path, build(tmp_path), GO_SCHEMA)
 
 

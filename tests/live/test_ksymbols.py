@@ -69,7 +69,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """Loads programs; at the end of the block, unloads the programs still in the yielded list."""
+    """Loads programs. At the end of the block, unloads the programs still in the yielded list."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -84,7 +84,7 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Returns only the symbols of this module's programs; other processes load programs too."""
+    """Returns only the symbols of this module's programs. Other processes load programs too."""
     return {symbol for symbol in symbols if "_kprof_" in symbol[1]}
 
 
@@ -153,7 +153,7 @@ def own_programs():
     return results
 
 
-def test_programs_of_both_loaders_have_names_lines_and_details(loader):
+def test_bpf_programs_loaded_by_either_loader_have_names_lines_and_details(loader):
     with watching() as (symbolizer, _), sampling():
         catch_up(symbolizer)
         ((number, tag),) = own_programs().items()
@@ -257,7 +257,7 @@ def test_frames_sampled_while_records_are_lost_have_no_name():
     assert Unresolved.RECORDS_LOST in results
 
 
-def test_losses_from_a_full_queue_are_counted_and_repaired():
+def test_losses_from_a_full_queue_are_counted_and_corrected_by_rereading():
     with watching(queue_bytes=10_000) as (symbolizer, watch), programs(2000):
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))

@@ -122,7 +122,7 @@ def test_a_program_missing_from_the_object_is_an_error():
         LibbpfLoader().load(ITERATORS._replace(programs=("list_programs", "none")))
 
 
-def test_closing_bcc_closes_every_descriptor():
+def test_closing_the_bcc_loader_closes_every_descriptor():
     before = descriptors()
     loaded = BccLoader().load(SPEC)
     assert len(descriptors()) == len(before) + len(bcc.MAPS) + 1
@@ -189,7 +189,7 @@ def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, capl
 
 
 @pytest.mark.long
-def test_the_compiler_of_bcc_does_not_stay_in_memory():
+def test_bccs_compiler_does_not_stay_in_memory():
     BccLoader().load(SPEC).close()
     before = read_resident_bytes()
     BccLoader().load(SPEC).close()

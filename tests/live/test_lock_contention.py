@@ -1,4 +1,4 @@
-"""Waits for kernel locks have their exact time, the lock's holder, and a stack."""
+"""Samples of kernel lock waits have the exact duration, the lock's holder, and a stack."""
 
 import contextlib
 import json

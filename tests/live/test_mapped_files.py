@@ -196,7 +196,7 @@ def test_an_exited_process_is_reported_as_gone(program):
     assert opened(request, Access(), known_path=str(program)) == ("path", str(program), False)
 
 
-def test_an_exited_process_does_not_affect_files_of_others(program):
+def test_an_exited_process_does_not_affect_files_of_other_processes(program):
     places = FilePlaces()
     with running(program) as pid:
         request = wanted(pid, program)
@@ -302,7 +302,7 @@ def opened_as_nobody(python, request, *capabilities):
     return done.stdout.strip()
 
 
-def test_each_capability_permits_a_further_way_of_opening_files(public_python):
+def test_each_capability_permits_another_way_of_opening_files(public_python):
     with TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         program = compile_c(Path(folder, "waits"), WAITS)

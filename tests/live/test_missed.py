@@ -60,7 +60,7 @@ def measure(cpu, spin):
 
 
 def test_samples_missed_while_a_tracing_bpf_program_runs_are_counted(cpu):
-    """A slow program at the tracepoint of all system calls causes misses; a fast one causes few."""
+    """A slow program at the tracepoint of all system calls causes misses. A fast one causes few."""
     try:
         results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:

@@ -101,7 +101,7 @@ def namespace():
 
 @pytest.fixture
 def host(tmp_path, namespace):
-    """Returns captured files that tests change; the real kernel announces the changes."""
+    """Returns captured files that tests change. The real kernel announces the changes."""
     result = Host(tmp_path)
     result.events = namespace
     result.load("old", TEXT + 0x100000, announce=False)
@@ -119,7 +119,7 @@ def symbolizer(host, namespace):
 
 
 def test_loads_and_unloads_of_modules_are_tracked(host, symbolizer, request):
-    """File id and RVA resolve within 250 ms, and names are right for the time of each sample."""
+    """File id and RVA resolve within 250 ms, and names are right at the time of each sample."""
     delays = []
     for _ in range(5):
         host.load("fresh")

@@ -83,7 +83,7 @@ def storm(tmp_path_factory):
 
 
 def describe(event, path):
-    """Returns the line that the program should log for an event; None for ignored events."""
+    """Returns the line that the program should log for an event, or None for ignored events."""
     match event:
         case Started():
             return f"started {event.process.tgid}"
@@ -104,7 +104,7 @@ def take(events):
 
 
 def take_loss(events, storm):
-    """Runs a storm that overflows a ring; returns the storm's events, including the loss.
+    """Runs a storm that overflows a ring, and returns the storm's events, including the loss.
 
     The kernel reports a loss with the next event on the same CPU, so an event is caused on each
     CPU.
@@ -132,7 +132,7 @@ def family(events, root):
     return result
 
 
-def test_events_are_followed_on_descriptors_above_the_select_limit(no_low_descriptors):
+def test_process_events_are_received_on_descriptors_above_the_select_limit(no_low_descriptors):
     with ProcessEvents([os.getpid()], children=True) as events:
         assert events.fileno() > 1023
         for event in events.follow():

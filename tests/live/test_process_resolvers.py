@@ -79,7 +79,7 @@ class Child:
         self.pid = process.pid
 
     def send(self, *words):
-        """Sends a command; returns the current or previous address of the library's function."""
+        """Sends a command. Returns the current or previous address of the library's function."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -255,7 +255,7 @@ def test_addresses_in_a_process_that_reuses_the_pid_are_not_resolved(processes, 
         assert answer.process != resolver.process
 
 
-def test_an_inaccessible_process_is_reported_as_hidden(public_python, child, first):
+def test_addresses_in_an_inaccessible_process_are_reported_as_hidden(public_python, child, first):
     start = child.send("load", first, "first")
     code = (
         "import sys\n"
@@ -293,7 +293,7 @@ def test_code_in_anonymous_memory_is_reported_as_having_no_file(processes):
     }
 
 
-def test_generated_code_is_named_by_its_perf_map(processes):
+def test_jit_compiled_code_is_named_from_its_perf_map(processes):
     """Like a JIT compiler, the test writes the map before the code runs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)

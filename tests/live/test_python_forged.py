@@ -29,7 +29,7 @@ _TYPE, _SIZE, _STATE = 8, 16, 32
 
 
 class Forgery:
-    """Memory that looks like an interpreter's; ``spoil`` overwrites parts of it."""
+    """Memory that looks like an interpreter's. ``spoil`` overwrites parts of it."""
 
     def __init__(self, generator, tid):
         self._generator = generator

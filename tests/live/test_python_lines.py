@@ -144,7 +144,7 @@ profiler.stop()
 
 
 @pytest.mark.parametrize("frames", ["", "off"])
-def test_a_service_shows_its_own_lines_unless_configured_not_to(
+def test_a_service_records_its_python_lines_unless_they_are_disabled(
     program, hot_line, tmp_path, frames
 ):
     path = tmp_path / "x.otlp.jsonl"

@@ -101,7 +101,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """Stops the target; its child reads end of file and exits as well."""
+        """Stops the target. Its child reads end of file and exits as well."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -127,7 +127,7 @@ def changes(tmp_path_factory):
 
 @contextmanager
 def tracked(**options):
-    """Runs a sampler with Python tracking during the block; yields the registered processes."""
+    """Runs a sampler with Python tracking during the block, and yields the registered processes."""
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both", **options)
     with closing(EbpfSampler(config)) as sampler:
         sampler.start()
@@ -213,7 +213,7 @@ def test_only_target_processes_and_their_descendants_are_found(start):
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
-def test_a_waiting_thread_is_woken_by_reports_that_another_thread_receives():
+def test_a_polling_thread_is_woken_when_another_thread_receives_reports():
     config = SamplerConfig(samples_per_second=99, python_frames=1, stacks="both")
     waiting = select.poll()
     with closing(EbpfSampler(config)) as sampler:

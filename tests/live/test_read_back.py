@@ -168,7 +168,7 @@ READERS = {
 }
 
 
-def test_the_test_recording_has_every_part_a_format_may_lose(recorded):
+def test_the_test_recording_contains_everything_that_a_format_may_drop(recorded):
     assert has_every_part((recorded / "replayed.folded").read_text())
 
 

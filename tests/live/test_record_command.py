@@ -132,7 +132,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path):
     assert b"interrupted" in shown
 
 
-def test_the_summary_advises_on_commands_too_short_for_samples(tmp_path):
+def test_the_summary_suggests_a_fix_for_commands_too_short_to_be_sampled(tmp_path):
     done = record(tmp_path, "-F", 1, "-o", "x.html", "--", "true")
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("raise --rate, or use --off-cpu\n")

@@ -131,7 +131,7 @@ def test_descendants_are_recorded_until_the_last_one_exits(programs, tmp_path):
 
 
 @pytest.mark.long
-def test_option_comm_selects_one_process_name(programs, tmp_path):
+def test_the_comm_option_selects_processes_by_name(programs, tmp_path):
     for name in ("one", "another", "a-name-of-more-than-15-characters"):
         programs(name, LOOP)
     done = record(tmp_path, "-d", "2s", "--comm", "one")
@@ -194,7 +194,7 @@ def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
 
 @pytest.fixture
 def in_namespace(tmp_path):
-    """Returns a function that runs a script in a PID namespace; ``./inner`` is a shell."""
+    """Returns a function that runs a script in a PID namespace. ``./inner`` is a shell."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("needs root and unshare")
     shutil.copy(shutil.which("sh"), tmp_path / "inner")

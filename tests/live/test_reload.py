@@ -1,6 +1,6 @@
 """A reload by SIGHUP neither loses nor duplicates samples, and leaks nothing.
 
-The test reloads ten times by default; ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
+The test reloads ten times by default. ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
 """
 
 import itertools
@@ -108,7 +108,7 @@ def descriptors(pid):
 
 
 def settings(number):
-    """Returns the settings for a reload; filters, windows and exporters change in turn."""
+    """Returns the settings for a reload. Filters, windows and exporters change in turn."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],
@@ -125,7 +125,7 @@ def boot_offset_ns():
 
 @pytest.fixture
 def agent(request, tmp_path, receiver):
-    """Starts an agent that first runs the parameter's code; ``write`` changes its configuration."""
+    """Starts an agent that first runs the parameter's code. ``write`` changes its configuration."""
     config, systemd = tmp_path / "agent.yaml", Systemd(tmp_path / "notify")
 
     def write(**values):

@@ -47,7 +47,7 @@ def spinning():
         yield [first.pid, second.pid]
 
 
-def test_user_frames_are_named_by_the_given_resolver(spinning):
+def test_user_frames_are_named_by_a_custom_resolver(spinning):
     access, clock, windows = Access(), Clock(), []
     pipeline = open_live(
         SamplerConfig(samples_per_second=999, stacks="both", target_pids=tuple(spinning)),

@@ -1,4 +1,4 @@
-"""Immediately reused pids: no sample is named after the previous process."""
+"""If pids are reused immediately, no sample is named after the previous process."""
 
 import os
 import shutil

@@ -157,7 +157,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
 
 
 @pytest.mark.long
-def test_self_profiled_samples_are_sent_with_a_mark_if_this_is_configured(parts):
+def test_samples_of_self_profiled_services_are_sent_with_an_attribute_if_configured(parts):
     service = parts.start_service()
     parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("mark")

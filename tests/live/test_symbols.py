@@ -24,7 +24,7 @@ def symbolizer():
 
 
 def test_every_text_symbol_resolves_to_itself(symbolizer):
-    """Each address has the right names, offset and RVA; freed init text has no name."""
+    """Each address has the right names, offset and RVA. Freed init text has no name."""
     text = symbolizer.find("_text")[0].address
     end = symbolizer.find("_etext")[0].address
     checked = 0
@@ -63,7 +63,7 @@ def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
 
 
 def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
-    """The test compares the CPU time of all threads; the benchmark has the actual figure."""
+    """The test compares the CPU time of all threads. The benchmark has the actual figure."""
     bare, load = [], []
     for _ in range(7):
         started = time.process_time()

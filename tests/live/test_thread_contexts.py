@@ -103,7 +103,7 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
         assert not find_overlong_waits(reader.samples)
 
 
-def test_a_process_that_announces_another_schema_is_not_read(tmp_path):
+def test_thread_contexts_of_an_unsupported_schema_are_not_read(tmp_path):
     extra = {**SCHEMA, "threadlocal.schema_version": "go_pprof_labels_v1"}
     with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
         reader.collect_until(lambda: len(reader.samples) > 1000)
@@ -251,7 +251,7 @@ def test_samples_of_python_services_have_the_published_span(tmp_path, python):
 
 
 def record(pid, out):
-    """Records a process, for longer if it gets little CPU time; returns samples with a span."""
+    """Records a process, for longer if it gets little CPU time, and returns samples with a span."""
     for duration in ("2s", "8s", "30s"):
         words = ["record", "--force", "-F", "499", "-d", duration, "-p", str(pid), "-o", str(out)]
         subprocess.run(

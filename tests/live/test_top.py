@@ -145,7 +145,7 @@ def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_the_option_once_prints_a_plain_table(busy):
+def test_the_once_option_prints_a_plain_table(busy):
     words = ["--once", "--window", "3s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
     done = subprocess.run([*TOP, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -103,7 +103,7 @@ def test_samples_of_block_requests_count_bytes(recorded):
     assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # plus metadata of the file system
 
 
-def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
+def test_bpf_tracing_functions_are_never_the_leaf_of_a_tracepoint_sample(recorded):
     leaves = {
         group["name"] for part in recorded[0].values() for group in part["groups"] if group["self"]
     }
@@ -130,7 +130,7 @@ def configure(*texts, **settings):
     return SamplerConfig(events=events, **settings)
 
 
-def test_a_period_takes_every_nth_event():
+def test_with_a_period_of_n_every_nth_event_is_sampled():
     config = configure("sys_enter:openat:period=10", target_pids=(), stacks="both")
     samples, counts = run_sampler(config, lambda sampler: open_files())
     (kind,) = counts.values()
@@ -195,7 +195,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
 
 
 @pytest.mark.long
-def test_programs_that_interrupt_each_other_write_whole_records():
+def test_bpf_programs_that_interrupt_each_other_write_intact_records():
     """The clock interrupts tracepoints' programs, and its interrupt contains a tracepoint."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(

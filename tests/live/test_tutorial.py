@@ -31,7 +31,7 @@ def service(*options):
 
 
 def run(command, folder, pid=0):
-    """Runs a command from the page on this test's process, for less time; returns its output."""
+    """Runs a command from the page on this test's process, for less time. Returns its output."""
     command = (
         command.removeprefix("sudo ")
         .replace("17201", str(pid))

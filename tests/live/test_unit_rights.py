@@ -1,4 +1,4 @@
-"""The shipped unit's capabilities for user stacks: each is necessary, and together they suffice."""
+"""Each capability of the shipped unit is necessary for user stacks, and together they suffice."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def programs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("missing", LACKS, ids=lambda names: " ".join(names) or "none")
-def test_each_capability_of_the_unit_is_necessary_for_some_files(programs, missing):
+def test_each_capability_of_the_unit_is_needed_to_read_some_files(programs, missing):
     assert set(OF_OTHERS) < set(unit_capabilities())
     given = [name for name in unit_capabilities() if name not in missing]
     sets = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in given)

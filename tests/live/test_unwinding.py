@@ -70,7 +70,7 @@ def running(*command):
 
 
 def take_loaded(dumper, pid, count=STACKS):
-    """Takes stacks until none waits for a file's unwind table; returns the last ``count``."""
+    """Takes stacks until none waits for a file's unwind table, and returns the last ``count``."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         result = dumper.take(pid, HZ, count)
@@ -148,7 +148,7 @@ def test_a_stack_ends_at_a_file_whose_unwind_table_is_not_loaded(built, compiled
 
 @needs_clang
 @needs_gcc
-def test_the_work_limit_truncates_the_stack(built, compiled):
+def test_unwinding_stops_at_the_work_limit(built, compiled):
     with (
         running(compiled("-O2", "-fomit-frame-pointer")) as pid,
         dumps.Dumps(built, max_work=100) as dumper,

@@ -112,7 +112,7 @@ def hanging_write(monkeypatch):
     return hangs, go_on
 
 
-def test_a_thread_that_hangs_never_writes_to_other_maps(hanging_write):
+def test_a_hanging_thread_never_writes_to_maps_that_reuse_its_descriptors(hanging_write):
     """The thread may outlive the maps, whose descriptors may then refer to other maps."""
     hangs, go_on = hanging_write
     running = Running()
@@ -322,7 +322,7 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
 
 
 def copies(count, path, *options):
-    """Compiles a program; returns the paths of as many copies."""
+    """Compiles a program, and returns the paths of as many copies."""
     first = compile_c(path, WAITS, *options)
     return [first, *(Path(shutil.copy(first, f"{path}-{number}")) for number in range(1, count))]
 

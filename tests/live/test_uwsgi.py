@@ -68,7 +68,7 @@ ENOUGH = 50
 
 @contextlib.contextmanager
 def uwsgi(directory, options, env):
-    """Runs a server with two workers; yields its address, its process and its log."""
+    """Runs a server with two workers, and yields its address, its process and its log."""
     address = f"127.0.0.1:{free_port()}"
     program = Path(sysconfig.get_path("scripts")) / "uwsgi"
     command = [program, f"--http-socket={address}", "--processes=2", "--module=shop"]
@@ -112,7 +112,7 @@ def wait_for_end(server):
 
 
 def serve(address, server, log):
-    """Sends requests until both workers have been profiled; returns all responses."""
+    """Sends requests until both workers have been profiled, and returns all responses."""
     answers, deadline = [], time.monotonic() + 120
     with ThreadPoolExecutor(4) as clients:
         while len({answer["pid"] for answer in answers if answer["state"] == "running"}) < 2:
@@ -160,7 +160,7 @@ def environment(receiver, starts_at):
 
 
 @pytest.mark.parametrize("way", further_of(WAYS, ("import",)))
-def test_workers_profile_themselves(receiver, tmp_path, way):
+def test_uwsgi_workers_profile_themselves(receiver, tmp_path, way):
     """All samples belong to workers and their traces, and arrive only when the workers stop."""
     starts_at, options = WAYS[way]
     (tmp_path / "shop.py").write_text(SERVICE)

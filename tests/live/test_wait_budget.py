@@ -109,7 +109,7 @@ def test_continuously_sleeping_threads_are_sampled_at_the_requested_rate(sleeper
     assert sum(rounds.values()) > 10
 
 
-def test_waits_filling_the_ring_do_not_displace_cpu_samples(sleepers):
+def test_waits_that_fill_the_ring_buffer_do_not_displace_cpu_samples(sleepers):
     with (
         sleeping(sleepers, 500, 10),
         running(10_000, samples_per_second=49, stacks="kernel") as sampler,

@@ -136,7 +136,7 @@ for _ in range(times): time.sleep(0)"""
 OF_FILES = {"disk", "page_fault"}
 OF_CPUS = {"run_queue", "throttled"}
 OF_MEMORY = {"page_fault", "memory_reclaim", "kernel_lock"}
-"""Causes of waits that any thread may have at any time, if the kernel reclaims memory."""
+"""Wait causes that any thread may have at any time if the kernel reclaims memory."""
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def file(tmp_path):
 
 
 def make_limited_cgroup():
-    """Creates a cgroup that may use a CPU for 1 ms in every 2 ms; None if that is impossible."""
+    """Creates a cgroup that may use a CPU for 1 ms in every 2 ms, or None if that is impossible."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     for root in [Path(mount[1]) for mount in mounts if mount[2].startswith("cgroup")]:
         made = root / f"kprofiler-test-{os.getpid()}"
@@ -216,7 +216,7 @@ def check(cause, found, weights, *, beside=""):
 
 
 def record_waiter(body, cause, place, tmp_path, python=sys.executable):
-    """Records a waiter; returns the number of waits and their time in nanoseconds, by cause."""
+    """Records a waiter, and returns the number of waits and their time in nanoseconds, by cause."""
     written = tmp_path / "waits.otlp"
     program = FRAME.format(body=body)
     record = [

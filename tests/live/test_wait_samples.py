@@ -57,7 +57,7 @@ def wait_asleep(process):
 
 @contextlib.contextmanager
 def sampled(code, *arguments, **settings):
-    """Runs a program, and samples only its waits; a busy host has many others."""
+    """Runs a program, and samples only its waits. A busy host has many others."""
     held = f"import sys\nsys.stdin.readline()\n{code}"
     with (
         program(held, *arguments) as process,
@@ -101,7 +101,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_the_weights_of_sampled_waits_sum_to_about_the_total_wait_time(run):
-    """Ten processes are sampled sparsely; waits that are too short count in neither sum."""
+    """Ten processes are sampled sparsely. Waits that are too short count in neither sum."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
@@ -202,7 +202,7 @@ def test_samples_of_waits_have_the_right_duration_and_stack(functions):
         assert result >= WAITS - unreported - 5 * math.sqrt(unreported), (name, unknown)
 
 
-def test_stacks_belong_to_the_sleeping_thread(functions):
+def test_wait_samples_have_the_stack_of_the_sleeping_thread(functions):
     def find_asleep(samples):
         return [s for s in samples if s.wait.state is WaitState.INTERRUPTIBLE]
 

@@ -118,7 +118,7 @@ TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 @pytest.mark.long
 def test_span_parts_sum_to_the_span_duration(tmp_path):
-    """The parts are code, kernel and waits; requests under gunicorn log their durations."""
+    """The parts are code, kernel and waits. Requests under gunicorn log their durations."""
     file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
     command = [

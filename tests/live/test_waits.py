@@ -108,7 +108,7 @@ class Program:
             return function.read()
 
     def is_asleep(self):
-        """Returns whether the program is in nanosleep(2), not in an earlier wait for a CPU."""
+        """Returns whether the program sleeps in nanosleep(2), and no longer waits for a CPU."""
         return "nanosleep" in self.place()
 
     def is_stopped(self):
@@ -204,9 +204,9 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Starves a thread; returns its totals and switches while it starves, and its later totals.
+    """Starves a thread, and returns its totals and switches while it starves, and its later totals.
 
-    A SCHED_FIFO thread takes the CPU for 0.8 s; the kernel allows at most 0.95 s. Returns None if,
+    A SCHED_FIFO thread takes the CPU for 0.8 s. The kernel allows at most 0.95 s. Returns None if,
     on a busy machine, that thread started or the totals were read too late.
     """
     first = """

@@ -82,7 +82,7 @@ class KernelMaps:
         return TableMaps(self.fds.__getitem__, self.sizes)
 
     def lookup(self, name, key, size):
-        """Returns the value of a map element; None if there is no element."""
+        """Returns the value of a map element, or None if there is no element."""
         value = ctypes.create_string_buffer(size)
         try:
             bpf_call(1, _Element(self.fds[name], key, ctypes.addressof(value), 0))
@@ -95,7 +95,7 @@ class KernelMaps:
         return raw and FileValue(*struct.unpack("=III4x", raw))
 
     def table(self, slot):
-        """Returns all bytes of a table; None if the slot is empty."""
+        """Returns all bytes of a table, or None if the slot is empty."""
         raw = self.lookup("tables", slot.to_bytes(4, "little"), 4)
         if raw is None:
             return None
@@ -173,7 +173,7 @@ WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(
 
 @contextmanager
 def running(*command, **options):
-    """Runs a program such as :data:`WAITS`; yields its process once it waits."""
+    """Runs a program such as :data:`WAITS`, and yields its process once it waits."""
     with spawned(*command, stdout=subprocess.PIPE, **options) as process:
         assert process.stdout.read(1) == b"\n"
         yield process

@@ -1,4 +1,4 @@
-"""Tests interpreters, and programs without unwind tables; writes docs/platforms.md.
+"""Tests interpreters, and programs without unwind tables, and writes docs/platforms.md.
 
 Tests every interpreter that this machine or a package registry has.
 
@@ -64,7 +64,7 @@ LARGE_PAGES = Row(
 
 
 def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
-    """Compares a program's stacks with the code that ran; saves the row if they are right."""
+    """Compares a program's stacks with the code that ran, and saves the row if they are right."""
     (report,) = measure(built, [target], samples, timeout_s=600)
     print(f"{row.program}: {report.describe()}", flush=True)
     good = is_good(report, samples)
@@ -84,7 +84,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Compares stacks of compiled programs with their calls; saves rows of programs that pass."""
+    """Compares stacks of compiled programs with their calls. Saves rows of programs that pass."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):
@@ -102,7 +102,7 @@ def judge_programs(count: int) -> bool:
 
 
 def judge_application(built: Path, samples: int) -> bool:
-    """Judges stacks of a PyInstaller application; prints the reason if it cannot be built."""
+    """Judges stacks of a PyInstaller application, and prints the reason if it cannot be built."""
     python = Python(Path(PYTHON), "")
     asked = python.run("-c", "import platform; print(platform.python_version())", check=True)
     name = f"CPython {asked.stdout.strip()}, PyInstaller, one file"

@@ -25,7 +25,7 @@ exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"
 
 
 class Build(NamedTuple):
-    """An interpreter to build; ``options`` are passed to ``configure``."""
+    """An interpreter to build. ``options`` are passed to ``configure``."""
 
     name: str
     command: str
@@ -39,7 +39,7 @@ _SOURCE = "python3.13"
 
 
 def get(build: Build) -> Path:
-    """Returns the path of an interpreter, built unless it is cached; raises MatrixError."""
+    """Returns the path of an interpreter, built unless it is cached, or raises MatrixError."""
     root = cache_directory() / "pythons" / build.name
     if not root.exists():
         if build.is_musl and not shutil.which("musl-gcc"):
@@ -77,7 +77,7 @@ def _unpack(archive: Archive, package: str, folder: Path) -> Path:
 
 
 def _make_compiler(folder: Path) -> Path:
-    """Writes a wrapper of musl-gcc that finds the kernel's headers; returns its path."""
+    """Writes a wrapper of musl-gcc that finds the kernel's headers, and returns its path."""
     place = folder / "musl"
     (place / "include").mkdir(parents=True)
     for name in _HEADERS:

@@ -1,4 +1,4 @@
-"""The results for all platforms, kept in results.json, and the page that is made from them."""
+"""The results for all platforms, stored in results.json, and the page generated from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path = RESULTS) -> list[Row]:
-    """Reads the earlier results; none if the file does not exist."""
+    """Reads the earlier results, or none if the file does not exist."""
     if not path.exists():
         return []
     return [
@@ -69,7 +69,7 @@ def read_rows(path: Path = RESULTS) -> list[Row]:
 
 
 def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """Returns all rows, sorted by platform; a new row replaces the row of the same platform."""
+    """Returns all rows, sorted by platform. A new row replaces the row of the same platform."""
     merged = {row.platform: row for row in rows}
     merged.update({row.platform: row for row in new})
     return [merged[key] for key in sorted(merged)]
@@ -100,6 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves which parts passed in all boots of a kernel; if none passed, keeps the old result."""
+    """Saves which parts passed in all boots of a kernel. If none passed, keeps the old result."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

@@ -104,7 +104,7 @@ def flat(made):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_loading_and_encoding_samples_loses_none(made):
+def test_loading_and_encoding_samples_loses_no_sample(made):
     loaded = load_samples(made)
     assert flat(loaded.windows()) == flat(made)
     assert loaded.count == sum(window.sample_count for window in made)
@@ -117,7 +117,7 @@ def test_loading_and_encoding_samples_loses_none(made):
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_self_weights_sum_to_the_whole_and_totals_match_brute_force(by, made):
+def test_self_weights_sum_to_the_total_weight_and_group_totals_match_brute_force(by, made):
     loaded = load_samples(made)
     groups = GROUPINGS[by](loaded)
     weight = sum(p.measure(p.weight) for window in made for p in window.profiles)
@@ -141,7 +141,7 @@ def test_self_weights_sum_to_the_whole_and_totals_match_brute_force(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_selecting_a_group_keeps_all_samples_it_occurs_in(by, made):
+def test_selecting_a_group_keeps_every_sample_that_contains_it(by, made):
     loaded = load_samples(made)
     for group in group_samples(loaded, by):
         selected = select_group(loaded, by, group.key)
@@ -153,7 +153,7 @@ def test_selecting_a_group_keeps_all_samples_it_occurs_in(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_merging_the_groups_of_two_intervals_yields_the_groups_of_the_whole(by, made, edge):
+def test_merging_the_groups_of_two_intervals_yields_the_groups_of_both_together(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
@@ -169,7 +169,7 @@ def test_callers_of_a_group_sum_to_its_total(made):
             assert sum(one.own for one in result) == expected
 
 
-def test_functions_of_bpf_programs_include_their_callees():
+def test_time_of_bpf_program_functions_includes_their_callees():
     vmlinux = Module("vmlinux", ModuleKind.VMLINUX, None, FileId(""), 0)
     names = [("htab_map_lookup", vmlinux), ("watch", BPF), ("do_syscall_64", vmlinux)]
     stack = Stack.from_frames(
@@ -184,7 +184,7 @@ def test_functions_of_bpf_programs_include_their_callees():
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.integers(900, 2100), st.integers(900, 2100))
-def test_an_interval_keeps_exactly_its_samples(made, start, end):
+def test_selecting_an_interval_keeps_exactly_its_samples(made, start, end):
     kept = load_samples(made).between(start, end)
     expected = Counter({one: count for one, count in flat(made).items() if start <= one[-2] < end})
     assert flat(kept.windows()) == expected
@@ -192,7 +192,7 @@ def test_an_interval_keeps_exactly_its_samples(made, start, end):
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
-def test_splitting_at_edges_yields_all_intervals_between_them(made, edges):
+def test_splitting_samples_at_edges_equals_selecting_each_interval(made, edges):
     samples = load_samples(made)
     results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)

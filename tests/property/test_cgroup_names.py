@@ -39,7 +39,7 @@ def test_every_parsed_name_is_a_substring_of_the_input(lines):
 
 
 @given(PATHS, HEX)
-def test_a_container_is_recognized_below_any_path(path, container):
+def test_a_container_is_recognized_below_any_cgroup_path(path, container):
     assert parse_cgroup_path(f"{path}/docker-{container}.scope").container == container
     assert parse_cgroup_path(f"{path}/crio-{container}/container").container == container
 

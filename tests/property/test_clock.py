@@ -15,7 +15,7 @@ RESOURCE = Resource({})
 
 
 class Host:
-    """Clocks that tests set; the Unix clock may run faster or slower than boottime."""
+    """Clocks that tests set. The Unix clock may run faster or slower than boottime."""
 
     def __init__(self, unix_ns):
         self.boot = 0

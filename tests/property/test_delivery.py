@@ -1,4 +1,4 @@
-"""With several kinds of samples in windows, the account of each kind is exact."""
+"""With several kinds of samples in windows, the counts of each kind are exact."""
 
 import tempfile
 import threading

@@ -42,7 +42,7 @@ def say(capsys):
 
 
 def find_files():
-    """Returns the ELF files by module name; only the debug package has vmlinux."""
+    """Returns the ELF files by module name. Only the debug package has vmlinux."""
     if DEBUG:
         results = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
         results |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}
@@ -162,7 +162,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, both the frame and the backend have the function's name.
 
-    In a gap, the backend has no name; neither does the frame if sizes are known.
+    In a gap, the backend has no name. Neither does the frame if sizes are known.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

@@ -28,7 +28,7 @@ def records(draw):
 
 
 def look_up_all(table, history, steps):
-    """Looks up each address before and after every step; yields time, result, and true names."""
+    """Looks up each address before and after every step. Yields time, result, and true names."""
     for number in range(steps + 2):
         time_ns = number * STEP_NS + STEP_NS // 2
         for address in range(A, A + 64 * SLOTS, 8):
@@ -44,7 +44,7 @@ def look_up_all(table, history, steps):
 @pytest.mark.fuzz
 @settings(max_examples=2000, deadline=None)
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
-def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
+def test_arbitrary_bytes_parse_as_records_or_are_reported_as_damage(data, timed):
     perf_records = parse_perf_records(data, timed=timed)
     assert len(perf_records.records) <= len(data) // 8
     table = KsymbolTable()
@@ -72,7 +72,7 @@ steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_si
 @settings(max_examples=300, deadline=None)
 @given(steps, st.sets(st.integers(0, 40)))
 def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
-    """The oracle is a list of intervals; full reads between the steps change nothing."""
+    """The oracle is a list of intervals. Full reads between the steps change nothing."""
     table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):
         time_ns = number * STEP_NS

@@ -217,7 +217,7 @@ losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_
 
 @st.composite
 def accounted(draw, profile):
-    """Draws a profile with an account, with an account and the stream's totals, or with neither."""
+    """Draws a profile with sample counts, with those and the stream's totals, or with neither."""
     if draw(st.booleans()):
         return profile
     samples = profile.sample_count + draw(st.integers(0, 2**40))
@@ -329,7 +329,7 @@ def test_batches_are_within_the_limit_individually_valid_and_jointly_complete(wi
 @relaxed
 @given(windows().filter(lambda window: window.sample_count), st.sampled_from(Form))
 def test_encoded_sizes_are_predicted_exactly(window, form):
-    """A limit equal to the size has no effect; one byte less causes another batch or a loss."""
+    """A limit equal to the size has no effect. One byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
     same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)
     assert [part.payload for part in same.batches] == [batch.payload]

@@ -30,7 +30,7 @@ def make_symbols(number, functions):
 
 
 class Oracle:
-    """Names each byte by brute force; earlier sources take precedence."""
+    """Names each byte by brute force. Earlier sources take precedence."""
 
     def __init__(self, sources):
         self.kept = []

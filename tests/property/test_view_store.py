@@ -66,7 +66,7 @@ def moved(part, sample):
     st.tuples(st.integers(NOW - SPAN, NOW), st.integers(NOW - SPAN, NOW)),
     st.sampled_from(["", "a", "b", "c"]),
 )
-def test_queries_return_the_same_windows_as_a_scan_of_all_parts(parts, times, host):
+def test_store_queries_match_a_scan_of_all_stored_windows(parts, times, host):
     # Shifts the samples in time, since a sample that two parts contain would count only once.
     parts = [
         [one.change_samples(partial(moved, at)) for one in part] for at, part in enumerate(parts)

@@ -37,7 +37,7 @@ class Traced:
 
 
 def serve_asgi(app, truth, seconds, paths, loop):
-    """Serves an application to clients for a few seconds; uvicorn runs in this thread."""
+    """Serves an application to clients for a few seconds. Uvicorn runs in this thread."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0))
@@ -178,7 +178,7 @@ def anyio_threads(truth, seconds):
 
 
 def asgiref_threads(truth, seconds):
-    """asgiref, with calls to synchronous functions and back; some leave a span current."""
+    """asgiref, with calls to synchronous functions and back. Some leave a span current."""
     from asgiref.sync import async_to_sync, sync_to_async
 
     def leave():

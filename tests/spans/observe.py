@@ -36,7 +36,7 @@ def boot_ns():
 
 
 def link_of(span, source):
-    """Returns the link that samples in a span must have; None if the span must not be linked."""
+    """Returns the link that samples in a span must have, or None if the span must not be linked."""
     context = span.get_span_context()
     is_local = context.trace_flags.sampled and not context.is_remote
     if not context.is_valid or not (is_local or source == "record"):
@@ -173,7 +173,7 @@ def follow_contexts(contexts, drain):
 
 @contextlib.contextmanager
 def sampling(source="interpreter"):
-    """Samples this process during the block; at its end, the yielded list has all samples.
+    """Samples this process during the block. At its end, the yielded list has all samples.
 
     Spans of classes outside the SDK are always read from records, regardless of ``source``.
     """

@@ -97,7 +97,7 @@ def flask_service(truth, seconds):
 
 
 def django_wsgi(truth, seconds):
-    """Django on WSGI, with middleware and views; one of the views leaves a span current."""
+    """Django on WSGI, with middleware and views. One of the views leaves a span current."""
     from tests.spans import django_project
 
     app = django_project.set_up(truth, asynchronous=False)

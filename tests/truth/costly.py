@@ -115,7 +115,7 @@ def build(
     frame_bytes: int = 4088,
     alike: bool = True,
 ) -> list[str]:
-    """Compiles the program; returns the command that runs it.
+    """Compiles the program, and returns the command that runs it.
 
     Args:
         folder: the output directory.

@@ -107,7 +107,7 @@ MUTATIONS = [
 
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
-    """Runs the comparison with a mutation; returns the verifier's message if it is rejected."""
+    """Runs the comparison with a mutation, and returns the verifier's message if it is rejected."""
     include = copy_sources(folder, mutation)
     built = dumps.build(folder, include)
     for arguments in (["signals", "threads"], ["rules"]):

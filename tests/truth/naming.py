@@ -190,7 +190,7 @@ def run(workload: str, directory: Path, seconds: float) -> Tally:
 
 
 def tally(windows: list[Window]) -> Tally:
-    """Compares the names of frames with the threads' logs; returns the counts."""
+    """Compares the names of frames with the threads' logs, and returns the counts."""
     frames = samples = named = 0
     wrong = []
     unnamed: dict[str, int] = {}
@@ -216,7 +216,7 @@ def tally(windows: list[Window]) -> Tally:
 
 
 def main() -> None:
-    """Runs all workloads; fails on a wrong name, or on too few names in exited processes."""
+    """Runs all workloads, and fails on a wrong name, or on too few names in exited processes."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     frames = wrong = per_second = 0
     least = 1.0

@@ -61,7 +61,7 @@ class NativeRow(NamedTuple):
 
 
 class NativeUnwinder:
-    """Unwinds one process; only one instance may exist, since the program's state is global."""
+    """Unwinds one process. Only one instance may exist, since the program's state is global."""
 
     def __init__(self, built: Path, machine: str) -> None:
         self._code = ctypes.CDLL(str(built))
@@ -78,7 +78,7 @@ class NativeUnwinder:
         self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
 
     def add_table(self, path: Path, inode: int) -> int:
-        """Loads a file's unwind tables, if any, as the agent does; returns the table slot."""
+        """Loads a file's unwind tables, if any, as the agent does, and returns the table slot."""
         with path.open("rb") as file:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
@@ -86,7 +86,7 @@ class NativeUnwinder:
             return self.add_made(source, tables, elf, inode)
 
     def add_made(self, source: Source, tables: Tables | None, elf: ElfFile, inode: int) -> int:
-        """Loads the given unwind tables of a file, if any; returns the table slot."""
+        """Loads the given unwind tables of a file, if any, and returns the table slot."""
         pages = image_pages(tables) if tables else 0
         image = (ctypes.c_char * (pages * PAGE_BYTES))()
         if tables:
@@ -96,7 +96,7 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """Adds the next executable mapping; inode 0 stands for the vDSO, ANONYMOUS for no file."""
+        """Adds the next executable mapping. Inode 0 stands for the vDSO, ANONYMOUS for no file."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
@@ -108,7 +108,7 @@ class NativeUnwinder:
         return parse_user_stack(stack.raw[:size])
 
     def row(self, slot: int, address: int) -> NativeRow | None:
-        """Returns the row for an address; None if the table has none."""
+        """Returns the row for an address, or None if the table has none."""
         result = ctypes.create_string_buffer(_ROW.size)
         error = self._code.find_row(slot, ctypes.c_uint64(address), result)
         return NativeRow(*_ROW.unpack(result.raw)) if error == 0 else None

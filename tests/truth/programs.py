@@ -81,13 +81,13 @@ PROGRAMS = (
 
 
 def find_missing(program: Program) -> str:
-    """Returns why a program cannot be run here; empty if it can."""
+    """Returns why a program cannot be run here, or an empty string if it can."""
     missing = [need for need in program.needs if shutil.which(need) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
 def make(program: Program, folder: Path) -> list[str]:
-    """Prepares a program's files; returns its command, or raises CalledProcessError."""
+    """Prepares a program's files, and returns its command, or raises CalledProcessError."""
     values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
         asked = ["gcc", "-print-prog-name=cc1"]

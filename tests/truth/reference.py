@@ -24,7 +24,7 @@ class Processor(NamedTuple):
     """The DWARF register numbers of a processor, and its other properties.
 
     Attributes:
-        sp: the number of the stack pointer; ``pc`` and ``ra`` are program counter and return
+        sp: the number of the stack pointer. ``pc`` and ``ra`` are program counter and return
             address.
         scratch: the registers that a call does not preserve.
         mask: the mask of the address bits in a return address.
@@ -171,7 +171,7 @@ class Dump(NamedTuple):
     goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """Returns a word from a copied stack; raises ``LookupError`` outside the copies."""
+        """Returns a word from a copied stack, or raises ``LookupError`` outside the copies."""
         for base, data in self.stacks:
             if 0 <= address - base <= len(data) - 8:
                 return int(struct.unpack_from("=Q", data, address - base)[0])

@@ -19,7 +19,7 @@ _GO = "runtime."
 
 
 class Row(NamedTuple):
-    """A decoded row of an unwind table; functions in ``go`` preserve no registers."""
+    """A decoded row of an unwind table. Functions in ``go`` preserve no registers."""
 
     rules: Mapping[Any, Any]
     signal: bool
@@ -66,7 +66,7 @@ class Section:
         return self._info._parse_entry_at(offset)
 
     def row(self, address: int) -> Row | None:
-        """Returns the row for an address; None if there is no entry."""
+        """Returns the row for an address, or None if there is no entry."""
         if address not in self._rows:
             self._rows[address] = self._decode(address)
         return self._rows[address]
@@ -91,7 +91,7 @@ class Section:
 
 
 class ElfTables:
-    """The unwind tables of an ELF file; ``go`` is None if it does not contain Go's runtime."""
+    """The unwind tables of an ELF file. ``go`` is None if it does not contain Go's runtime."""
 
     def __init__(self, stream: BinaryIO) -> None:
         elf = ELFFile(stream)

@@ -1,8 +1,8 @@
 """Unit tests may not use the system outside their process, unless they are marked ``system``.
 
-An audit hook (PEP 578) blocks the processes and sockets that Python code opens, and the package's
-bpf(2) call is replaced. A test that uses the system without the marker fails, even if it catches
-the error.
+An audit hook (PEP 578) keeps Python code from starting processes and opening sockets, and the
+package's bpf(2) call is replaced. A test that uses the system without the marker fails, even if it
+catches the error.
 """
 
 import signal

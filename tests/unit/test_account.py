@@ -1,4 +1,4 @@
-"""The account is exact for each sample kind, and its totals are sums over kinds."""
+"""Sample counts are exact for each kind, and totals are sums over kinds."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_totals_are_the_sums_over_kinds():
 
 
 def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
-    """An exported sample is counted in the other kind, so only the sums are right."""
+    """An exported sample is counted under the wrong kind, so only the sums are right."""
     kinds = {
         "on_cpu": RECEIVER.kinds["on_cpu"]._replace(exported=81),
         "off_cpu": RECEIVER.kinds["off_cpu"]._replace(exported=7),
@@ -44,7 +44,7 @@ def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
     assert "exporter a accounts for 91 and 7 are in an open window" in gaps[0]
 
 
-def test_a_kind_that_only_a_spool_holds_is_accounted_for():
+def test_a_sample_kind_present_only_in_a_spool_is_accounted_for():
     kinds = {"on_cpu": RECEIVER.kinds["on_cpu"], "other": ExporterAccount("a", 4, carried=4)}
     account = Account.of_kinds(
         {"on_cpu": SAMPLED["on_cpu"]}, (ExporterAccount.of_kinds("a", kinds),)

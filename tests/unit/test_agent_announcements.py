@@ -1,4 +1,4 @@
-"""The agent logs its account and warnings in the right form, tested without running it."""
+"""The agent's sample counts and warnings are logged in the right form."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def account(missed=0):
     )
 
 
-def test_the_account_is_one_json_line_with_each_number_once():
+def test_sample_counts_are_logged_as_one_json_line_with_each_number_once():
     line = JsonFormatter().format(make_account_record(account(), as_json=True))
     assert "\n" not in line
     for number in ("97", "93", "70", "23"):
@@ -46,7 +46,7 @@ def test_the_account_is_one_json_line_with_each_number_once():
     assert whole["kinds"]["off_cpu"]["taken"] == 11
 
 
-def test_a_text_log_shows_the_account_as_readable_text():
+def test_a_text_log_shows_the_sample_counts_as_readable_text():
     line = make_formatter("console", 2).format(make_account_record(account(), as_json=False))
     assert line.partition("INFO    ")[2] == (
         "on_cpu: 97 samples taken; 4 lost (ring_full); otlp_grpc: 70 exported, 23 lost (rejected);"
@@ -90,7 +90,7 @@ def test_the_warning_about_a_plaintext_receiver_has_a_fix(plaintext, caplog):
     assert "the receiver does not use TLS on this port: set tls: {insecure: true}" in caplog.text
 
 
-def test_the_hint_for_a_plaintext_receiver_has_its_address(plaintext):
+def test_the_hint_for_a_plaintext_receiver_contains_the_address(plaintext):
     protocol, port = plaintext
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")

@@ -105,7 +105,7 @@ class TallyExporter(ProfileExporter):
         pass
 
 
-def test_a_new_exporter_needs_only_a_row_in_the_table(tmp_path, monkeypatch):
+def test_a_new_exporter_needs_only_a_row_in_the_exporter_table(tmp_path, monkeypatch):
     monkeypatch.setitem(EXPORTERS, "tally", Tally)
     path = tmp_path / "agent.yaml"
     path.write_text(f"""

@@ -1,4 +1,4 @@
-"""The reporter computes each encoding once, and its account is always exact."""
+"""The reporter computes each encoding once, and its sample counts are always exact."""
 
 import dataclasses
 import threading
@@ -237,7 +237,7 @@ def test_an_empty_window_is_not_sent():
     reporter.shutdown(1000)
 
 
-def test_a_removed_queue_delivers_its_remaining_batches_and_keeps_its_account():
+def test_a_removed_queue_delivers_its_remaining_batches_and_its_counts_are_kept():
     old, new, other = Collecting("a"), Collecting("a", Form.JSON), Collecting("b")
     old.open.clear()
     reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
@@ -291,7 +291,7 @@ class Disk(ExportQueue):
         return self.returns.wait(30)
 
 
-def test_accounts_are_available_and_exact_while_a_disk_blocks():
+def test_sample_counts_are_available_and_exact_while_a_disk_blocks():
     def in_two(window, encoding):
         half = batch_of(encoding.form, window.sample_count // 2)
         return Encoded((half, half), {})

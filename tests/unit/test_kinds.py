@@ -1,4 +1,4 @@
-"""Samples of each kind in a recording reach every report and account."""
+"""Samples of each kind in a recording reach every report and are counted separately."""
 
 import gzip
 import json
@@ -152,7 +152,7 @@ def test_reports_keep_the_values_of_kinds_apart(windows, name):
     assert read(row.write(windows)) == expected
 
 
-def test_each_kind_has_a_table(windows):
+def test_each_sample_kind_has_a_separate_table(windows):
     (table,) = [row for row in FORMATS if row.name == "table"]
     on_cpu, lock_wait = table.write(windows).split("\n\n")
     assert on_cpu.startswith("on_cpu\n")

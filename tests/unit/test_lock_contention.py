@@ -101,6 +101,6 @@ def test_a_report_by_holder_names_the_thread(path):
     assert groups == [("-", 9000), ("writer\\xff (12)", 700)]
 
 
-def test_totals_of_all_samples_are_omitted_if_only_some_are_selected(path):
+def test_exact_totals_are_omitted_if_only_some_samples_are_selected(path):
     assert "exactly" not in run("--function", "pipe_write", path)
     assert "exactly" in run("--kind", "lock_contention", path)

@@ -16,5 +16,5 @@ def test_the_page_has_each_platform_with_its_state_and_results():
     assert "*no*: no wheel" in page
 
 
-def test_the_platforms_page_is_made_from_the_results():
+def test_the_platforms_page_is_generated_from_the_results():
     assert PAGE.read_text() == render(read_rows())

@@ -55,7 +55,7 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_new_side_survives_an_otlp_round_trip_with_frames_and_status(form):
+def test_a_new_stack_side_survives_an_otlp_round_trip(form):
     decoded = send(window_of(WHOLE), form)
     (sample,) = decoded.profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
@@ -90,7 +90,7 @@ def test_frequent_addresses_of_two_raw_sides_stay_separate():
     ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
 
 
-def test_a_failed_side_differs_from_an_unrequested_side():
+def test_a_failed_stack_side_differs_from_an_unrequested_side():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
     first, second = send(window_of(failed, unwanted)).profiles[0].resources[0].samples

@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring in the sampler's record format. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread slept during the whole read if it is on
- * no CPU afterwards and its context switch count (incremented on leaving a CPU) is unchanged.
+ * The stacks of a sleeping thread do not change. A thread slept during the whole read if, after the
+ * read, it is on no CPU and its context switch count (incremented on leaving a CPU) is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -13,7 +13,7 @@
 #include "sampler.bpf.c"
 
 enum {
-	MOST_TRIES = 512, /* tries per run: the verifier limits the number of branches */
+	MOST_TRIES = 512, /* addresses tried per run: the verifier limits the number of branches */
 	MAX_NAMESPACES = 32, /* MAX_PID_NS_LEVEL */
 	BYTE_OFFSET = 0, /* enum bpf_field_info_kind */
 	BYTE_SIZE = 1,
@@ -419,8 +419,8 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 }
 
 /*
- * Finds the start of the kernel's direct map of memory. The map contains the page table of the
- * process that runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
+ * Finds the start of the kernel's direct map, which contains the page table of the process that
+ * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
  * the right start leads to `proof`, the word that this process has at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)

@@ -11,7 +11,7 @@
 
 /*
  * Turns plain addresses into a user stack: `at` has space for a head, followed by `bytes` bytes of
- * addresses. Returns the stack's size in bytes. It is unknown whether the stack is complete.
+ * addresses. Returns the stack's size in bytes. Cannot determine whether the stack is complete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {

@@ -4,7 +4,7 @@
  * (since 5.19). Included by sampler.bpf.c.
  *
  * The programs run with any lock held, and in interrupts. To write a sample, they take the ring's
- * lock, which would deadlock if the thread has just got this very lock. Only the profiler's
+ * lock; if the thread has just got that very lock, this would deadlock. Only the profiler's
  * process, and the sampler's programs while they use the scratch memory, take map and ring
  * locks. So no sample is taken in that process, or while another program has the scratch memory.
  */
@@ -22,7 +22,7 @@ enum {
 	LOCK_FLAGS = 64,  /* number of flag combinations */
 	LOCK_PHASE = 128, /* phase of a lock's sample, to which the lock's flags are added */
 	LOCK_PLACES = 8,
-	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer */
+	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer flags */
 	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may have exited */
 };
 
@@ -56,7 +56,7 @@ struct lock_sums {
 
 /* Counters of a CPU, in separate cache lines. Only that CPU writes them; user space maps them. */
 struct lock_line {
-	u64 no_room;   /* waits for which no place was free */
+	u64 no_room;   /* waits for which no entry was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
 	u64 skipped;   /* waits not counted, because another program had the scratch memory */
@@ -74,7 +74,7 @@ struct lock_wait {
 	u32 flags;
 	u32 holder; /* thread id of the holder, as in records */
 	struct comm holder_comm;
-	u64 claims; /* number of CPUs that claim this place; 1 while taken */
+	u64 claims; /* number of CPUs that claim this entry; 1 while taken */
 };
 
 struct lock_bucket {
@@ -105,7 +105,7 @@ INLINE struct lock_wait *find_lock_wait(struct lock_bucket *bucket, u64 task, u6
 	return 0;
 }
 
-/* Finds a free place; see claim_place(). */
+/* Finds a free entry; see claim_place(). */
 INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
 {
 #pragma clang loop unroll(full)
@@ -177,8 +177,8 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 
 /*
  * Decides whether to sample a wait, with probability duration / threshold; returns the sample's
- * value, or 0. The sum over samples is an unbiased estimate of the total. If more waits were
- * sampled than wanted since user space chose the threshold, a higher threshold applies.
+ * value, or 0. The sum over samples is an unbiased estimate of the total. If the sampling rate
+ * was exceeded since user space chose the threshold, a higher threshold applies.
  */
 INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 {

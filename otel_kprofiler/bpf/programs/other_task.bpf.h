@@ -9,7 +9,7 @@
  * mmap_lock, faults pages in and waits. It would hang on the very processes that dumps should
  * explain: those that hold their mmap_lock, or map a file whose server is gone.
  *
- * Any step may read memory that has been freed and reused. The data counts only if the thread has
+ * Any step may read memory that has been freed and reused. The data is used only if the thread has
  * not run since (dump.bpf.c).
  */
 #pragma once
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions cannot return pointers, but a pointer reread from a map counts as a number. */
+	/* Functions cannot return pointers, but to the verifier, a reread pointer is a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

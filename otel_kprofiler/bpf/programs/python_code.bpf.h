@@ -58,7 +58,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	return sum;
 }
 
-/* Adds an id for a code object that has none; returns 0 if it cannot be described now. */
+/* Assigns an id to a code object that has none; returns 0 if it cannot be described now. */
 INLINE u64 add_code(struct python_work *w, u64 check)
 {
 	u64 at = w->new_codes, id = w->next_id + 1;

@@ -2,8 +2,8 @@
 /*
  * Reports sampled processes that are not registered; user space determines whether they run
  * CPython. A process is reported once, and again when it executes another program or maps new code.
- * If a process keeps mapping and unmapping code, the intervals between its reports grow. A
- * short-lived program without an interpreter that is run repeatedly is reported once a minute.
+ * If a process keeps mapping and unmapping code, the intervals between its reports grow. If a
+ * short-lived program without an interpreter runs repeatedly, it is reported once a minute.
  */
 #pragma once
 

@@ -3,7 +3,7 @@
  * Finds the interrupted thread's CPython state in the interpreter's list of thread states.
  *
  * Thread-local storage has the state only while the thread holds the GIL, and threads that are in
- * the kernel rarely hold it. Other threads may change the list at the same time, so a state counts
+ * the kernel rarely hold it. Other threads may change the list at the same time, so a state is used
  * only if it belongs to this thread and is in the list.
  *
  * With subinterpreters, a thread may have states of several interpreters, each with frames. From

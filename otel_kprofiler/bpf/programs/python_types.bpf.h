@@ -40,7 +40,7 @@ enum {
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; else, entry frames do */
+	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; otherwise, entry frames do */
 };
 
 struct python_config {
@@ -140,7 +140,7 @@ struct python_line {
 	u64 count[PYTHON_OUTCOMES];
 };
 
-/* The Python side of a record: head, then a word for each frame; see model/python_stack.py. */
+/* The Python stack in a record: head, then a word for each frame; see model/python_stack.py. */
 struct python_head {
 	u8 end; /* 0: complete; 1: truncated at the frame limit */
 	u8 version;

@@ -16,7 +16,7 @@
 #endif
 
 enum {
-	MAX_FRAMES = 127, /* frames per side: the default of kernel.perf_event_max_stack */
+	MAX_FRAMES = 127, /* frames per stack: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: a mask that preserves every possible length */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
@@ -40,7 +40,7 @@ enum flags {
 	ONLY_TARGETS = 8,
 	START_TIME = 16,
 	SPAN_LINKS = 32,
-	NAMESPACE = 64, /* ids are from a pid namespace, which contains the targets */
+	NAMESPACE = 64, /* ids are from the pid namespace that contains the targets */
 	DESCENDANTS = 128, /* descendants of targets are targets, too */
 	A64 = 256,	   /* call instructions are those of arm64 */
 	ONLY_COMMS = 512,
@@ -82,7 +82,7 @@ struct config {
 	u64 leader_offset; /* offset of task_struct.group_leader */
 	u64 start_offset;  /* offset of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* bytes in the ring at which the reader is woken */
-	u64 stack_bytes; /* size limit of a stack's side, at most STACK_BYTES */
+	u64 stack_bytes; /* size limit of a kernel or user stack, at most STACK_BYTES */
 	u64 namespace_device; /* device of the pid namespace; next, its inode number */
 	u64 namespace_inode;
 	u64 parent_offset; /* offset of task_struct.real_parent */
@@ -105,9 +105,9 @@ struct cpu_line {
 	u64 taken;
 	u64 ring_full;
 	u64 idle;      /* omitted: the idle task itself */
-	u64 target;    /* omitted: not one of the wanted processes, names or cgroups */
+	u64 target;    /* omitted: not one of the selected processes, names or cgroups */
 	u64 age;       /* omitted: the process is too young */
-	u64 empty;     /* omitted: the only collected side has no frame */
+	u64 empty;     /* omitted: the only collected stack has no frame */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
@@ -189,8 +189,8 @@ RING(ring);
 
 /*
  * Takes the scratch memory of this CPU; returns 0 if an interrupted program has it. The kernel keeps
- * programs at perf events from interrupting each other, but not programs at tracepoints: these occur
- * in interrupts, and in helpers that the programs call.
+ * programs at perf events from interrupting each other, but not programs at tracepoints, which occur
+ * in interrupts and in helpers that the programs call.
  */
 INLINE int take_scratch(struct scratch *own)
 {
@@ -209,8 +209,8 @@ INLINE void free_scratch(struct scratch *own)
 }
 
 /*
- * Returns the length of a stack from a helper's result; 0 for errors. The mask gives all verifiers
- * the bounds (they track different things); the asm keeps the compiler from removing the mask.
+ * Returns the length of a stack from a helper's result; 0 for errors. The mask lets the verifier of
+ * every kernel version see the bounds; the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
 {
@@ -237,7 +237,7 @@ INLINE u64 start_time(const struct config *options)
 
 /*
  * Records which program a task runs, and as which user. During execve(2), the start of the new
- * program's stack is still 0. An exiting process has no stack. exec_id changes atomically.
+ * program's stack is still 0. An exiting process has no stack. exec_id is written atomically.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -390,7 +390,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* The interrupt hit the side that is not collected: there is no sample, and no error. */
+	/* The interrupt hit code whose stack is not collected: there is no sample, and no error. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;

@@ -62,7 +62,7 @@ INLINE u64 low_half(const struct python_int *number)
 	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
 }
 
-/* Reads a span context's ids into `span`; skips remote and, unless wanted, unsampled spans. */
+/* Reads a span context's ids into `span`; skips remote and, by default, unsampled spans. */
 INLINE void read_span_context(const struct span_layout *layout, u64 object, struct span *span)
 {
 	u64 type, items[4]; /* trace id, span id, is_remote, trace flags */

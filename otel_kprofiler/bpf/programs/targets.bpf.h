@@ -51,7 +51,7 @@ INLINE int is_target(const struct config *options, const struct record *record, 
 	return options->flags & DESCENDANTS && descends(options);
 }
 
-/* Returns whether the current thread or its process has a wanted name; writes record->comm. */
+/* Returns whether the current thread or its process has a selected name; sets record->comm. */
 INLINE int has_comm(const struct config *options, struct record *record)
 {
 	u64 leader = 0, task = bpf_get_current_task();

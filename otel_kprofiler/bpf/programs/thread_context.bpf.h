@@ -11,7 +11,7 @@
 struct context_place {
 	u64 start_time_ns; /* start time of the process; stack_start: start of its main stack */
 	u64 stack_start;
-	u64 offset;	/* offset from the thread pointer, or in the module's block */
+	u64 offset;	/* offset from the thread pointer, or in the module's TLS block */
 	u64 module;	/* 0: the offset is from the thread pointer */
 	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
 	u64 length_at;	/* offset of the module count from the vector's address */

@@ -7,9 +7,9 @@
  * 3. in a leaf without a rule, if its file has rules, with a guess: the word on top of the stack;
  * 4. in code without tables (JIT, Go), with the frame pointer.
  *
- * In all cases, a return address counts only if it is executable and follows a call. If a table led
- * to code that is not readable, the call is not checked. A file whose table is not loaded yet ends
- * the stack: a frame pointer would be a guess there.
+ * In all cases, a return address must be executable and follow a call. If a table led to code that
+ * is not readable, the call is not checked. The walk stops in a file whose table is not loaded yet,
+ * because a frame pointer would be a guess there.
  */
 #pragma once
 

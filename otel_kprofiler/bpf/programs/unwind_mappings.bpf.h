@@ -3,8 +3,8 @@
  * Finds the mapping that contains a pc, its file, and the file's table.
  *
  * An interrupt cannot take the mm's lock, so the tree is read without it, with reads that may fail.
- * Nodes may be freed and reused at the same time, so the result counts only if it is a mapping of
- * this mm that contains the pc.
+ * Nodes may be freed and reused at the same time, so the result is used only if it is a mapping
+ * of this mm that contains the pc.
  */
 #pragma once
 
@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fills in the original file of text that was moved to anonymous memory; returns 0 for others. */
+/* Fills in the original file of text that was moved to anonymous memory; returns 0 otherwise. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))
@@ -271,7 +271,7 @@ GLOBAL int find_mapping(u64 pc)
 }
 
 /*
- * Forgets the mappings kept by the last walk on this CPU, unless they are still valid: the mm is
+ * Drops the mappings cached by the last walk on this CPU, unless they are still valid: the mm is
  * the same, no writer has locked it, and user space has not changed `files` or `tables`.
  */
 INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)

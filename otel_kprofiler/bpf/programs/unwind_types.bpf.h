@@ -23,7 +23,7 @@ enum {
 	MAX_OP_CALLS = 192,
 	MAX_STATES = 4,	     /* nested DW_CFA_remember_state */
 	RULES = 2048,	     /* rules in each CPU's cache */
-	KEPT_MAPPINGS = 16,  /* mappings kept per CPU */
+	KEPT_MAPPINGS = 16,  /* mappings cached per CPU */
 	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
 	MAX_PRESERVED = 16,  /* indices of callee-saved registers; 0 stands for all others */
 	MAX_BLOCK_BYTES = 512,
@@ -40,7 +40,7 @@ enum file_states {
 enum unwind_flags {
 	A64_CALLS = 1,	   /* calls are BL and BLR; otherwise those of x86-64 */
 	LINK_REGISTER = 2, /* a leaf's return address is in a register */
-	KEEP_MAPPINGS = 4, /* mappings are kept; mm_sequence shows whether they are still valid */
+	KEEP_MAPPINGS = 4, /* mappings are cached; mm_sequence shows whether they are still valid */
 	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The user side of a record: struct stack_head, mappings, and a word for each frame, leaf first.
+ * The user stack in a record: struct stack_head, mappings, and a word for each frame, leaf first.
  * Equal stacks have identical bytes. Parsed by model/user_stack.py; change both together.
  */
 #pragma once
@@ -26,7 +26,7 @@ enum stack_end {
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
 	END_UNREADABLE,	 /* memory is not resident */
-	END_UNSUPPORTED, /* a rule is unknown, or needs a lost register */
+	END_UNSUPPORTED, /* a rule is not supported, or needs a lost register */
 	END_NOT_EXECUTABLE,
 	END_NOT_A_CALL,	 /* the return address does not follow a call */
 	END_NO_PROGRESS, /* the caller's frame is not above its callee's */

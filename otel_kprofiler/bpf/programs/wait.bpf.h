@@ -20,7 +20,7 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the threads' clock, for use outside switches. */
+/* Returns the current time on the clock of struct thread, for use outside switches. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -49,7 +49,7 @@ INLINE u32 find_bucket(u64 task)
 	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
 }
 
-/* Finds the place of a task's thread; NO_THREAD if it has none. */
+/* Finds the index of a task's thread in `threads`; NO_THREAD if it has none. */
 INLINE u32 find_place(u64 task)
 {
 	u32 number = find_bucket(task);
@@ -85,8 +85,8 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Finds a free place for a task's thread; NO_THREAD if there is none. If several CPUs claim a
- * place at once, at most one of them sees no other claim, and only that CPU gets the place.
+ * Finds a free index in `threads` for a task's thread; NO_THREAD if there is none. If several CPUs
+ * claim an index at once, at most one of them sees no other claim, and only that CPU gets it.
  */
 GLOBAL int claim_place(u64 task)
 {
@@ -112,7 +112,7 @@ GLOBAL int claim_place(u64 task)
 	return NO_THREAD;
 }
 
-/* Adds the current thread; returns its place, or NO_THREAD. */
+/* Adds the current thread; returns its index in `threads`, or NO_THREAD. */
 GLOBAL int add_thread(u64 task, u64 now)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -154,7 +154,7 @@ INLINE int has_room(const struct config *options, u64 eighths)
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* wakeup_bytes: ring / 2 */
 }
 
-/* Stops following a thread: sends its sums to user space, and frees its place. */
+/* Stops following a thread: sends its totals to user space, and frees its entry. */
 GLOBAL int remove_thread(u32 place)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = place / PLACES;
@@ -237,8 +237,8 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 }
 
 /*
- * Returns the place of the current thread, or NO_THREAD if it is not followed. Adds the thread if
- * it is new, and removes it if it is exiting.
+ * Returns the current thread's index in `threads`, or NO_THREAD if it is not followed. Adds the
+ * thread if it is new, and removes it if it is exiting.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold chosen by
- * user space while this CPU samples more waits than wanted.
+ * Returns the threshold that applies to a wait, in units of 256 ns. While this CPU exceeds its
+ * sampling rate, raises the threshold that user space has chosen.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -344,7 +344,7 @@ INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 samp
 
 /*
  * Returns whether a selected wait is still sampled after its threshold was raised. The threshold
- * does not depend on this wait, so the sum stays unbiased. `duration` is in units of 256 ns.
+ * does not depend on this wait, so estimates stay unbiased. `duration` is in units of 256 ns.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -793,8 +793,8 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 }
 
 /*
- * Handles a thread that becomes runnable now. Considers a thread that is still on its CPU only if
- * the thread has left the run queue, because sched_switch then follows.
+ * Handles a thread that becomes runnable now. Skips a thread that is still on its CPU, unless it
+ * has left the run queue, because sched_switch then follows.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {

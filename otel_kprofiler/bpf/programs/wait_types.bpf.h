@@ -63,8 +63,8 @@ enum {
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
 
 /*
- * Offsets in kernel structs, as constants of a loaded program, so that members of the task that the
- * tracepoint passes are read without a helper. 0: unknown, or absent.
+ * Offsets in kernel structs; 0 if unknown or absent. They are constants of the loaded program, so
+ * that it can read members of the tracepoint's task without a helper.
  */
 struct wait_layout {
 	u64 pid; /* in task_struct, like all members whose comments name no struct */
@@ -80,7 +80,7 @@ struct wait_layout {
 	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not counted */
 	u64 queued;	    /* sched_info.last_queued: when the task was queued; 0: not queued */
 	u64 rq;		    /* in cfs_rq */
-	u64 clock;	    /* in struct rq: the clock of the scheduler's times */
+	u64 clock;	    /* in struct rq: the scheduler's clock */
 	u64 bucket_mask;    /* number of buckets minus 1 */
 };
 
@@ -96,7 +96,7 @@ struct wait_config {
 	u64 late_begins;  /* number of late starts that may still be written; counts down */
 };
 
-/* Limits the samples on a CPU to the wanted number. */
+/* Limits the sampling rate on a CPU. */
 struct sample_budget {
 	u64 next_sample_ns; /* when the next sample is due; in the future if there were too many */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
@@ -108,14 +108,14 @@ struct sample_budget {
 struct wait_line {
 	u64 taken;
 	u64 ring_full;
-	u64 no_room; /* waits of threads without a place in `threads` */
+	u64 no_room; /* waits of threads without an entry in `threads` */
 	u64 missed;  /* switches without a tracepoint event */
 	u64 lost;    /* exited threads whose totals did not fit into the ring */
 	u64 begun;
-	u64 offset_ns; /* CLOCK_MONOTONIC minus the threads' clock */
-	u64 set_ns;    /* when the offset was set, on the threads' clock; 0: no offset */
+	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
+	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
 	u64 task; /* the last task that got this CPU; 0: unknown */
-	u64 place; /* place of that task's thread; NO_THREAD: not followed, or not known yet */
+	u64 place; /* that thread's index in `threads`; NO_THREAD: not followed, or not known yet */
 	u64 switched_ns; /* when that task got the CPU */
 	u64 epoch;
 	u64 next_begin_ns;
@@ -126,7 +126,7 @@ struct wait_line {
 };
 
 /*
- * A thread that was off the CPU, and its sums. Times are on the scheduler's clock (rq_clock(),
+ * A thread that was off the CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
  * line has what every switch needs; the second has the other members that a wait updates.
  */
@@ -143,14 +143,14 @@ struct thread {
 	u32 likely;    /* its start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of its sleep durations; 0: unknown */
 	u32 usual_preempted; /* decaying maximum of its waits for a CPU after preemption */
-	u32 claims;		/* number of CPUs that claim this place; 1 while taken */
+	u32 claims;		/* number of CPUs that claim this entry; 1 while taken */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
 	u64 below_ns;	   /* time in waits too short to be sampled */
 	u64 start_time_ns; /* start of the process, on CLOCK_BOOTTIME; 0: unknown */
 
-	u64 id;	      /* never reused, unlike task and thread ids */
+	u64 id;	      /* never reused, unlike task addresses and thread ids */
 	u64 woken_ns; /* when it became runnable; meaningless if earlier than off_since_ns */
 	u32 tgid;     /* same ids as in records */
 	u32 tid;
@@ -175,7 +175,7 @@ struct wait_end {
 };
 
 /*
- * Maps tasks to their threads' places in `threads`: a task's hash selects a bucket, whose places
+ * Maps tasks to indices in `threads`: a task's hash selects a bucket, whose entries in `threads`
  * are adjacent. The kernel's hash tables would cost several times as much per switch.
  */
 enum {

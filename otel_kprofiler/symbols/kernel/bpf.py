@@ -296,7 +296,7 @@ class KsymbolTable:
                 self._keep_ended([missed.make_uncertain(since_ns)])
 
     def _end(self, entries: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """Mark symbols as unloaded at ``time_ns``, and keep an entry for each uncertain period."""
+        """Mark symbols as unloaded at ``time_ns``, and keep entries for their uncertain periods."""
         ended = []
         for entry in entries:
             if entry.sure_ns < time_ns:

@@ -33,8 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Python code iterates only over aliases and ends, which are few. Built-in functions written in C
-    process all other symbols.
+    Python code iterates only over aliases and end entries, which are few. Built-in functions
+    written in C process all other symbols.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """If the last symbol is a pad, make it an end: the padded function may be missing."""
+        """If the last symbol is padding, make it an end; the padded function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -118,7 +118,7 @@ class TableBuilder:
             return indices
         sequence = bytes([self._last_class]) + classes
         for match in _END.finditer(sequence):
-            # index in `addresses` of the first symbol that is neither a function nor a pad
+            # index in `addresses` of the first symbol that is neither a function nor padding
             index = match.start()
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
@@ -140,7 +140,7 @@ def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns ``_etext`` for an end that has this name, and an empty name for all other ends."""
+    """Returns the name of an end entry: ``_etext`` if that is its symbol, otherwise empty."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -166,10 +166,10 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Sorts the symbols at each address: other symbols, functions (the preferred last), pads.
+    """Sorts the symbols at each address: non-functions, functions (preferred last), padding.
 
-    Pads come last, because each belongs to the function at the next address. Returns the types and
-    classes in the new order, and changes ``names`` in place.
+    Padding comes last, because it belongs to the function at the next address. Returns the types
+    and classes in the new order, and changes ``names`` in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:
@@ -201,7 +201,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Returns the size in bytes of a pad, which is the same for all functions; 0 if unknown."""
+    """Returns the padding size in bytes, which is the same for all functions; 0 if unknown."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

@@ -7,8 +7,8 @@ address minus the offset. Sections without an anchor cannot be placed.
 
 ``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) has lines ``address [size] type name
 [module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields before
-the first bracket shows whether there is a size. Sizes give the ends of functions, which kallsyms
-lacks.
+the first bracket shows whether there is a size. The sizes show where functions end, which kallsyms
+does not show.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def place_ranges(
     """Returns ranges of runtime addresses, and the names of sections that do not match the kernel.
 
     ``modules.builtin.ranges`` does not identify its kernel build, but ranges of the right build
-    start at symbols. Rejects a section if fewer than three quarters of the section's ranges do.
+    start at symbols. Rejects a section if fewer than three quarters of its ranges start at symbols.
     Skips sections whose anchor is not code, and extends an empty range to the end of the symbol at
     its start.
     """

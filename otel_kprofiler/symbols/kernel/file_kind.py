@@ -17,7 +17,7 @@ _BEGINNING_BYTES: Final = 18
 def is_kernel_file(path: str) -> bool:
     """Returns whether a file is vmlinux, a module (compressed or not), or a debug file of either.
 
-    Also returns True for non-ELF files, so that the reader of kernel files rejects them.
+    Also returns True for non-ELF files, so that the kernel file reader rejects them.
     Raises ``OSError`` if the file cannot be opened.
     """
     if os.path.basename(path).startswith("vmlinux"):

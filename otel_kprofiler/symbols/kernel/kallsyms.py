@@ -90,7 +90,7 @@ class _Fields(NamedTuple):
         )
 
     def without_mapping_symbols(self) -> _Fields:
-        """Returns the code symbols. A data marker becomes the end of the preceding function."""
+        """Returns the code symbols. A mapping symbol for data ends the preceding function."""
         chosen, types = bytearray(b"\1" * len(self.names)), bytearray(self.types)
         for index, name in enumerate(self.names):
             if is_mapping_symbol(name):
@@ -170,7 +170,7 @@ class KallsymsParser:
         return text
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line, at which the preceding function ends.
+        """Count a bad line, and end the preceding function there.
 
         Assume that a symbol without an address starts directly after the previous symbol's start.
         """
@@ -221,7 +221,8 @@ class KallsymsParser:
     def _parse_slowly(self, text: bytes) -> _Fields:
         """Parse line by line, and skip lines that are malformed or out of order.
 
-        Replaces each pad with an end, because the padded function may have been skipped.
+        Treats a function's padding as the end of the preceding function, because the padded
+        function may have been skipped.
         """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
@@ -317,7 +318,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parses a whole file, given in pieces of any size. Bad content raises no exception."""
+    """Parses a whole file, given in pieces of any size. Malformed content raises no exception."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
@@ -370,7 +371,7 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sorts a module's code symbols by address, and adds an end at each other symbol's address.
+    """Sorts a module's code symbols by address, and adds an end entry at each non-code symbol.
 
     Yields batches, to limit memory. Symbols at the same address are in the same batch.
     """
@@ -400,7 +401,8 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     """Separates the last module's symbols from the clones that ftrace lists after them.
 
-    Trailing global symbols (``T``) outside the pages of the module's other code count as clones.
+    Trailing global symbols (``T``) outside the pages of the module's other code are taken for
+    clones.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
     code_lines = max(1, len(fields.types.rstrip(b"T")))

@@ -145,7 +145,7 @@ class Snapshot:
     ) -> Snapshot:
         """Returns a copy in which ``loaded`` replaces all modules but vmlinux.
 
-        ``loaded`` is sorted oldest first. ``gone`` has the address ranges of unloaded modules.
+        ``loaded`` is sorted oldest first. ``gone`` contains the address ranges of unloaded modules.
         """
         other = copy(self)
         core = [self._by_name[VMLINUX]] if VMLINUX in self._by_name else []

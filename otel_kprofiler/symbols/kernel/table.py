@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Distance from a symbol's start within which the symbol always names the code. Linux's largest
-function has about 20 KiB. A more distant address may be in a hole, such as after the last BPF
+"""Code within this distance of a symbol's start always gets the symbol's name. Linux's largest
+function has about 20 KiB. Code that is further away may be in a hole, such as after the last BPF
 program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
@@ -79,11 +79,11 @@ class Entries(NamedTuple):
     """The columns of a table, sorted by address, with the preferred alias last.
 
     Attributes:
-        lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end.
+        lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end entry.
         names: all names, concatenated.
-        padded: one byte per entry, which is 1 if a ``__pfx_`` pad precedes the entry.
+        padded: one byte per entry, which is 1 if ``__pfx_`` padding precedes the entry.
         long_lengths: lengths of names of 255 bytes or more, by index.
-        pad: size of each pad in bytes; 0 if there are no pads.
+        pad: size of the padding before a function, in bytes; 0 if functions have no padding.
     """
 
     addresses: Addresses
@@ -143,7 +143,8 @@ class SymbolTable:
 
         The padding before a function is part of the function.
         ``section`` is the section ``[start, end)`` that contains the address. A function extends to
-        the next symbol in the section, or else over at most ``max_function`` bytes.
+        the next symbol in the section. If there is none, the function has at most ``max_function``
+        bytes.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -177,7 +178,7 @@ class SymbolTable:
         return name, self.base + start
 
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
-        """Returns whether another entry follows an entry in the section.
+        """Returns whether the section contains another entry after the given one.
 
         Linker markers do not count, because they start a page, and a hole may precede them.
         """
@@ -191,7 +192,7 @@ class SymbolTable:
         )
 
     def name(self, index: int) -> bytes:
-        """Returns the name of an entry, which is empty for an end."""
+        """Returns the name of an entry; empty for an end entry."""
         group = index >> _GROUP_BITS
         lengths = self._lengths
         start = self._checkpoints[group] + sum(lengths[index & ~_GROUP_MASK : index])

@@ -62,7 +62,7 @@ class ModuleCounts(NamedTuple):
     Attributes:
         events: number of announcements that a module was loaded or unloaded.
         rescans: number of times all modules were reread because announcements were lost.
-        readings: number of times the modules were read.
+        readings: number of times the module list was read.
         names_read: number of times kallsyms was read for symbol names.
         restarts: number of times the watching thread was restarted after a failure.
     """
@@ -114,7 +114,7 @@ class _Lifetime:
 
 
 class Timeline:
-    """The snapshots that result from loading and unloading modules; not thread-safe."""
+    """The history of kernel snapshots, one per change of the loaded modules; not thread-safe."""
 
     def __init__(self, first: Snapshot) -> None:
         self._first = first
@@ -130,7 +130,7 @@ class Timeline:
         self._live: dict[int, list[ModuleSymbols]] = {}  # modules, by the snapshot's ``since_ns``
 
     def apply(self, reading: ModuleReading) -> None:
-        """Apply a reading. Readings must be applied in chronological order."""
+        """Apply a reading of the module list. Readings must be applied in chronological order."""
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), lifetime in self._lifetimes.items():
             if number not in now and lifetime.until_ns == FOREVER:

@@ -36,7 +36,8 @@ class _Chains(NamedTuple):
     """Chains of Python frames, one for each call from C code into the interpreter.
 
     Attributes:
-        closed: complete chains, from leaf to root. Each ends with the frame that C code entered.
+        closed: complete chains, from leaf to root. The root end of each chain is the frame that C
+            code called.
         rest: frames of the last chain, if its outer frames are missing.
     """
 
@@ -57,7 +58,7 @@ class Interleaver:
     """Interleaves Python and native frames. Only one thread may use it.
 
     Args:
-        loops: locations of evaluation loops in files, which identify frames without a name.
+        loops: locations of evaluation loops in files, used to recognize frames without a name.
         on_replaced: called with each native frame that may be replaced. Frames without a name are
             passed with the evaluation loop's name, so that a replay replaces them too.
     """
@@ -95,7 +96,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Maps the index of each frame in an evaluation loop to the frame's :class:`_Mark`."""
+        """Maps the index of each interpreter frame to the frame's :class:`_Mark`."""
         if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
@@ -151,7 +152,8 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
     """Merges both sides into alternating runs.
 
-    The outermost run of each kind has the status of that kind's side.
+    The outermost run of native frames gets the status of ``native``, and the outermost run of
+    Python frames gets the status of ``python``.
     """
     frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
     kinds: list[SideKind] = []

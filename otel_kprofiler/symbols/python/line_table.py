@@ -17,7 +17,7 @@ NO_LINE: Final = 0
 """Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Entries of kinds 10 to 12 advance by kind - 10 lines. Entries of kinds 13 and
+"""Entries of kinds 10 to 12 advance the line by ``kind - 10``. Entries of kinds 13 and
 14 contain the number of lines.
 """
 

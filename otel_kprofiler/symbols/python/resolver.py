@@ -39,7 +39,7 @@ UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
 
 class PythonResolver(Stateless):
-    """Resolves the Python side of stacks by code-object ids.
+    """Resolves the Python frames of stacks from the ids of their code objects.
 
     Never waits for a code object to be described. The sampler adds descriptions to ``codes``.
     """
@@ -68,13 +68,13 @@ class PythonResolver(Stateless):
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """Resolves a Python stack. It is provisional until all its code objects are described."""
+        """Resolves a Python stack; provisional until all its code objects are described."""
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
 
     def make_side(self, raw: RawSide) -> Side:
-        """Makes the side from the code objects described so far."""
+        """Resolves the frames with the code objects described so far."""
         words = split_python_stack(raw.words)[2]
         try:
             frames = tuple(map(self._frames.__getitem__, words))
@@ -127,7 +127,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """A side whose frames get names as their code objects are described."""
+    """The Python frames of a stack, which get names as their code objects are described."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 

@@ -39,7 +39,7 @@ class ChainResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds functions with every resolver, in the order of the resolvers."""
+        """Returns the functions found by all resolvers, in the order of the resolvers."""
         matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):
@@ -64,7 +64,7 @@ class CachedResolver:
         state: maps a pid to the process's state, and None to the state of addresses without a
             process. Results expire when the state changes; see :meth:`Processes.state`. By
             default, results never expire, which is correct for files.
-        entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
+        entries: maximum number of cached results, each of about 500 bytes. The oldest are evicted
             first.
     """
 

@@ -14,7 +14,7 @@ from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.resolver import make_module
 
 MAX_FRAMES_CACHED: Final = 4_096
-"""Limit on cached frames per file, of about 400 bytes each."""
+"""Maximum number of cached frames per file. A frame takes about 400 bytes."""
 _log: Final = logging.getLogger(__name__)
 
 

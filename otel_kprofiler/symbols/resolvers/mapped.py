@@ -40,8 +40,8 @@ class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
     If symbols take more than ``max_bytes``, evicts the least recently used files. If a file's
-    source lines may become readable later, such as when the file system is less busy, rereads the
-    file after 30 s, then at growing intervals.
+    source lines may become readable later, for example once the file system is less busy, rereads
+    the file after 30 s, then at growing intervals.
     """
 
     def __init__(

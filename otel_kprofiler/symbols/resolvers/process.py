@@ -98,7 +98,7 @@ class ProcessesResolver:
         return matches if find_process(process.tgid, self._files) == process else []
 
     def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
-        """Finds where a process has mapped a byte of a file as code.
+        """Finds where a process has mapped the byte at a file offset as code.
 
         ``path`` is the path of the file as seen by the process.
         """

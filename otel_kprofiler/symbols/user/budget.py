@@ -1,4 +1,4 @@
-"""Limits the memory held while symbols are read. Finished tables are limited by loader.py."""
+"""Limits the memory held while symbols are read. The loader limits finished tables."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
 """Memory used by an alias, excluding its name, and by an address with a list of aliases."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
-"""Rank by ``st_info``: global first, local last. The lowest bit is set if there is no size."""
+"""Rank by ``st_info``: global first, local last. The lowest bit marks symbols without a size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
@@ -205,7 +205,7 @@ class _Columns:
             ):
                 continue
             if end_before > start:
-                sizes[at] = 1  # an entry in the middle of a function
+                sizes[at] = 1  # a symbol in the middle of a function
             elif alias > 0:
                 sizes[at] = alias
             else:

@@ -2,7 +2,7 @@
 
 Reads the file from standard input, and writes the result to standard output and the cause of a
 failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can
-make symbolic use much of both, or abort.
+make the symbolic library use a lot of both, or abort.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _convert() -> None:
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
     ffi = FFI()
-    kind = ffi.typeof("uint8_t[]")  # imports pycparser, and reading it may require capabilities
+    kind = ffi.typeof("uint8_t[]")  # imports pycparser; reading its files may need capabilities
     give_up_capabilities()
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))

@@ -1,4 +1,4 @@
-"""Looks up a file's functions, and names them as frames show them."""
+"""Looks up a file's functions, and makes the names that frames show."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LineTable(Protocol):
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
-"""Maximum number of names that a search demangles, in about 50 ms."""
+"""Maximum number of names that a search demangles, which takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
@@ -123,9 +123,10 @@ class FileSymbols:
     def _name_by_symbol(
         self, lines: tuple[Line, ...], function: Function | None
     ) -> tuple[Line, ...]:
-        """Names the physical function by its symbol.
+        """Names the physical function after its symbol.
 
-        DWARF has no name for a part such as ``f.cold``, and a different name for an alias.
+        DWARF does not name parts such as ``f.cold``, and names an alias after the original
+        function.
         """
         if function is None or not function.name:
             return lines

@@ -51,7 +51,7 @@ class Function(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names for the same start address: rank, length, name, and row in a table."""
+"""One of several names of a function: rank, length, name, and row in its table."""
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:

@@ -9,8 +9,8 @@ src/internal/abi/symtab.go)::
        1.26), then the offsets of five parts: names, units, files, pc tables, functions
 
 The functions part begins with the start of each function and the offset of its struct ``_func``.
-Starts are relative to the start of the code, which is read from the module data. The module data is
-found by searching for the table's address.
+Starts are relative to the start of the code, which is read from the runtime's ``moduledata``. This
+struct is found by searching for the table's address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, S
 MAX_PART_BYTES: Final = 128 << 20
 """Size limit of the names part, and of the functions part; enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Size limit of the sections that may contain the module data."""
+"""Size limit of the sections that may contain the runtime's ``moduledata``."""
 MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Size limit of a pc table. About 5,000 entries are read in 2 ms, and take 100 KB of memory."""
@@ -78,7 +78,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    parts: int  # which of the header's words is the offset of the first part
+    parts: int  # index of the header word with the offset of the names
     start: str  # format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
     has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
@@ -108,7 +108,7 @@ _KEPT: Final = KeptValues[tuple[Any, ...], Any](_MAX_KEPT_BYTES)
 
 class _Module(NamedTuple):
     text: int  # start of the code (SVMA)
-    calls: int | None  # base of the offsets of inlined calls (SVMA)
+    calls: int | None  # SVMA that the offsets of inlined calls are relative to
 
 
 def find_go_section(sections: list[Section]) -> Section | None:
@@ -279,7 +279,7 @@ class GoTable:
         return PcTable(self._read_most(self._pc_tables + table, size))
 
     def _find_module(self, sections: list[Section], address: int) -> _Module:
-        """Finds the module data, which begins with the addresses of the table and of its names."""
+        """Finds ``moduledata``, which begins with the addresses of the table and of its names."""
         wanted = struct.pack("<QQ", address, address + self._names)
         left = MAX_DATA_BYTES
         for section in sections:

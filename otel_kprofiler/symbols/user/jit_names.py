@@ -31,7 +31,7 @@ class _Process:
 
 
 class JitNames:
-    """Looks up names for the thread that drains samples, while another thread reads files.
+    """Names runtime-generated code for the thread that drains samples; another thread reads files.
 
     Thread-safe. ``open_code`` must not read files.
     """

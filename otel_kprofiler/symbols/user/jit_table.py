@@ -23,7 +23,7 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A runtime-generated function ``[start, end)``; ``lines`` is in the file's format."""
+    """A runtime-generated function ``[start, end)``; ``lines`` is packed by the file's parser."""
 
     start: int
     end: int

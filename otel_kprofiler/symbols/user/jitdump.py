@@ -7,8 +7,9 @@ wasmtime. Reads a process's file only if the process has mapped it.
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
 which stops while the host is suspended. If the host was suspended since the last read, a timestamp
-may be too late by the length of the suspension. Replaced code therefore loses its old name that
-much earlier. If a file uses another clock, its records take effect when they are read.
+may be too late by the length of the suspension. To be safe, the old name of replaced code ends
+earlier by the same length of time. If a file uses another clock, its records take effect when they
+are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, lookups at their addresses return the names of the former code.
@@ -211,7 +212,7 @@ class JitDumpParser:
 
 
 _Entry = tuple[int, int, bytes]
-"""An address, with the line and file that start there."""
+"""An address, and the line and file of the code from there on."""
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
@@ -233,7 +234,8 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
     """Parses a V8 record whose entries all name the function's file (``JS:*f a.js:1:13``).
 
     Takes the file from the function's name, because V8 may write file names after freeing them. The
-    lengths of the written names are still valid; if they do not match, returns an empty list.
+    lengths of the written file names are still valid. Returns an empty list if they do not match
+    the file's name.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:

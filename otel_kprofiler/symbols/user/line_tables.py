@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class LineTables:
-    """Opens files with symbolic, or with drgn if symbolic can read them only in part. Thread-safe.
+    """Opens source lines with symbolic, or with drgn if symbolic cannot read them all. Thread-safe.
 
     ``use_drgn`` must be False if lines are looked up in threads that must not block.
     """

@@ -49,7 +49,7 @@ _OLD_HEADER: Final = struct.Struct(">4sQ")
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
-"""Failures that may have used the CPU time of an entire conversion."""
+"""Failures that may occur after an entire conversion's CPU time has been used."""
 _PROBLEMS: Final = {
     ChildProblem.UNANSWERED: LinesProblem.UNANSWERED,
     ChildProblem.NO_PROCESS: LinesProblem.NO_PROCESS,
@@ -68,8 +68,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
             left. Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: CPU time limit, by the size of the uncompressed DWARF; five times what the output of
-            common compilers takes.
+        cpu: CPU time limit, by the size of the uncompressed DWARF; five times the time needed for
+            the output of common compilers.
         wall_s: elapsed time limit, which allows for busy machines.
     """
 

@@ -46,7 +46,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner for all code that is not in files. Each of its turns serves the next process."""
+"""Queue owner of all code outside files. In each turn, the code of one process is read."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 
 
 class SymbolLoader(ForkAware):
-    """Names user frames, and loads the symbols in background threads. Thread-safe.
+    """Names user frames, and loads their symbols in background threads. Thread-safe.
 
     Files with the same build ID and file ID are read only once, for all processes.
 
@@ -110,7 +110,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that increases with new names, and every 30 s to trigger new lookups."""
+        """Returns a number that increases with new names, and every 30 s to repeat lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -324,7 +324,7 @@ class SymbolLoader(ForkAware):
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device
-            if turn.item.content is None:  # reopening may hang on other files
+            if turn.item.content is None:  # reopening may open other files, which may hang
                 device = _REOPENED, device
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
@@ -393,7 +393,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
-        """Evict tables until the other tables and the memory held for reading fit the limit.
+        """Evict tables until the remaining tables and the memory held for reading fit the limit.
 
         Evict large tables first, so that they do not displace many small ones. A table not
         used since the last eviction ranks as if it were larger than it is.

@@ -1,4 +1,4 @@
-"""Keeps the files of the symbol loader: their symbol names, queue entries and counters."""
+"""Tracks the symbol loader's files: their symbol names, queue entries and counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time after which files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # second delay of an evicted file; the first is 0, later ones double
+_AGAIN_NS: Final = 500_000_000  # half of the first delay that is not zero
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""
@@ -57,7 +57,7 @@ class QueuedFile:
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued, and may yield more symbols when it is reread."""
+        """Returns whether the file is not queued yet and rereading it may yield more symbols."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
@@ -69,7 +69,7 @@ class QueuedFile:
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
         """Postpone reading, by a delay that doubles each time. Keep the names, if any.
 
-        With ``is_first_free``, the first delay is zero.
+        With ``is_first_free``, each delay is 1 s shorter, so that the first one is zero.
         """
         self.reading = None
         if isinstance(self.names, NamedAddress):
@@ -91,7 +91,7 @@ def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
 
 
 class Entry(NamedTuple):
-    """The :class:`QueuedFile` for a key, and how to reopen the file with this key."""
+    """The :class:`QueuedFile` for a key, and the data for reopening the file with that key."""
 
     file: QueuedFile
     wanted: WantedFile

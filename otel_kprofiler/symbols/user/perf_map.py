@@ -46,7 +46,7 @@ _LINE: Final = re.compile(
 
 
 def parse_perf_map(text: bytes) -> list[JitCode]:
-    """Returns the functions in whole lines. Skips malformed lines and functions without a size."""
+    """Returns the functions in complete lines, skipping malformed lines and empty functions."""
     codes = []
     for start_digits, size_digits, name in _LINE.findall(text):
         start, size = int(start_digits, 16), int(size_digits, 16)

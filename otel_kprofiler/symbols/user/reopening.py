@@ -79,8 +79,8 @@ def _is_same(file: OpenFile, details: FileDetails) -> bool:
 def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
     """Yields requests to open the file through processes that map it, the most reliable first.
 
-    On overlayfs, maps show a device other than the inode's (file_user_inode(), include/linux/fs.h).
-    Requests that match only by inode number and path therefore come last.
+    On overlayfs, ``/proc/PID/maps`` shows a device other than the inode's (file_user_inode(),
+    include/linux/fs.h). Requests that match only by inode number and path therefore come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []

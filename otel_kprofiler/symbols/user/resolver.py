@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached raw-stack words and frames. Processes share frames, but not words."""
+"""Default limit on cached raw-stack words and frames. Only frames are shared by processes."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -47,14 +47,14 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.GUESS: "guess",
     FrameSource.DISASSEMBLY: "disassembly",
 }
-"""Names of unwind methods that do not prove which frame is the caller."""
+"""Names of unwind methods that may find a wrong caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
 
 
 _Place = int | tuple[int, str]
-"""A file offset, paired with the unwind method if that method does not prove the caller."""
+"""A file offset, paired with the unwind method if that method may find a wrong caller."""
 
 
 class UserNames(Protocol):
@@ -76,7 +76,7 @@ class UserNames(Protocol):
         """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at a process's address outside all files, at boottime ``at_ns``."""
+        """Returns the functions that were at an address outside all files at boottime ``at_ns``."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -93,10 +93,10 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # Frames used since the last call to forget(), and frames last used earlier.
+        # Final frames: those used since the last call to forget(), and those last used earlier.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # The same two groups of frames, for frames that may get names or source lines later.
+        # Non-final frames, which may get names or source lines later, in the same two groups.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 
@@ -137,7 +137,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Look up a used frame again, so that the symbols of a file in use stay loaded.
+        If a frame was used, look it up again, so that the symbols of its file stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -167,8 +167,8 @@ class _Words(dict[int, Frame]):
 
     Attributes:
         pending: number of lookups whose frame may get a name or source lines later.
-        may_have_code: whether a frame has no file, and so may be in runtime-generated code.
-        has_signals: whether a signal interrupted a frame.
+        may_have_code: whether any frame has no file, and so may be in runtime-generated code.
+        has_signals: whether a signal interrupted any frame.
     """
 
     __slots__ = ("_mappings", "has_signals", "may_have_code", "pending")
@@ -206,7 +206,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side whose frames get names as their files are read."""
+    """The user frames of a stack, which get names as their files are read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -228,7 +228,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """A side with frames outside files, whose names depend on the process."""
+    """The user frames of a stack, some of which are outside files and named per process."""
 
     __slots__ = ("_last", "_names", "_side")
 

@@ -51,7 +51,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads the symbols meant for debuggers. Each source fills the gaps of earlier sources."""
+    """Reads ``.symtab``, the debug file, ``.gnu_debugdata`` and Go's table until no gap is left."""
 
     def __init__(
         self,

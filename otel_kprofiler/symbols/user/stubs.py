@@ -75,7 +75,7 @@ def read_stubs(
     *,
     budget: ReadingBudget,
 ) -> list[Stub]:
-    """Reads the stubs of a file; empty for machines other than x86-64 and arm64.
+    """Reads a file's PLT stubs; returns none for machines other than x86-64 and arm64.
 
     ``symbols`` is ``.dynsym``, to which the relocations refer. Raises ``ElfError`` if a section is
     damaged, has more than ``limit`` bytes, or exceeds the budget.

@@ -1,4 +1,4 @@
-"""Tracing for services under test; no span may be lost before export."""
+"""Tracing for services under test. No span may be lost before export."""
 
 import os
 

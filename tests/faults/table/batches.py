@@ -95,7 +95,7 @@ class Batches:
 
 
 def _each(runs, action) -> None:
-    """Calls ``action`` with all runs concurrently; an error affects only the run that raises it."""
+    """Calls ``action`` with all runs concurrently. An error affects only the run that raises it."""
 
     def act(run):
         if run.problems:

@@ -1,4 +1,4 @@
-"""Decodes samples and accounts from received requests without the package's decoder."""
+"""Decodes samples and loss counts from received requests without the package's decoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 class Received:
-    """The distinct samples and the last accounts in received requests, by kind and stream.
+    """The distinct samples and the last counts in received requests, by kind and stream.
 
     ``last_ns`` has the time of each stream's last sample, and ``twice`` is the number of samples in
     repeated requests.
@@ -74,7 +74,7 @@ class Received:
                     self._add_control(request.dictionary, profile)
 
     def _add_account(self, kind, stream, account) -> None:
-        """Keeps the later of two accounts, since repeated requests carry an old account."""
+        """Keeps the later of two sets of counts, since repeated requests carry old counts."""
         before = self.accounts.get((kind, stream), account)
         if _order(account) >= _order(before):
             self.accounts[kind, stream] = account

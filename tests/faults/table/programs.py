@@ -26,7 +26,7 @@ def _build_directory() -> Path:
 
 
 def build(source: str, *options: str) -> Path:
-    """Compiles C source, or a C file in this directory; returns the path of the program."""
+    """Compiles C source, or a C file in this directory, and returns the path of the program."""
     with _BUILDING:
         return _build(source, *options)
 

@@ -18,7 +18,7 @@ _LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class HttpReceiver:
-    """Receives over HTTP; until it is healed, ``answer`` handles each request."""
+    """Receives over HTTP. Until it is healed, ``answer`` handles each request."""
 
     exporter = "otlp_http"
 
@@ -35,7 +35,7 @@ class HttpReceiver:
             self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
-        """Returns the exporter's configuration; a different ``address`` is a proxy's."""
+        """Returns the exporter's configuration. A different ``address`` is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"http://{host}:{port}"}
 
@@ -56,7 +56,7 @@ class Request:
         self.receiver.payloads.append(self.body)
 
     def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
-        """Sends a response; ``_`` in header names stands for ``-``."""
+        """Sends a response. ``_`` in header names stands for ``-``."""
         self.handler.reply(status, body, **{"Content_Type": kind, **headers})
 
     def send(self, data: bytes) -> None:
@@ -76,7 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Receives over gRPC; until it is healed, ``answer(receiver, request, context)`` responds."""
+    """Receives over gRPC. Until it is healed, ``answer(receiver, request, context)`` responds."""
 
     exporter = "otlp_grpc"
 
@@ -107,7 +107,7 @@ def accept(receiver, request, context) -> bytes:
 
 
 class Proxy:
-    """A receiver behind a proxy; ``manner(connection, connect)`` handles its connections."""
+    """A receiver behind a proxy. ``manner(connection, connect)`` handles its connections."""
 
     def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
         self.behind, self.manner, self.exporter = behind, manner, behind.exporter
@@ -165,7 +165,7 @@ def _copy(source, target, limit, pause_s, piece) -> None:
 
 
 class FileReceiver:
-    """The file that the ``file`` exporter writes; ``others`` are files moved away from its path."""
+    """The file that the ``file`` exporter writes. ``others`` are files moved away from its path."""
 
     exporter = "file/subject"
 

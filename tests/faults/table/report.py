@@ -1,4 +1,4 @@
-"""Rows of the table as JSON lines and as Markdown."""
+"""Writes the rows of the table as JSON lines and as Markdown."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _summary(rows: list[dict]) -> str:
 
 
 def parse(page: str) -> list[dict]:
-    """Parses the rows of a page written by :func:`write`; values are rounded."""
+    """Parses the rows of a page written by :func:`write`. Values are rounded."""
     rows, kind = [], ""
     for text in page[page.index(BEGIN) : page.index(END)].splitlines():
         if text.startswith("## "):

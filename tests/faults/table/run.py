@@ -31,9 +31,9 @@ class Run(Programs):
 
     Attributes:
         public: a world-writable directory, for other users' files.
-        config: the agent's configuration; ``write_config`` writes changes to it.
+        config: the agent's configuration. ``write_config`` writes changes to it.
         seconds: the intended duration of the fault, in seconds.
-        has_moved_spool: whether the last agent uses a different spool, and thus a separate account.
+        has_moved_spool: whether the last agent uses a different spool, and thus counts separately.
     """
 
     def __init__(self, scenario: Scenario, directory: Path, peak: Peak):
@@ -132,7 +132,7 @@ class Run(Programs):
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
-        """Waits for a condition; raises TimeoutError, or RuntimeError if the agent exits."""
+        """Waits for a condition, or raises TimeoutError, or RuntimeError if the agent exits."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None:
@@ -202,7 +202,7 @@ class Run(Programs):
         self.peak_bytes = max(self.peak_bytes, self._peak.bytes[self.process.pid])
 
     def count(self, control_pid: int) -> dict:
-        """Compares the data of the receiver and the witness file with all accounts."""
+        """Compares the data of the receiver and the witness file with all reported counts."""
         received = {
             self.exporter: Received(self.receiver.payloads, control_pid),
             WITNESS: Received(split(self.witness.read_bytes()), control_pid),
@@ -226,11 +226,11 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a sample kind, and how they differ from its accounts.
+        """Returns an exporter's counts for a sample kind, and how they differ from its reports.
 
-        Samples are compared with the printed accounts. They are also compared with the accounts in
-        the data if these are complete: the end of a stream may be missing because the spool was
-        damaged between two runs, or because the receiver was down.
+        Samples are compared with the printed counts. They are also compared with the counts in the
+        data if these are complete: the end of a stream may be missing because the spool was damaged
+        between two runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()
         gaps = 0

@@ -1,1 +1,1 @@
-"""Helpers for tests inside a guest; can be imported on the host, but used only in the guest."""
+"""Helpers for tests inside a guest. The host can import them, but only guests can use them."""

@@ -96,12 +96,12 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """Returns the test module's file; the functions of ``other`` differ from those of ``spin``."""
+    """Returns the test module's file. The functions of ``other`` differ from those of ``spin``."""
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 
 def insert(variant: str = "spin", **parameters: int) -> None:
-    """Loads the test module; raises ``OSError`` if its init fails."""
+    """Loads the test module, or raises ``OSError`` if its init fails."""
     options = " ".join(f"{name}={value}" for name, value in parameters.items()).encode()
     with spin_object(variant).open("rb") as file:
         _call(_FINIT_MODULE, file.fileno(), options, 0)

@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """Runs a sampler during the block; with ``off_cpu``, it samples only waits."""
+    """Runs a sampler during the block. With ``off_cpu``, it samples only waits."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,
@@ -46,7 +46,7 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
 def drain_until(
     running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 300
 ) -> list[RawSample]:
-    """Drains until there are enough samples or the time is up; a busy host slows the guest."""
+    """Drains until there are enough samples or the time is up. A busy host slows the guest."""
     samples: list[RawSample] = []
     end = time.monotonic() + timeout_s
     while not enough(samples) and time.monotonic() < end:

@@ -1,1 +1,1 @@
-"""Boots real kernels under qemu and runs the tests marked ``kernel`` inside; see ``run.py``."""
+"""Boots real kernels under qemu and runs the tests marked ``kernel`` inside. See ``run.py``."""

@@ -31,7 +31,7 @@ _FRESH_S = 3600
 
 
 def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> str:
-    """Runs a command; returns its output, or raises MatrixError with this output."""
+    """Runs a command, and returns its output, or raises MatrixError with this output."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
     )
@@ -42,7 +42,7 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """The packages of a release; ``options`` make apt use these packages."""
+    """The packages of a release. ``options`` make apt use these packages."""
 
     options: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class Archive:
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
-        """Returns a package's matching dependencies; raises MatrixError if apt does not know it."""
+        """Returns a package's matching dependencies. Raises MatrixError if apt does not know it."""
         wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 
@@ -62,7 +62,7 @@ class Archive:
         self._fetch(["download", *packages], folder)
 
     def download_source(self, package: str, folder: Path) -> None:
-        """Downloads a package's source, from an archive opened with sources; raises MatrixError."""
+        """Downloads a package's source, from an archive opened with sources. Raises MatrixError."""
         self._fetch(["source", "--download-only", package], folder)
 
     def _fetch(self, words: Sequence[str], folder: Path) -> None:

@@ -69,7 +69,7 @@ def module_name(path: str) -> str:
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Returns the files of modules and dependencies, in load order; built-in modules have none."""
+    """Returns the files of modules and dependencies, in load order. Built-in modules have none."""
     by_name = {module_name(path): path for path in dependencies}
     order: list[str] = []
     for name in wanted:
@@ -88,7 +88,7 @@ def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
 
 
 def build_initramfs(kernel: KernelFiles) -> bytes:
-    """Returns the archive, uncompressed since this boots fastest; raises MatrixError."""
+    """Returns the archive, uncompressed since this boots fastest, or raises MatrixError."""
     busybox = f"{kernel.root}/bin/busybox" if kernel.root else shutil.which("busybox")
     if busybox is None:
         raise MatrixError("no busybox", "run: apt-get install busybox-static")

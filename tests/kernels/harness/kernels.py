@@ -58,7 +58,7 @@ class DebianKernel:
         release: the code name of the Debian release that has it; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.
-        machine: the machine type; if it differs from the host's, ``release`` must be given.
+        machine: the machine type. If it differs from the host's, ``release`` must be given.
     """
 
     name: str
@@ -74,7 +74,7 @@ class DebianKernel:
         return self.name.partition("-")[0]
 
     def get(self) -> KernelFiles:
-        """Downloads and unpacks files missing from the cache; raises MatrixError."""
+        """Downloads and unpacks files missing from the cache, or raises MatrixError."""
         foreign = "" if self.machine is X86_64 else self.machine.architecture
         archive = Archive()
         if self.release:
@@ -125,7 +125,7 @@ class DirectoryKernel:
     machine: Machine = X86_64
 
     def get(self) -> KernelFiles:
-        """Finds the files; raises MatrixError if the directory's layout differs."""
+        """Finds the files, or raises MatrixError if the directory's layout differs."""
         modules = self.path / "lib/modules"
         releases = sorted(os.listdir(modules)) if modules.is_dir() else []
         if len(releases) != 1 or not (self.path / "bzImage").exists():
@@ -169,7 +169,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def get_kernel(name: str) -> Kernel:
-    """Returns the kernel called ``name``; a name with a slash is the directory of a kernel."""
+    """Returns the kernel called ``name``. A name with a slash is the directory of a kernel."""
     if "/" in name:
         path = Path(name).absolute()
         return DirectoryKernel(path.name, path)
@@ -179,7 +179,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def install_tools(machines: Iterable[Machine]) -> None:
-    """Installs missing tools for booting machines, if this user may; raises MatrixError."""
+    """Installs missing tools for booting machines, if this user may, or raises MatrixError."""
     needed = {
         "busybox": "busybox-static",
         "depmod": "kmod",
@@ -215,7 +215,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
 
 
 def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
-    """Downloads, unpacks and indexes packages; ``root`` appears only when it is complete."""
+    """Downloads, unpacks and indexes packages. ``root`` appears only when it is complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"

@@ -1,4 +1,4 @@
-"""The machines of the matrix: how to emulate them, and the root that their guests see.
+"""The machines of the matrix, with how to emulate them and the root that their guests see.
 
 A guest of the host's machine type sees the host's root. A guest of another type needs programs and
 libraries built for it: Debian packages and wheels are unpacked into a directory in the cache.
@@ -82,7 +82,7 @@ AARCH64 = Machine(
 
 
 def build_root(machine: Machine, archive: Archive) -> Path:
-    """Returns the root of a machine type's Debian, built unless cached; raises MatrixError."""
+    """Returns the root of a machine type's Debian, built unless cached, or raises MatrixError."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *_REQUIREMENTS]
     key = hashlib.sha256(repr((_PACKAGES, requirements)).encode()).hexdigest()[:12]

@@ -57,7 +57,7 @@ BOOTS: dict[str, Boot] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a boot; ``status`` is pytest's exit status, if the guest reported it."""
+    """The results of a boot. ``status`` is pytest's exit status, if the guest reported it."""
 
     status: int | None
     run_dir: Path
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def junit(self) -> Path:
-        """The path of the test results; the file is missing if the guest died."""
+        """The path of the test results. The file is missing if the guest died."""
         return self.run_dir / "junit.xml"
 
     @property
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def parse_status(console: str) -> int | None:
-    """Returns the exit status that the guest printed; None after a panic, hang or power loss."""
+    """Returns the exit status that the guest printed, or None after a panic, hang or power loss."""
     result = MARKER.findall(console)
     return int(result[-1]) if result else None
 

@@ -11,7 +11,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class Result(NamedTuple):
-    """The result of a test in one boot; ``feature`` is the sentence that states its promise."""
+    """The result of a test in one boot. ``feature`` is the sentence that states its promise."""
 
     test: str
     feature: str
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 def parse_junit(text: str) -> list[Result]:
-    """Returns the results in execution order; raises ``xml.etree.ElementTree.ParseError``."""
+    """Returns the results in execution order, or raises ``xml.etree.ElementTree.ParseError``."""
     return [_result(case) for case in ET.fromstring(text).iter("testcase")]
 
 

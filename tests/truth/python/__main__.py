@@ -1,4 +1,4 @@
-"""Compares Python stacks of every installed interpreter with the code that ran; prints a table.
+"""Compares Python stacks of every installed interpreter with the code that ran, and prints a table.
 
 ``python -m tests.truth.python [--samples N] [VERSION…]`` exits with 1 if a stack is wrong, or if
 more than 2 % of the stacks are absent.

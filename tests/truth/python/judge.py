@@ -16,7 +16,7 @@ _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
 
 
 class Seen(NamedTuple):
-    """A sample; frames are leaf first, and ``mark`` is 0 before the thread's first chain."""
+    """A sample. Frames are leaf first, and ``mark`` is 0 before the thread's first chain."""
 
     mark: int
     frames: tuple[Frame, ...]
@@ -28,7 +28,7 @@ class Report:
 
     Attributes:
         right: samples that match the running code exactly.
-        frameless: samples without Python frames of threads that may have had none; the sampler must
+        frameless: samples without Python frames of threads that may have had none. The sampler must
             report the same number (``no_frame`` in ``outcomes``).
         absent: other samples without Python frames.
         unknown: samples with a frame whose code object was not described.
@@ -67,7 +67,7 @@ class Report:
 
 
 class ChurnJudge:
-    """Judges the samples of churn.py; ignores samples taken before a function stored its mark."""
+    """Judges the samples of churn.py. Ignores samples taken before a function stored its mark."""
 
     def __init__(self) -> None:
         self.report = Report()
@@ -102,7 +102,7 @@ class Judge:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Adds a sample; samples before the first chain do not count."""
+        """Adds a sample. Samples before the first chain do not count."""
         if not seen.mark:
             return
         report = self.report
@@ -122,7 +122,7 @@ class Judge:
                     report.styles[style] += 1
 
     def _find_fault(self, seen: Seen) -> str:
-        """Returns why a stack does not match the running code; empty if it matches."""
+        """Returns why a stack does not match the running code, or an empty string if it matches."""
         places = [(frame.function, frame.lines[0].line) for frame in seen.frames]
         if places[0][0] in self._chains.callers:
             if seen.frames[0].lines[0].file != "chains.py":

@@ -66,7 +66,7 @@ def running(
     styles: tuple[str, ...] = STYLES,
     **options: Any,
 ) -> Iterator[Target]:
-    """Runs the program, or a copy of it, with an interpreter; ``wrapper`` precedes the command."""
+    """Runs the program, or a copy of it, with an interpreter. ``wrapper`` precedes the command."""
     command = [*wrapper, str(python.command), str(program)]
     with running_command(command, styles=styles, **options) as target:
         yield target
@@ -96,7 +96,7 @@ def _make_target(process: subprocess.Popen[str], started: Any, judge: AnyJudge) 
 
 @contextlib.contextmanager
 def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """Runs a program during the block; yields its process and its self-description."""
+    """Runs a program during the block, and yields its process and its self-description."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         **options,
@@ -112,7 +112,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Finds the descendant of ``pid`` by its id in its namespace; returns its id and threads."""
+    """Finds the descendant of ``pid`` by its id in its namespace. Returns its id and threads."""
     for one in (pid, *_descendants(pid)):
         status = _read_ids(one, one)
         if status == inner:

@@ -1,4 +1,4 @@
-"""As the calling user, samples programs that other users started; prints the results.
+"""As the calling user, samples programs that other users started, and prints the results.
 
 Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input has a line of JSON for
 each program: its pid, marks by thread, seed, call styles, and the functions that call its chains.

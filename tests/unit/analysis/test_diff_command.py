@@ -66,7 +66,7 @@ def test_functions_are_compared_by_self_and_total(files):
     assert all(group["changed"] for group in kind["groups"])
 
 
-def test_the_option_per_time_compares_milliseconds_per_second(files):
+def test_the_per_time_option_compares_milliseconds_per_second(files):
     (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
     results = {group["name"]: group["self"] for group in kind["groups"]}
     assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)

@@ -63,7 +63,7 @@ def program(threads, jitter_ms=0.0):
 
 @pytest.mark.parametrize("threads", [1, 2, 8, 64])
 @pytest.mark.parametrize("jitter_ms", [0.0, 1.0])
-def test_a_serial_part_weighs_as_much_as_a_parallel_part_of_the_same_length(threads, jitter_ms):
+def test_serial_and_parallel_phases_of_equal_duration_have_equal_latency_weight(threads, jitter_ms):
     sums = latencies(window((7, program(threads, jitter_ms))))
     assert sums["serial"] == pytest.approx(1000, abs=20)
     assert sums["parallel"] == pytest.approx(1000, abs=30)
@@ -101,7 +101,7 @@ def test_only_on_cpu_samples_are_weighted_by_latency():
         (window((7, [row("other", 1, [START])]), period=0), "contains only sums"),
     ],
 )
-def test_profiles_without_times_are_refused(profile, message):
+def test_latency_weighting_is_rejected_for_profiles_without_timestamps(profile, message):
     with pytest.raises(KProfilerError, match=message) as refused:
         weigh_latency(load_samples([profile]))
     assert refused.value.hint
@@ -148,7 +148,7 @@ def test_a_filter_does_not_change_the_number_of_threads(path):
     ("words", "message"),
     [(["--by", "part"], "cannot be combined"), (["clickhouse://h:1/d"], "needs all threads")],
 )
-def test_sources_without_all_threads_are_refused(path, words, message):
+def test_latency_weighting_is_rejected_for_sources_that_may_lack_threads(path, words, message):
     done = CliRunner().invoke(report.command, ["--weight", "latency", str(path), *words])
     assert done.exit_code == 2
     assert message in done.output

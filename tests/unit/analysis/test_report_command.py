@@ -103,7 +103,7 @@ def test_the_function_table_has_milliseconds_and_percent(profile):
         ("service", {"-": 6}),
     ],
 )
-def test_samples_are_grouped_by_each_grouping(profile, by, expected):
+def test_samples_can_be_grouped_by_every_grouping(profile, by, expected):
     seconds = {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()}
     assert seconds == expected
 
@@ -148,7 +148,7 @@ def test_callers_and_callees_have_shares_of_the_function(profile):
     ]
 
 
-def test_time_in_omitted_sides_counts_as_self_time_of_the_caller(profile):
+def test_time_in_omitted_kernel_frames_counts_as_self_time_of_the_user_caller(profile):
     seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
     assert seconds == {"read": 5, "compute": 1, "main": 0}
 
@@ -235,7 +235,7 @@ def test_processes_are_selected_by_thread_name_or_part_of_their_name(tmp_path):
         }, name
 
 
-def test_tables_are_sorted_as_requested_and_lines_by_total(tmp_path):
+def test_tables_are_sorted_as_requested_but_line_tables_by_total(tmp_path):
     def stack(name, line, kernel):
         frames = [make_frame("vfs_read")] if kernel else []
         lines = (Line(name, file="/srv/app.py", line=line),) if name else ()

@@ -102,7 +102,7 @@ def test_idle_waits_are_shown_on_request(profile):
         ("otel_kprofiler.wait.cause", {"pipe": 6 * MS, "run_queue": 5 * MS}),
     ],
 )
-def test_waits_are_grouped_by_each_grouping(profile, by, expected):
+def test_waits_can_be_grouped_by_every_grouping(profile, by, expected):
     (kind,) = json.loads(report("--by", by, "--json", profile).output)["kinds"]
     assert {row["name"]: row["self"] for row in kind["groups"]} == expected
     assert kind["waits"] == {
@@ -136,7 +136,7 @@ def test_a_recording_with_only_idle_waits_is_reported_without_a_table(profile):
     ]
 
 
-def test_totals_cover_only_the_selected_processes(profile):
+def test_exact_wait_totals_cover_only_the_selected_processes(profile):
     lines = report("--process", "7", profile).output.splitlines()
     assert lines[1] == (
         "all waits: 10,012.0 ms exactly (runnable 4.0, interruptible 10,008.0); "

@@ -30,7 +30,7 @@ def test_unrecognized_data_is_rejected(data):
     assert parse_program_btf(data).functions == {}
 
 
-def test_members_beyond_the_end_have_no_offset():
+def test_members_beyond_the_end_of_truncated_btf_have_no_offset():
     whole = btf(TASK)
     for size in range(24, len(whole)):
         assert KernelTypes(whole[:size]).offset("task_struct", "start") in (None, 160)

@@ -139,7 +139,7 @@ def test_an_unreadable_start_time_is_unknown():
     assert parse(pack(start=0)).start_time_ns is None
 
 
-def test_a_failed_stack_does_not_affect_the_other_stack():
+def test_a_failed_stack_capture_does_not_affect_the_other_stack():
     sample = parse(pack((1,), kernel=8, user=-errno.EFAULT))
     assert sample.sides == ((KERNEL_SIDE, words(1), STACK_OK), (USER_SIDE, b"", -errno.EFAULT))
     sample = parse(pack(kernel=-errno.EFAULT, user=16) + USER_STACK)
@@ -151,7 +151,7 @@ def test_a_failed_stack_does_not_affect_the_other_stack():
     ("end", "status"),
     [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)],
 )
-def test_python_frames_form_a_separate_side(user, end, status):
+def test_python_frames_are_parsed_as_a_separate_stack_side(user, end, status):
     stack = pack_python_stack(end, [(7, 2, True)], tag=3)
     sizes = {"kernel": 8, "user": len(USER_STACK) if user else -32768, "python": len(stack)}
     sample = parse(pack((1,), **sizes) + b"".join(user) + stack)
@@ -180,7 +180,7 @@ def test_an_inconsistent_user_stack_is_rejected(damage):
         parse(pack(user=len(stack)) + stack)
 
 
-def test_unrequested_sides_are_omitted_and_stacks_at_the_limit_are_truncated():
+def test_unrequested_stack_sides_are_omitted_and_stacks_at_the_limit_marked_as_truncated():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
     assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK
@@ -242,7 +242,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert 8 * len(place) == PLACE_BYTES
 
 
-def test_the_path_to_spans_is_packed_with_the_span_classes():
+def test_a_span_path_is_packed_with_up_to_four_span_classes():
     path = SpanPath(
         *range(1, len(SpanPath._fields)), (SpanClass(50, 51, 52), SpanClass(60, 61, 62))
     )

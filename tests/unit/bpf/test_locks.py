@@ -18,7 +18,7 @@ def line(gaps=(0, 0, 0, 0), **sums):
     return struct.pack("=136Q", *gaps, 7, 8, 9, 0, *by_flags)
 
 
-def test_totals_are_sums_of_all_cpus_by_type():
+def test_lock_wait_totals_are_summed_over_cpus_by_lock_type():
     """The flags of a mutex depend on whether its waiters spin."""
     first = line(of_32=(2, 100), of_33=(1, 10), of_1=(5, 50), of_63=(1, 1))
     second = line((1, 2, 3, 4), of_32=(1, 1000), of_4=(1, 3))
@@ -44,7 +44,7 @@ def make_types(*tracepoints, has_owners=True):
     return KernelTypes(made.pack())
 
 
-def test_a_kernel_without_both_tracepoints_has_no_offsets():
+def test_a_kernel_that_lacks_either_lock_tracepoint_has_no_offsets():
     assert find_lock_offsets(make_types("contention_begin")) is None
     types = make_types("contention_begin", "contention_end")
     assert find_lock_offsets(types) == (0, 8, 40)

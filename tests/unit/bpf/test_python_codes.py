@@ -46,7 +46,7 @@ def test_a_line_table_is_assembled_from_preceding_pieces():
     ]
 
 
-def test_pieces_of_a_line_table_may_arrive_in_another_chunk():
+def test_a_line_table_is_assembled_from_pieces_in_an_earlier_chunk():
     parser = CodeParser()
     assert not list(parser.parse(aligned(piece(b"abc"))))
     (code,) = parser.parse(aligned(description(table=3)))

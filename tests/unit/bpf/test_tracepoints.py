@@ -14,7 +14,7 @@ def test_each_event_counts_as_1_if_no_value_is_configured():
     assert struct.unpack("=10Q", constants.pack()) == (3, 10, 2, 1, NOTHING, 0, 0, 0, 1, 0)
 
 
-def test_a_value_is_an_argument_or_in_a_struct():
+def test_a_tracepoint_value_is_read_from_an_argument_or_a_struct_member():
     """Offset 0 is valid for a member. System call numbers are incremented, because 0 means all."""
     for value, words in (
         (TracepointValue(1, None, True, 4096), (1, 0, 0, 1, 4096)),

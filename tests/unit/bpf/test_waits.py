@@ -90,7 +90,7 @@ def test_the_latest_clock_offset_is_used(tmp_path):
         lines.close()
 
 
-def test_the_layout_has_all_offsets_and_the_bucket_mask():
+def test_wait_offsets_are_packed_with_the_bucket_mask():
     offsets = WaitOffsets(*range(1, 15))
     assert offsets.pack(64) == struct.pack("=15Q", *range(1, 15), 63)
 
@@ -110,7 +110,7 @@ def test_all_occupied_slots_are_read(tmp_path, places):
     assert [thread.id for thread in parse_threads(read)] == taken
 
 
-def test_threads_are_parsed():
+def test_thread_records_are_parsed_and_truncated_ones_rejected():
     stopped = SLEEPING._replace(id=8, state=WaitState.STOPPED)
     assert list(parse_threads(pack(SLEEPING) + pack(stopped))) == [SLEEPING, stopped]
     assert next(parse_threads(pack(SLEEPING._replace(state=99)))).state == WaitState.RUNNABLE

@@ -13,7 +13,7 @@ def test_a_similar_command_is_suggested(slip, meant):
     assert f"no command '{slip}'; did you mean {meant}?" in said.output
 
 
-def test_no_command_is_suggested_for_a_word_unlike_any():
+def test_no_command_is_suggested_for_a_word_unlike_any_command():
     assert "did you mean" not in CliRunner().invoke(cli, ["xyzzy"]).output
 
 

@@ -29,5 +29,5 @@ def test_idle_cpus_are_not_remarked_on_if_waits_were_recorded():
     assert not describe_idle_cpus([record(2, kind=OFF_CPU)], cpu_seconds=20.0)
 
 
-def test_selected_processes_may_be_idle():
+def test_idle_cpus_are_not_remarked_on_if_only_selected_processes_were_recorded():
     assert not describe_idle_cpus([record(2)], cpu_seconds=0.0)

@@ -378,7 +378,7 @@ def test_names_of_processes_reach_the_terminal_escaped():
     assert "\\u202e" in screen(state, shown)[-1]
 
 
-def test_failed_refreshes_are_marked():
+def test_a_screen_that_could_not_be_refreshed_is_marked_as_stale():
     status = Status("clickhouse://db:8123/otel", "", "on_cpu", is_stale=True)
     head, *_ = page(TopState(), filled().shown(), status, Size(80, 24), color=False)
     assert click.unstyle(head).startswith("STALE  clickhouse://db:8123/otel  on_cpu  ")
@@ -398,7 +398,7 @@ def test_the_number_of_rows_can_be_limited():
     assert all(lines[2:4])
 
 
-def test_key_sequences_may_arrive_in_pieces():
+def test_key_sequences_may_be_split_across_reads():
     parser = KeyParser()
     data = "p\x1b[A\x1bOBé\r\x7f\x1b[5~\x1b[H\x1b[1;5C\x1b[200~\x0b/".encode()
     expected = ["p", UP, DOWN, "é", ENTER, BACKSPACE, PAGE_UP, HOME, RIGHT, "/"]
@@ -407,7 +407,7 @@ def test_key_sequences_may_arrive_in_pieces():
     assert not parser.is_waiting
 
 
-def test_an_escape_byte_is_a_key_if_nothing_follows():
+def test_a_lone_escape_byte_is_the_escape_key():
     parser = KeyParser()
     assert parser.feed(b"\x1b") == []
     assert parser.is_waiting

@@ -6,7 +6,7 @@ from otel_kprofiler.clickhouse import parse_address
 from otel_kprofiler.errors import KProfilerError
 
 
-def test_addresses_are_parsed():
+def test_clickhouse_addresses_are_parsed():
     address = parse_address(
         "clickhouse://me:p%40ss@db.example:18123/otel?table=mine&service.version=1.2&host.name=a",
         {"CLICKHOUSE_USER": "not me"},

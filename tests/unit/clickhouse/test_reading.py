@@ -37,7 +37,7 @@ def test_non_utf8_bytes_match_their_escaped_form_in_profiles():
     assert r"'caf\\xe9'" in condition
 
 
-def test_conditions_match_everything_their_pattern_matches():
+def test_sql_conditions_match_at_least_what_their_pattern_matches():
     (result,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
     assert r"ServiceName LIKE 'a\\_\\%%d%%'" in result
     assert "ServiceName IN ('a_%[bc]d*?')" in result
@@ -48,7 +48,7 @@ def test_function_patterns_that_may_match_status_remarks_are_filtered_client_sid
     assert not list(filter_conditions(Filter(functions=("read", function)), "t"))
 
 
-def test_merged_samples_keep_count_sum_first_and_last_time():
+def test_merged_samples_keep_their_count_sum_and_first_and_last_time():
     assert _spread(ON_CPU, 1, 1, [5, 5]) == ([5], [])
     assert _spread(ON_CPU, 2, 2, [5, 9]) == ([5, 9], [])
     times, values = _spread(ON_CPU, 7, 7, [5, 9])

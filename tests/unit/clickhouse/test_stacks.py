@@ -71,7 +71,7 @@ def test_frames_without_a_name_are_not_inlined():
     assert not any(frame.lines for frame in result.frames)
 
 
-def test_placeholders_with_a_reason_are_not_names():
+def test_placeholder_names_are_read_back_as_reasons():
     result = stack(
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x20, "program+0x20 [no_name]", "", 0, "program"),

@@ -144,7 +144,7 @@ def test_invalid_exporter_settings_are_reported(block, message):
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
 @pytest.mark.parametrize("version", ["1", "2", ""])
-def test_the_schema_version_reaches_the_exporter(kind, version):
+def test_the_configured_schema_version_is_passed_to_the_exporter(kind, version):
     (name, block) = (f"{kind}/x", "endpoint: 'http://127.0.0.1:4318'")
     result = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
     assert result.settings().client.development_version == version
@@ -181,7 +181,7 @@ service:
 """
 
 
-def test_a_dump_redacts_secrets_shows_origins_and_loads_again():
+def test_a_dumped_configuration_redacts_secrets_shows_origins_and_can_be_loaded():
     loaded = load(
         SECRETS.replace('"${RATE}"', "${RATE}".join("  ")).replace(
             "{samples_per_second:  ${RATE} }", "\n    samples_per_second: ${RATE}"
@@ -247,7 +247,7 @@ def test_messages_never_show_secrets_in_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """Shows only length and position of a password in place of a key, alias, tag or reference."""
+    """The message has only the length and position of a password in place of a key or tag."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

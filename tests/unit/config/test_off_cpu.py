@@ -33,7 +33,7 @@ EVERYTHING = (
         ),
     ],
 )
-def test_off_cpu_keys_set_the_agents_sampler(line, expected):
+def test_off_cpu_keys_configure_the_agents_sampler(line, expected):
     assert load_agent(line).sampler.off_cpu == expected
 
 
@@ -57,12 +57,12 @@ def test_invalid_off_cpu_settings_are_reported(line, message):
     ("text", "expected"),
     [("true", OffCpuConfig(leaves_out="process")), ("false", None), ("", None)],
 )
-def test_services_accept_each_documented_value(text, expected):
+def test_the_off_cpu_variable_of_services_accepts_each_documented_value(text, expected):
     plan = make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text}))
     assert plan.sampler.off_cpu == expected
 
 
-def test_services_reject_unknown_values():
+def test_the_off_cpu_variable_of_services_rejects_unknown_values():
     with pytest.raises(ConfigError) as caught:
         read_settings({"OTEL_KPROFILER_OFF_CPU": "sometimes"})
     assert [problem.key for problem in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]

@@ -52,7 +52,7 @@ def test_supported_keys_take_effect(key):
     assert read(load({"stacks": "kernel"})) != expected, "the test would pass without the key"
 
 
-def test_defaults_at_the_edge_of_the_valid_values_are_accepted():
+def test_defaults_at_the_edge_of_the_valid_range_are_accepted():
     assert load({
         "probabilistic_threshold": "100", "filter_min_process_age": "0", "map_scale_factor": "0",
         "bpf_verifier_log_level": "0", "error_mode": "PROPAGATE", "pin_cpu_ids": '""',

@@ -63,7 +63,7 @@ def test_substitution_follows_the_specification(text, value):
     assert type(result) is type(value)
 
 
-def test_keys_are_not_substituted():
+def test_variables_in_keys_are_not_substituted():
     document = parse_document("${STRING_VALUE}: 1", path="t", environ=ENVIRON)
     assert document.values == {"${STRING_VALUE}": 1}
 

@@ -69,7 +69,7 @@ def test_sections_match_those_of_pyelftools(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_load_addresses_have_the_order_of_the_program_headers(name):
+def test_load_addresses_follow_the_order_of_the_program_headers(name):
     data = bytearray(content(name))
     table = ELFFile(BytesIO(data)).header.e_phoff
     loads = [
@@ -94,7 +94,7 @@ def test_headers_for_other_machines_are_read_on_request():
         read_elf(ImageSource(bytes(elf.data)), None)
 
 
-def test_compressed_frames_are_rejected():
+def test_a_compressed_eh_frame_section_is_rejected():
     elf = Elf("static")
     source = ImageSource(bytes(elf.data))
     sections, count, _ = read_elf(source, "x86_64").section_headers

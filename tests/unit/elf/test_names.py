@@ -23,7 +23,7 @@ from otel_kprofiler.elf import cut_versions, is_mapping_symbol
         (b"plain", b"plain"),
     ],
 )
-def test_only_a_trailing_version_is_removed(name, kept):
+def test_only_a_trailing_symbol_version_is_removed(name, kept):
     table = b"\0first@V1\0" + name + b"\0last\0"
     cut = cut_versions(table)
     assert len(cut) == len(table)

@@ -139,7 +139,7 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     assert check(again)[:4] == (0, 9, {}, 0)
 
 
-def test_each_exporters_spool_has_a_separate_position(open_queue):
+def test_each_exporter_keeps_a_separate_position_in_its_spool(open_queue):
     down, up = Receiver(up=False), Receiver()
     slow, quick = open_queue(down, name="a"), open_queue(up, name="b")
     for number in range(1, 4):

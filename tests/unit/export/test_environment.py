@@ -139,7 +139,9 @@ PATH = "/v1development/profiles"
         ),
     ],
 )
-def test_the_address_and_variables_select_the_exporter(address, variables, kind, form, endpoint):
+def test_the_address_and_environment_variables_select_the_exporter(
+    address, variables, kind, form, endpoint
+):
     exporter = exporter_from_environment(address, variables)
     assert (type(exporter), exporter.form, exporter.endpoint) == (kind, form, endpoint)
     exporter.shutdown(0)

@@ -203,7 +203,7 @@ def test_on_export_is_called_once_per_export_and_may_fail(open_queue, batch, cap
     assert check(queue).exported == 6
 
 
-def test_the_account_is_exact_at_every_instant(open_queue, batch):
+def test_the_sample_counts_of_a_queue_add_up_at_every_instant(open_queue, batch):
     queue = open_queue(Gate(permits=10**6), size=3)
     threads = [
         threading.Thread(target=lambda: [queue.put(batch()) for _ in range(300)]) for _ in range(4)

@@ -79,7 +79,7 @@ def test_a_truncated_line_does_not_corrupt_the_next(open_file, batch, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"\0\0\0\5half", b"\0\0", b"some other file, not ours at all"])
-def test_a_truncated_or_foreign_protobuf_file_is_left_alone(open_file, tmp_path, content):
+def test_a_truncated_or_foreign_protobuf_file_is_left_unchanged(open_file, tmp_path, content):
     (tmp_path / "out.jsonl").write_bytes(content)
     with pytest.raises(ExportError) as caught:
         open_file(form=Form.PROTOBUF)
@@ -222,7 +222,9 @@ def test_a_removed_or_moved_file_is_recreated(open_file, batch, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_losses_are_counted_while_a_foreign_file_is_in_place(open_file, batch, tmp_path, caplog):
+def test_samples_are_counted_as_lost_while_a_foreign_file_is_at_the_path(
+    open_file, batch, tmp_path, caplog
+):
     exporter = open_file(form=Form.PROTOBUF)
     path = tmp_path / "out.jsonl"
     path.rename(tmp_path / "moved")

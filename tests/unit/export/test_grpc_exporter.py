@@ -168,7 +168,7 @@ def test_a_success_status_counts_as_delivery_whatever_the_response(
     assert "its response is unreadable" in record.message
 
 
-def test_the_error_unimplemented_mentions_the_feature_gate_once(
+def test_the_unimplemented_error_mentions_the_feature_gate_once(
     grpc_receiver, exporter, batch, caplog
 ):
     grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
@@ -211,7 +211,7 @@ def test_the_default_size_limit_fits_a_default_grpc_server(batch):
 
 
 @pytest.mark.parametrize(("compression", "small"), [("gzip", True), ("none", False)])
-def test_compression_is_effective_on_the_wire(grpc_receiver, batch, compression, small):
+def test_requests_are_compressed_on_the_wire(grpc_receiver, batch, compression, small):
     payload = b"kernel stack " * 20_000
     with Forwarder(grpc_receiver.port) as forwarder:
         endpoint = f"http://127.0.0.1:{forwarder.port}"

@@ -96,7 +96,7 @@ FILES = {
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf", "http/json"])
 @pytest.mark.parametrize("name", FILES)
-def test_every_form_is_sent_over_every_protocol(
+def test_files_in_every_encoding_are_sent_over_every_protocol(
     *, name, protocol, grpc_receiver, http_receiver, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)

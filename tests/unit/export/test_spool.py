@@ -324,7 +324,7 @@ def test_delivered_segments_of_another_version_do_not_hide_damage(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, (1 << 64) - 1, 10**20 - 1])
-def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, number):
+def test_a_spool_file_whose_number_is_out_of_range_is_ignored(tmp_path, caplog, number):
     spool, stored = fill(tmp_path, 2)
     spool.close()
     planted = tmp_path / f"{number:020}.spool"
@@ -361,7 +361,7 @@ def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path):
     again.close()
 
 
-def test_only_a_record_that_claims_a_gigabyte_is_lost(tmp_path):
+def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path):
     spool, stored = fill(tmp_path, 3)
     spool.close()
     (path,) = segments(tmp_path)
@@ -537,7 +537,7 @@ def test_batches_age_while_the_spool_is_closed(tmp_path, monkeypatch):
     spool.close()
 
 
-def test_a_second_writer_is_rejected(tmp_path):
+def test_a_second_writer_of_a_spool_is_rejected(tmp_path):
     spool = Spool(str(tmp_path))
     with pytest.raises(ExportError, match="is in use"):
         Spool(str(tmp_path))
@@ -545,7 +545,7 @@ def test_a_second_writer_is_rejected(tmp_path):
     Spool(str(tmp_path)).close()
 
 
-def test_an_unusable_directory_is_explained(tmp_path):
+def test_the_error_for_an_unusable_spool_directory_names_the_setting(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ExportError, match="cannot be used") as caught:
         Spool(str(tmp_path / "file" / "below"))
@@ -630,7 +630,7 @@ def test_losses_are_reported_by_all_later_runs(tmp_path):
         abandon(again)
 
 
-def test_parts_of_a_batch_are_not_counted_twice(tmp_path):
+def test_samples_of_a_split_batch_are_not_counted_twice(tmp_path):
     spool, (stored,) = fill(tmp_path, 1)
     part = Batch(b"p", Form.PROTOBUF, (ProfileSamples("off_cpu", 1),), 1, 2)
     spool.append(part, is_part=True)

@@ -21,7 +21,7 @@ def unnamed(address, offset):
     return Frame(LIBRARY, address, (), offset, USER_SIDE, Unresolved.NO_NAME)
 
 
-def test_a_nameless_function_shows_its_start():
+def test_a_function_without_a_name_is_shown_by_its_start_address():
     (entry,) = frame_entries(unnamed(0x1234, 0x34))
     assert (entry.name, entry.module, entry.reason) == (
         "fun_1200", "libx.so", "the file has no name for the function",

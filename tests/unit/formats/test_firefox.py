@@ -108,7 +108,7 @@ def names(document, index):
     return result
 
 
-def test_a_thread_has_a_track_for_each_kind_in_time_order(document):
+def test_each_thread_has_a_track_per_kind_with_samples_in_time_order(document):
     tracks = {
         thread["name"]: (
             thread["pid"], thread["isMainThread"], thread["samples"]["weightType"],
@@ -140,7 +140,7 @@ def test_a_thread_has_a_track_for_each_kind_in_time_order(document):
     assert len({thread["tid"] for thread in document["threads"]}) == 4
 
 
-def test_time_off_the_cpu_is_a_gap_of_the_cpu_track(document):
+def test_time_off_the_cpu_is_a_gap_in_the_cpu_track(document):
     """The Firefox Profiler divides a sample's CPU time by the time since the previous sample."""
     samples = document["threads"][0]["samples"]
     assert samples["time"] == [0, 10, 20, 50, 60]
@@ -148,7 +148,7 @@ def test_time_off_the_cpu_is_a_gap_of_the_cpu_track(document):
     assert samples["threadCPUDelta"] == [0, 10 * MS, 10 * MS, 0, 10 * MS]
 
 
-def test_waits_and_spans_are_markers_of_the_first_track(document):
+def test_waits_and_spans_are_markers_on_the_first_track(document):
     strings = document["shared"]["stringArray"]
     shown = {}
     for thread in document["threads"]:
@@ -201,7 +201,7 @@ def test_frames_have_the_build_id_address_and_line_of_their_file(document):
     assert symbols["address"] == [0x1000]
 
 
-def test_the_profile_states_what_its_tables_cannot_express(document):
+def test_the_profile_info_lists_totals_losses_and_unnamed_frames(document):
     entries = {
         section["label"]: {entry["label"]: entry["value"] for entry in section["entries"]}
         for section in document["meta"]["extra"]

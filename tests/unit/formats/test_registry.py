@@ -45,7 +45,7 @@ def test_a_new_format_needs_only_a_registry_entry(tmp_path, recording, words):
     assert (tmp_path / words[1]).read_text() == "worker"
 
 
-def test_the_next_step_depends_on_the_format_not_the_suffix(tmp_path, recording):
+def test_the_suggested_next_command_depends_on_the_format_not_the_suffix(tmp_path, recording):
     words = ["record", "--replay", recording, "-o", "x.html", "--format", "table"]
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", *words],

@@ -10,7 +10,7 @@ DEEP = "[0x401000];do_syscall_64_[k];vfs_read_[k];ext4_read_[k];inlined_[i]"
 CUT = "[truncated]_[k];vfs_read_[k];vfs_read_[k];bpf_prog_1_x_[k];[vmlinux+0x300]_[k]"
 
 
-def test_folded_output_has_one_line_per_stack_root_first_with_marks(windows):
+def test_folded_lines_start_with_the_root_and_mark_incomplete_stacks(windows):
     assert folded(windows).splitlines() == [
         f"a:b ;{CUT} 3",
         f"dd;{DEEP} 6",

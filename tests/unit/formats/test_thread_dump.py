@@ -140,5 +140,5 @@ def test_folded_stacks_count_threads_by_what_they_wait_for():
         (90_000_000_000_000, "1 d 1 h"),
     ],
 )
-def test_durations_have_two_units_at_most(duration_ns, text):
+def test_durations_have_at_most_two_units(duration_ns, text):
     assert describe_ns(duration_ns) == text

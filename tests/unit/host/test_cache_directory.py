@@ -69,7 +69,7 @@ def test_files_and_directories_of_other_users_are_not_trusted(cache, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\n", "x" * 300])
-def test_names_that_escape_the_directory_are_rejected(name, cache):
+def test_file_names_that_would_escape_the_directory_are_rejected(name, cache):
     with pytest.raises(ValueError, match="not the name of a cached file"):
         cache.open(name)
 

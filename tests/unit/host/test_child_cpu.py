@@ -36,7 +36,7 @@ def test_a_child_is_killed_at_its_limit_and_the_reason_names_time_and_size():
 
 
 @pytest.mark.system
-def test_an_exited_child_is_not_an_error():
+def test_limiting_an_exited_child_is_not_an_error():
     child = subprocess.Popen(["true"])
     child.wait()
     limit_cpu(child.pid, CpuGrant(1, 0))

@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Writes a cgroup tree, from this process's path, limits by directory, and the mount's root."""
+    """Returns a function that writes a cgroup tree and this process's place in it."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"
@@ -136,7 +136,7 @@ def test_a_child_cannot_allocate_more_than_its_grant():
             assert child.communicate(b"1")[0] == output
 
 
-def test_an_exited_child_is_not_an_error():
+def test_limiting_an_exited_child_is_not_an_error():
     child = subprocess.Popen(["true"])
     child.wait()
     with limit_memory(child.pid, MemoryGrant(MIB, None)):

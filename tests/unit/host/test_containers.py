@@ -47,7 +47,7 @@ def test_containers_have_names_and_cgroups(host):
     assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
 
 
-def test_paths_of_another_cgroup_namespace_are_not_resolved_here(tmp_path):
+def test_containers_outside_the_cgroup_namespace_are_found_without_a_cgroup_path(tmp_path):
     (tmp_path / "proc/40").mkdir(parents=True)
     (tmp_path / "proc/40/cgroup").write_text(f"0::/../docker-{DOCKER}.scope\n")
     assert find_containers(Access(str(tmp_path))) == [Container(DOCKER, (), "", (40,))]
@@ -62,7 +62,7 @@ def test_a_container_is_selected_by_name_or_id_prefix(host):
     assert pod.is_called("shop-7f-x/cart")
 
 
-def test_mounts_of_a_type_are_listed():
+def test_mount_points_of_a_file_system_type_are_listed():
     mounts = (
         b"30 24 0:26 / /proc rw - proc proc rw\n"
         b"31 24 0:27 / /c/cpu rw shared:9 - cgroup cgroup rw,cpu\n"

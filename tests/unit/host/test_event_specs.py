@@ -20,7 +20,7 @@ from otel_kprofiler.host import Access, EventSpec, LockSpec, find_event_error, p
         ("lock-contention:freq=20", LockSpec(20)),
     ],
 )
-def test_an_event_has_a_period_or_a_rate(text, spec):
+def test_an_event_is_parsed_with_a_period_or_a_rate(text, spec):
     assert parse_event(text, 99) == spec
 
 
@@ -72,7 +72,7 @@ def test_an_event_that_cannot_be_opened_has_a_reason(tmp_path, code, name, devic
     assert message[1] in error.hint
 
 
-def test_errors_that_any_event_can_have_are_left_to_the_caller(tmp_path):
+def test_errors_that_are_not_specific_to_an_event_are_left_to_the_caller(tmp_path):
     attributes = EventSpec("page-faults", 1).attributes
     error = OSError(errno.EMFILE, "x")
     assert find_event_error(error, "page-faults", attributes, host(tmp_path, [])) is None

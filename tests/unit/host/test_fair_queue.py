@@ -90,7 +90,7 @@ def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
     assert serve(queue) == ("good", 1)
 
 
-def test_total_work_stays_within_the_share_despite_the_reserve(queue, clock):
+def test_total_work_stays_within_the_cpu_share_after_an_initial_burst(queue, clock):
     spent, start_ns = 0, clock.ns
     for owner in range(400):
         queue.put(owner, 0)
@@ -147,7 +147,7 @@ def test_a_new_owner_starts_with_the_cost_of_its_group(grouped):
     assert [serve(grouped)[0][1] for _ in range(2)] == ["busy", "new"]
 
 
-def test_the_cost_of_a_group_is_the_sum_of_its_owners(grouped, clock):
+def test_the_cost_of_a_group_is_the_sum_of_its_owners_costs(grouped, clock):
     for number in range(10):
         grouped.put(("costly", number), 0)
         grouped.put(("cheap", number), 0)
@@ -185,7 +185,7 @@ def test_processes_are_grouped_by_user():
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_processes_that_are_not_dumpable_belong_to_their_user():
-    """The files in /proc of such processes belong to root."""
+    """The /proc files of such processes belong to root."""
     code = (
         "import ctypes, os; os.setresuid(65534, 65534, 65534); "
         "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); input()"

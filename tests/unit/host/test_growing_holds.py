@@ -3,7 +3,7 @@
 from otel_kprofiler.host.growing_holds import MAX_HELD, GrowingHolds
 
 
-def test_a_hold_doubles_with_each_consecutive_failure():
+def test_the_delay_doubles_with_each_consecutive_failure_up_to_an_hour():
     holds = GrowingHolds()
     assert [holds.extend("file") for _ in range(9)] == [
         30, 60, 120, 240, 480, 960, 1920, 3600, 3600,

@@ -31,7 +31,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_every_field_of_every_line_is_read():
+def test_every_field_of_proc_maps_is_parsed():
     assert list(parse_mappings(TEXT)) == ROWS
     assert [row.is_executable for row in ROWS] == [True, False, False, True, True]
     code = [row for row in ROWS if row.is_executable]

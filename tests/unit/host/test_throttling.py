@@ -30,7 +30,7 @@ class Limit:
         (250, 250, 251), (251, 300, 501), (997, 1000, 1001), (997, 1001, None), (1000, 1000, 1001),
     ],
 )  # fmt: skip
-def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
+def test_a_kernel_limit_that_throttles_sampling_is_reported(rate, limit, least):
     warning = find_throttling(Limit(limit), rate, 250)
     assert bool(warning) == (least is not None)
     if least:
@@ -40,7 +40,7 @@ def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
         assert not find_throttling(Limit(least), rate, 250)
 
 
-def test_each_lowering_of_the_limit_is_reported_once(caplog):
+def test_each_reduction_of_the_limit_is_reported_once(caplog):
     caplog.set_level(logging.WARNING)
     files = Limit(100_000)
     events = CpuEvents(files, -1, 1_000_000_000 // 99, (), lambda cpu: 0)

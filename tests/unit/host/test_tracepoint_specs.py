@@ -25,7 +25,7 @@ OPENAT = number_calls()["openat"]
         ("sys_enter:0", TracepointSpec("sys_enter_0", 1, "sys_enter", 0)),
     ],
 )
-def test_a_tracepoint_is_named_as_in_perf(text, spec):
+def test_tracepoints_are_specified_by_the_names_that_perf_uses(text, spec):
     assert parse_event(text, 99) == spec
 
 
@@ -55,7 +55,7 @@ def test_the_error_for_an_invalid_tracepoint_states_what_is_valid(text, part):
 @pytest.mark.parametrize(
     ("text", "unit"), [("kfree_skb", "bytes"), ("sched_switch", "count"), ("mm_page_free", "bytes")]
 )
-def test_a_kind_has_the_unit_of_its_events(text, unit):
+def test_the_sample_kind_of_an_event_has_the_unit_of_its_values(text, unit):
     kind = parse_event(text, 99).kind
     assert (kind.name, kind.sample_type, kind.sample_unit) == (text, text, unit)
 
@@ -67,7 +67,7 @@ def test_a_kind_has_the_unit_of_its_events(text, unit):
         ("aarch64", {"io_setup": 0, "openat": 56, "newfstatat": 79, "clone3": 435, "mseal": 462}),
     ],
 )
-def test_system_calls_have_the_numbers_of_the_machine(machine, numbers):
+def test_system_call_numbers_match_the_architecture(machine, numbers):
     calls = number_calls(machine)
     assert {name: calls[name] for name in numbers} == numbers
     assert len(set(calls.values())) == len(calls)

@@ -157,7 +157,7 @@ def as_nobody(directory):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_another_name_is_used_if_the_first_exists(tmp_path):
+def test_another_file_name_is_used_if_the_first_exists(tmp_path):
     file = NewFile(str(tmp_path / "out"))
     os.write(file.fd, b"new")
     for name in ("out", "out-2"):

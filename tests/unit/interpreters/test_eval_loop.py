@@ -60,7 +60,7 @@ def expected_part(path, name):
 
 @pytest.mark.system
 @machines
-def test_the_cold_part_is_located_without_its_symbol(tmp_path, machine):
+def test_the_cold_part_of_the_eval_loop_is_located_without_its_symbol(tmp_path, machine):
     path = build(tmp_path, RARE, machine)
     parts = expected_part(path, "loop"), expected_part(path, "loop.cold")
     subprocess.run([TOOLS[machine][1], path], check=True)

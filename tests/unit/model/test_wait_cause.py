@@ -146,7 +146,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
         ([], "other"),
     ],
 )  # fmt: skip
-def test_the_innermost_evidence_decides_the_cause(kernel, cause):
+def test_the_innermost_recognized_function_decides_the_cause(kernel, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, kernel).label == cause
 
 

@@ -143,7 +143,7 @@ def test_an_aggregated_value_gets_the_start_time_of_its_profile(mutable):
         decode_windows(message.SerializeToString())
 
 
-def test_values_stay_with_their_timestamps(mutable):
+def test_each_value_stays_with_its_timestamp(mutable):
     """Off-CPU profiles from opentelemetry-ebpf-profiler have a duration for each timestamp."""
     message, profile = mutable.message, mutable.profile()
     del profile.samples[1:]

@@ -59,7 +59,7 @@ def count_by_protobuf(message):
     return total
 
 
-def test_messages_are_counted_as_protobuf_counts_them():
+def test_the_message_count_matches_a_count_by_protobuf():
     rng = random.Random(1)
     request = ExportProfilesServiceRequest()
     for _ in range(5):

@@ -84,7 +84,7 @@ def frames(data):
     ]
 
 
-def test_names_are_added_in_every_form(data):
+def test_names_are_added_to_nameless_locations_in_every_encoding(data):
     named = name_locations(data, name_all)
     assert check_payload(named.data) == []
     copies = named.nameless // 3

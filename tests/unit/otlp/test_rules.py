@@ -69,20 +69,20 @@ def test_a_valid_payload_violates_no_rule(window, form, attributes):
     ("rule", "mutate"),
     [*dictionary_mutations.MUTATIONS.cases(), *profile_mutations.MUTATIONS.cases()],
 )
-def test_a_mutation_is_caught_only_by_its_rule(mutable, rule, mutate):
+def test_each_mutation_violates_only_its_rule(mutable, rule, mutate):
     mutate(mutable)
     assert mutable.broken_rules() == {rule}
 
 
 @pytest.mark.parametrize(("rule", "mutate"), MUTATIONS.cases())
-def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule, mutate):
+def test_each_mutation_of_the_payload_text_violates_only_its_rule(window, rule, mutate):
     text = encode_window(window, form=Form.JSON).batches[0].payload.decode()
     mutated = mutate(text)
     assert mutated != text
     assert {item.rule for item in check_payload(mutated.encode())} == {rule}
 
 
-def test_a_consistent_account_violates_no_rule(mutable):
+def test_consistent_sample_counts_violate_no_rule(mutable):
     profile_mutations.account(
         mutable, window_samples=11, window_taken=3, stream_samples=11, stream_taken=14
     )

@@ -172,7 +172,7 @@ def test_an_index_outside_its_table_is_an_error(limit):
         encode_message(original, Form.PROTOBUF, limit)
 
 
-def test_samples_that_only_carry_the_account_are_not_counted():
+def test_placeholder_samples_that_only_carry_loss_counts_are_not_counted():
     lost = {LossCause.RING_FULL: 5}
     account = {"taken": 5, "lost": lost, "totals": StreamTotals("stream", 0, 5, lost)}
     window = make_window(START, START + 10**9, ({"process.pid": 1}, []), **account)
@@ -200,7 +200,9 @@ def divided(batch, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [1, 3_000, 9_000])
-def test_parts_of_a_split_batch_have_each_sample_once_and_the_full_account(form, limit, attributes):
+def test_parts_of_a_split_batch_contain_each_sample_once_and_all_loss_counts(
+    form, limit, attributes
+):
     samples = 10 if limit == 1 else 40
     window = two_kinds(samples)
     (batch,) = encode_window(window, form=form, attributes=attributes).batches
@@ -233,7 +235,7 @@ def test_dividing_a_batch_is_deterministic():
     assert first == second
 
 
-def test_parts_of_parts_have_different_ids():
+def test_profiles_of_repeatedly_divided_batches_have_different_ids():
     """Receivers treat profiles with equal ids as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
     waiting, parts = [batch], []

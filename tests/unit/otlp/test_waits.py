@@ -74,7 +74,7 @@ def test_unknown_causes_of_later_versions_are_read_as_other():
 
 
 @pytest.mark.parametrize("form", Form)
-def test_totals_survive_a_round_trip_even_for_processes_without_samples(form):
+def test_wait_totals_survive_a_round_trip_even_for_processes_without_samples(form):
     on_cpu = WindowSample(READ, 7, "cat", 0, None, [START])
     quiet = TOTALS._replace(switches=0, below_ns=0)
     groups = [
@@ -92,7 +92,7 @@ def test_totals_survive_a_round_trip_even_for_processes_without_samples(form):
     assert profile.waits == WaitTotals((10, 8_000_000_000, 0, 0, 2), 17, 3)
 
 
-def test_a_window_split_into_parts_has_its_totals_once():
+def test_wait_totals_are_sent_once_if_a_window_is_split():
     samples = [sample(WAITS[1 + number % 2], number, (5, 6, 7)) for number in range(400)]
     samples = [one._replace(tid=number) for number, one in enumerate(samples)]
     groups = [
@@ -105,7 +105,7 @@ def test_a_window_split_into_parts_has_its_totals_once():
     assert result.profiles[0].weight == 400 * 18
 
 
-def test_totals_of_equal_resources_add_up():
+def test_wait_totals_of_equal_resources_add_up():
     groups = [ResourceSamples(resource(7), [sample(WAITS[2], n)], TOTALS) for n in range(2)]
     _, (result,) = received(window(*groups))
     (group,) = result.profiles[0].resources

@@ -1,4 +1,4 @@
-"""A process above its budget gets coarser samples, unlike all other processes."""
+"""Only a process above its budget gets coarser samples."""
 
 import struct
 
@@ -277,7 +277,7 @@ def test_processes_that_are_old_at_their_first_sample_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
-def test_nothing_is_reduced_if_limits_are_disabled():
+def test_stacks_are_not_reduced_if_process_budgets_are_disabled():
     parts = Parts()
     parts.budgets = ProcessBudgets(
         parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
@@ -308,7 +308,7 @@ def test_coarse_samples_are_marked_in_the_payload(parts):
     assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
 
 
-def test_samples_of_a_shared_resource_name_no_thread(parts):
+def test_samples_of_a_shared_resource_have_no_thread_id_or_name(parts):
     """The budget may recover between the lookups of a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[

@@ -1,4 +1,4 @@
-"""A log line lists what settings and missing capabilities omit from profiles."""
+"""A log line lists what profiles lack because of settings or missing capabilities."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pipeline with a scripted sampler: event time, windows and accounts are right."""
+"""With a scripted sampler, the pipeline's event times, windows and sample counts are right."""
 
 import itertools
 
@@ -234,7 +234,7 @@ def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_sy
     assert counts(windows) == [1]
 
 
-def test_samples_wait_for_symbols_up_to_their_timestamp_but_not_forever(parts):
+def test_samples_wait_a_limited_time_for_symbols_up_to_their_timestamp(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start
@@ -255,7 +255,7 @@ def test_samples_wait_for_symbols_up_to_their_timestamp_but_not_forever(parts):
     assert [sample.stack.frames[0].address for sample in group.samples] == [1, 2]
 
 
-def test_the_account_is_exact_after_stopping(parts):
+def test_the_sample_counts_add_up_after_stopping(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + i * SECOND // 10) for i in range(25)]

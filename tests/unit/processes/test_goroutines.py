@@ -59,7 +59,7 @@ class Program:
         ("go1.26.8", ContextKind.GO_LABELS, (48, 184, 352)),
     ],
 )
-def test_offsets_match_the_go_version(version, kind, offsets):
+def test_goroutine_label_offsets_match_the_go_version(version, kind, offsets):
     assert Program(version).find() == ContextPlace(-8, kind=kind, go=GoOffsets(*offsets))
 
 
@@ -84,7 +84,7 @@ def test_the_error_for_an_unsupported_version_names_it(version):
 
 
 @pytest.mark.parametrize(("gap", "flags"), [(8, 2), (0, 0)])
-def test_a_version_in_another_place_or_format_is_unknown(gap, flags):
+def test_a_go_version_in_an_unexpected_place_or_format_is_unknown(gap, flags):
     with pytest.raises(UnsupportedGoError, match="unknown version"):
         Program(gap=gap, flags=flags).find()
 

@@ -177,7 +177,7 @@ def test_numbered_kernel_threads_are_merged_into_one_executable(attributes, name
     assert Grain.EXECUTABLE.select(attributes, ())[NAME] == name
 
 
-def test_merged_kernel_threads_stay_marked():
+def test_merged_kernel_threads_keep_the_kernel_thread_attribute():
     thread = {NAME: "kworker/0:1H", "otel_kprofiler.kernel_thread": "kworker"}
     assert Grain.EXECUTABLE.select(thread, ()) == {**thread, NAME: "kworker"}
 
@@ -222,5 +222,5 @@ def test_exact_off_cpu_times_of_merged_processes_are_summed():
     assert [group.waits for group in profile.resources] == [waits.plus(waits)]
 
 
-def test_the_finest_grain_leaves_windows_unchanged(of_processes):
+def test_merging_resources_by_process_leaves_windows_unchanged(of_processes):
     assert merge_resources(of_processes, Grain.PROCESS, ()) is of_processes

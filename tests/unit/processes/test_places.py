@@ -160,7 +160,7 @@ def test_the_hosts_hierarchy_identifies_containers_and_pods_from_a_namespace(hos
     assert host.places().read(5, own) == {"container.id": ID, "k8s.pod.uid": UID}
 
 
-def test_a_partial_hierarchy_does_not_identify_units_from_a_namespace(host):
+def test_units_are_not_identified_from_a_partial_cgroup_hierarchy(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../..\n")

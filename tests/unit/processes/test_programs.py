@@ -75,5 +75,5 @@ def test_a_program_is_named_after_its_script_without_arguments(executable, comma
         ({}, "thread"),
     ],
 )
-def test_a_process_is_labelled_by_its_program_then_its_executable(attributes, name):
+def test_a_process_is_named_after_its_program_or_else_its_executable(attributes, name):
     assert process_name(Resource(attributes), "thread") == name

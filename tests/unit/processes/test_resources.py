@@ -272,7 +272,7 @@ def test_a_process_without_samples_has_no_name_if_its_pid_was_reused(proc):
     assert "process.executable.name" not in attributes
 
 
-def test_kernel_threads_are_marked_with_their_purpose(proc):
+def test_kernel_threads_have_an_attribute_with_their_purpose(proc):
     proc(12, 3, exe="", comm="kworker/0:1-events", flags=0x208040)
     result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes
     assert result["otel_kprofiler.kernel_thread"] == "kworker"

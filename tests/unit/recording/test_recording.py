@@ -159,7 +159,7 @@ def test_damaged_wait_totals_are_rejected(recorded, row):
         Recording(with_header(recorded, waits=[row]))
 
 
-def test_blocks_keep_their_order_across_many_entries(tmp_path, monkeypatch):
+def test_drained_samples_keep_their_order_across_many_archive_entries(tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.recording.recording._FLUSH_BYTES", 100)
     writer = RecordingWriter(str(tmp_path / "many"))
     for time_ns in range(50):

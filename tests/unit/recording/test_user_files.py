@@ -15,7 +15,7 @@ FILES = {
 }
 
 
-def test_packed_files_are_parsed():
+def test_details_of_user_files_survive_a_round_trip():
     known = KnownFiles()
     for key, details in FILES.items():
         known.add(key, details)

@@ -71,12 +71,12 @@ def test_the_error_for_an_unsupported_kernel_names_its_release():
         ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296; it must be 0 to 4294967295"),
     ],
 )
-def test_wait_settings_have_limits(settings, wrong):
+def test_off_cpu_settings_outside_their_limits_are_rejected(settings, wrong):
     with pytest.raises(ValueError, match=wrong):
         OffCpuConfig(**settings)
 
 
-def test_a_sampler_needs_something_to_sample():
+def test_a_sampler_configured_to_sample_nothing_is_rejected():
     assert SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig()).off_cpu == OffCpuConfig()
     with pytest.raises(ValueError, match="nothing to sample"):
         SamplerConfig(on_cpu=False)

@@ -62,12 +62,12 @@ def test_a_long_wait_has_its_exact_duration():
     assert joiner.added == 0
 
 
-def test_the_weight_of_a_short_wait_includes_the_waits_that_it_represents():
+def test_a_wait_shorter_than_the_threshold_is_weighted_by_the_threshold():
     (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
     assert (one.value, one.wait.duration_ns) == (100, 20)
 
 
-def test_sleep_and_run_queue_time_share_the_weight():
+def test_the_weight_is_divided_between_sleep_and_run_queue_time():
     joiner = WaitJoiner()
     asleep, runnable = joiner.join([begin(1000), end(1000, 20, 10, flags=BOTH | WAIT_IN_IOWAIT)])
     assert (asleep.wait.state, runnable.wait.state) == (SLEEPING, WaitState.RUNNABLE)
@@ -84,7 +84,7 @@ def test_a_preemption_has_no_sleep_part():
     assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
 
 
-def test_a_wait_that_is_not_marked_as_kept_is_dropped():
+def test_a_wait_without_the_kept_flag_is_dropped():
     joiner = WaitJoiner()
     assert joiner.join([begin(1000), end(1000, 20, flags=WAIT_HAS_BEGUN)]) == []
     (one,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])

@@ -46,7 +46,7 @@ def test_waits_of_another_epoch_are_ignored():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
 
 
-def test_sums_never_decrease_and_equal_elapsed_time():
+def test_wait_sums_never_decrease_and_add_up_to_the_elapsed_time():
     """A wake-up may be recorded after a read although the wake-up was earlier."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)

@@ -47,7 +47,7 @@ def tracer(roots):
 
 @pytest.fixture
 def now(monkeypatch):
-    """Replaces the clock for expiry, and returns a list whose only number is the time."""
+    """Replaces the clock used for expiry, and returns a list that holds its time."""
     time = [1000.0]
     monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
@@ -257,7 +257,7 @@ def test_spans_that_raise_neither_affect_others_nor_accumulate(roots, tracer):
 
 
 class Slow(dict):
-    """A dictionary of encoded names. Before it stores a name, another thread ends a span."""
+    """A dictionary of encoded names. Another thread ends a span just before a name is stored."""
 
     ending = None
 
@@ -310,7 +310,7 @@ def test_samples_get_the_name_set_when_the_window_closes(roots, tracer, now):
     assert names_in(names.name(window_of(None))) == [None]
 
 
-def test_a_window_has_a_limited_number_of_names(roots, tracer):
+def test_a_window_has_a_limited_number_of_local_root_names(roots, tracer):
     names = RootNames(roots, max_names=2)
     spans = [tracer.start_span(name) for name in ("rare", "b", "a", "b", "a")]
     seen(names, spans)

@@ -67,7 +67,7 @@ def test_every_type_of_attribute_survives_a_round_trip():
     assert decode_process_context(encode_process_context(context)) == context
 
 
-def test_the_header_has_the_layout_of_version_2():
+def test_the_process_context_header_has_the_layout_of_version_2():
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     publish_process_context({"service.name": "a"})
     _, header = own_header()

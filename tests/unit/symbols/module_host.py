@@ -117,9 +117,9 @@ class Host:
 
 
 def read_captured():
-    """Yields the datagrams from a boot in which modules were loaded and unloaded, and the events.
+    """Yields the captured datagrams of a boot with module loads and unloads, each with its event.
 
-    The event is None for a datagram of a device.
+    The event is None for a datagram about a device.
     """
     data = lzma.decompress(CAPTURED.read_bytes())
     while data:

@@ -33,7 +33,7 @@ def unpack(name):
 
 @pytest.fixture(scope="module")
 def owner():
-    """Finds the modules of the object file at an address, as linker map and Kbuild list them."""
+    """Finds the modules of the object file at an address in the linker map and Kbuild files."""
     rows = [line.split() for line in unpack("objects.xz").splitlines()]
     rows = [(int(start, 16), int(end, 16), modules) for start, end, *modules in rows]
     starts = [row[0] for row in rows]
@@ -191,7 +191,7 @@ def test_sizes_of_another_kernel_are_rejected(tmp_path):
         assert symbolizer.snapshot.frame(address + 4) == plain.snapshot.frame(address + 4)
 
 
-def test_the_range_with_the_later_start_is_used_in_an_overlap():
+def test_where_ranges_overlap_the_one_with_the_later_start_is_used():
     ranges = BuiltinRanges([BuiltinRange(0x10, 0x30, ("a",)), BuiltinRange(0x20, 0x28, ("b",))])
     assert [ranges.find(address) for address in (0xF, 0x10, 0x20, 0x28)] == [
         (), ("a",), ("b",), ()
@@ -209,7 +209,7 @@ def symbolize_all(folder, symbols, *more):
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES does not name the fixtures")
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
 @pytest.mark.parametrize("boot", ["boot-nokaslr", "boot-kaslr"])
-def test_the_command_resolves_a_whole_kernel(tmp_path, owner, boot, source):
+def test_symbolize_resolves_every_function_of_a_kernel(tmp_path, owner, boot, source):
     """``symbolize`` resolves every function of both boots (KPROFILER_FIXTURES)."""
     every = core_symbols(lzma.decompress((FIXTURES / boot / "kallsyms.xz").read_bytes()).decode())
     slide = next(a for a, _, n in every if n == "_text") - LINKED_AT

@@ -1,4 +1,4 @@
-"""Captured files are read in all forms, and errors and documented examples are right."""
+"""Captured files are read in all forms, damage is reported, and examples work."""
 
 import gzip
 import lzma
@@ -69,7 +69,7 @@ def options(copies):
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
-def test_copies_may_be_compressed(tmp_path, small_copies, suffix):
+def test_copies_of_kernel_files_may_be_compressed(tmp_path, small_copies, suffix):
     compress = COMPRESS.get(suffix, bytes)
     given = {}
     for what, path in small_copies.items():
@@ -88,7 +88,7 @@ def assert_same(symbolizer, expected):
     assert symbolizer.find("ext4_", prefix=True) == expected.find("ext4_", prefix=True) != ()
 
 
-def test_copies_can_be_read_from_a_pipe(tmp_path, copies, modules):
+def test_a_copy_of_kallsyms_can_be_read_from_a_pipe(tmp_path, copies, modules):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = lzma.decompress(copies["kallsyms"].read_bytes())
@@ -165,7 +165,7 @@ def test_concatenated_xz_streams_are_read(tmp_path, copies, modules):
         KernelSymbolizer.from_files(**{**copies, "kallsyms": copy})
 
 
-def test_the_command_reports_problems(tmp_path, copies, symbolize):
+def test_symbolize_reports_malformed_lines_in_copies(tmp_path, copies, symbolize):
     cut = tmp_path / "kallsyms"
     cut.write_bytes(lzma.decompress(copies["kallsyms"].read_bytes())[:-5])
     listed = tmp_path / "proc_modules"
@@ -181,7 +181,7 @@ def test_the_command_reports_problems(tmp_path, copies, symbolize):
     assert notes == "", "copies that were not given are no problem"
 
 
-def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
+def test_the_first_problems_of_a_kind_are_listed_and_others_counted(tmp_path, copies, symbolize):
     _, _, notes = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
     assert len(notes.splitlines()) == 11
     assert "note: 116 more" in notes
@@ -251,7 +251,7 @@ def test_explanations_use_the_snapshot_of_their_timestamp(tmp_path):
     assert symbolizer.explain(address, time_ns=1000).names[0] == "after"
 
 
-def test_archives_list_their_directories(tmp_path, small_copies):
+def test_an_archive_of_sys_module_is_equivalent_to_the_extracted_directory(tmp_path, small_copies):
     with tarfile.open(small_copies["sys_module"]) as archive:
         for member in archive:
             if member.isfile():

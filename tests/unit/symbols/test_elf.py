@@ -207,7 +207,7 @@ def run(*arguments, status=0, text=None):
     return done.output
 
 
-def test_the_command_resolves_rvas_to_functions(module):
+def test_symbolize_resolves_rvas_to_functions(module):
     assert run("--elf", module, "--rva", "0x14", "41") == (
         "snd_test+0x14  first+0x4  .text+0x14\nsnd_test+0x41  second+0x1  .text+0x41\n"
     )
@@ -260,7 +260,7 @@ def test_a_file_of_another_kernel_yields_no_sizes(host, tmp_path):
         KernelSymbolizer.from_files(**host, elf=[other])
 
 
-def test_the_command_takes_sizes_from_a_file(host, module):
+def test_symbolize_takes_function_sizes_from_a_module_file(host, module):
     copies = [f"--{name.replace('_', '-')}={path}" for name, path in host.items()]
     shown = run(*copies, "--elf", module, f"{TEXT + 0x2F:#x}", f"{TEXT + 0x30:#x}").splitlines()
     assert "first+0x1f" in shown[0]

@@ -66,7 +66,7 @@ def test_the_preferred_alias_is_displayed_and_every_alias_can_be_found(symbols, 
             assert table.find_address(name.encode()) == BASE, "no name is lost"
 
 
-def test_a_symbol_names_at_most_64_kib():
+def test_a_symbol_covers_at_most_64_kib():
     table = core((0, "t", "f"), (0x20_0000, "t", "g"))
     assert named(table, 0xFFFF) == ("f", 0)
     assert named(table, 0x1_0000) is None
@@ -220,14 +220,14 @@ def test_compiler_suffixes_are_removed_from_names(name, function, system_name):
     assert (line.function, line.system_name) == (function, system_name)
 
 
-def test_no_function_is_mistaken_for_a_marker(clones_lines):
+def test_no_function_is_mistaken_for_a_boundary_marker(clones_lines):
     functions = {name[6:] for _, _, name, _ in clones_lines if name.startswith("__pfx_")}
     functions |= {"__unwind_start", "text_poke", "get_text", "__stop_tty", "__key_link_begin"}
     assert len(functions) > 1000
     assert [name for name in functions if is_marker(name.encode())] == []
 
 
-def test_no_boundary_marker_names_code(boundaries):
+def test_code_is_never_named_after_a_boundary_marker(boundaries):
     """The function at the boundary names the code, even if the function's name is longer."""
     assert len(boundaries) > 50
     for marker in boundaries:

@@ -84,7 +84,7 @@ def test_an_intact_kallsyms_has_no_problems(host):
     assert not [problem for problem in problems if problem.startswith("/proc/kallsyms")]
 
 
-def test_leaves_are_exact_and_callers_one_byte_before_their_return_address(host):
+def test_leaves_are_looked_up_exactly_and_callers_one_byte_before_their_return_address(host):
     symbolizer = KernelSymbolizer.live(host)
     leaf, caller = symbolizer.resolve_addresses([BASE + 0x200, BASE + 0x200])
     assert (leaf.function, leaf.address, leaf.offset) == ("second", 0x200, 0)
@@ -261,7 +261,7 @@ class Value:
         self.key = key
 
 
-def test_the_cache_is_bounded_and_keeps_used_entries():
+def test_the_cache_is_bounded_and_keeps_recently_used_entries():
     alive, computed = weakref.WeakSet(), []
 
     def compute(key):

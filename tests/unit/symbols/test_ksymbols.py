@@ -129,7 +129,7 @@ def test_a_reused_address_resolves_to_the_program_at_the_samples_timestamp():
     assert name_at(result, A + 127) == "two"
 
 
-def test_a_removal_applied_late_does_not_remove_the_next_symbol():
+def test_a_late_removal_record_does_not_remove_the_next_symbol_at_its_address():
     """Records from two CPUs may be applied out of order."""
     result = table(
         (10, ADDED, symbol(A, "one")),

@@ -94,7 +94,7 @@ def test_no_frame_is_named_after_kernel_init_text(clones, clones_lines):
             assert frame.address == address - frame.module.base
 
 
-def test_module_ranges_do_not_overlap_though_addresses_and_sizes_do(modules, modules_files):
+def test_module_ranges_do_not_overlap_although_those_in_proc_modules_do(modules, modules_files):
     listed, bad = parse_modules(modules_files.read_bytes("/proc/modules"))
     assert (len(listed), bad) == (126, 0)
     extents = sorted((m.address, m.address + m.size) for m in listed)

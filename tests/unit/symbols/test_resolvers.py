@@ -104,7 +104,7 @@ def test_a_cache_evicts_the_oldest_entry():
     assert table.asked == [([5], None)]
 
 
-def test_cached_results_are_valid_only_for_their_state():
+def test_cached_results_are_not_used_after_the_state_changes():
     table, state = Table({1: "old"}), {7: 0}
     cache = CachedResolver(table, state=state.get)
     assert functions(cache.resolve([1], 7)) == ["old"]

@@ -92,7 +92,7 @@ def compile_helper(compiler, folder):
     return library
 
 
-def test_the_variable_is_found_where_the_linker_put_it(tmp_path):
+def test_the_thread_local_variable_is_found_where_the_linker_put_it(tmp_path):
     helper = compile_helper("x86_64-linux-gnu-gcc-12", tmp_path)
     subprocess.run(
         [sys.executable, PLACE, helper], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
@@ -100,7 +100,7 @@ def test_the_variable_is_found_where_the_linker_put_it(tmp_path):
 
 
 @pytest.mark.long
-def test_the_variable_on_arm64_is_found_where_the_linker_put_it(tmp_path):
+def test_the_thread_local_variable_on_arm64_is_found_where_the_linker_put_it(tmp_path):
     run_on_arm64(PLACE, compile_helper("aarch64-linux-gnu-gcc-12", tmp_path))
 
 

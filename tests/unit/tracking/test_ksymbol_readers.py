@@ -68,7 +68,7 @@ def host(monkeypatch, tmp_path):
         (PermissionError(1, "no"), ValueError("rows"), ReadMethod.KALLSYMS),
     ],
 )
-def test_the_best_permitted_method_is_used(host, walk, iterator, method):
+def test_the_best_permitted_method_of_reading_bpf_programs_is_used(host, walk, iterator, method):
     files = host(walk, iterator)
     reader = BaselineReader(files)
     reading = reader.read_programs()

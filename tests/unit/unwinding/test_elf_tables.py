@@ -13,7 +13,7 @@ from otel_kprofiler.unwinding.table import MAX_ENTRIES
 from tests.unit.unwinding.files import PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
 
 OUTSIDE = (-(1 << 31), -0x300, 0x7FFFFFFF, 0x4000)
-"""Distances from the search table that lead out of the frames."""
+"""Offsets from the search table to addresses outside of .eh_frame."""
 
 
 def refusal(data):

@@ -21,7 +21,7 @@ def find(name, *, with_tables=True, entry=0):
     return find_gaps(source, elf, find_tables(source, elf) if with_tables else None), text
 
 
-def test_gaps_are_the_code_around_functions_with_rules():
+def test_gaps_are_the_code_outside_functions_with_unwind_rules():
     gaps, text = find("personality.so", entry=1)
     dwarf = ELFFile(BytesIO(content("personality.so"))).get_dwarf_info()
     functions = [

@@ -278,7 +278,7 @@ GOEXIT = Made(b"runtime.goexit", pack_words(0xAA0003E0, CALL, NOP, NOP), ((16, 0
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
-    """``runtime.asmcgocall`` stores the goroutine, and how deep its stack is."""
+    """``runtime.asmcgocall`` stores the goroutine and the depth of its stack."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, GOEXIT, call_of_c()], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
     (goexit, _), (asmcgocall, _) = maker.pairs[-2:]

@@ -189,7 +189,7 @@ def test_functions_that_no_instruction_calls_are_marked_as_signal_frames(name):
     assert all("S" not in str(entry.cie.header.augmentation) for entry in entries.values())
 
 
-def test_functions_with_unknown_frames_have_no_entry():
+def test_functions_with_unknown_frame_layouts_have_no_table_entry():
     sigreturn = Made(b"runtime.sigreturn", bytes.fromhex("48c7c00f0000000f05"), ((9, 0),))
     other_language = Made(b"C.function", bytes(32), ())
     negative = Made(b"syscall.rawVforkSyscall", bytes(32), ((4, 0), (8, -8), (32, 0)))

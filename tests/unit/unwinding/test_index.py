@@ -92,7 +92,7 @@ def test_terminators_between_entries_of_two_object_files_are_skipped():
         entry(b"\1zR") + entry(bytes(12), back=16),  # a truncated CIE
     ],
 )
-def test_damaged_frames_are_rejected(frames):
+def test_damaged_eh_frame_sections_are_rejected(frames):
     with pytest.raises(ValueError):
         make_pairs(frames, 0x1000, 0x1000)
 
@@ -147,7 +147,9 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path):
     assert caught.value.refusal is Refusal.FAILED
 
 
-def test_frames_that_take_too_much_cpu_time_for_their_size_are_rejected(tmp_path, monkeypatch):
+def test_eh_frame_sections_that_take_too_much_cpu_time_for_their_size_are_rejected(
+    tmp_path, monkeypatch
+):
     script = tmp_path / "endless.py"
     script.write_text("while True: pass")
     monkeypatch.setattr(frame_index, "__file__", str(script))
@@ -156,7 +158,7 @@ def test_frames_that_take_too_much_cpu_time_for_their_size_are_rejected(tmp_path
     assert caught.value.refusal is Refusal.SLOW
 
 
-def test_rejected_frames_are_not_indexed_again_until_they_change(tmp_path, monkeypatch):
+def test_rejected_eh_frame_sections_are_not_indexed_again_until_they_change(tmp_path, monkeypatch):
     children, path = Children(), tmp_path / "frames"
     path.write_bytes(FAR.ljust(1 << 20, b"\0"))
     with open(path, "rb+") as file:
@@ -177,7 +179,7 @@ def test_rejected_frames_are_not_indexed_again_until_they_change(tmp_path, monke
         assert index().entries == 1
 
 
-def test_frames_that_took_too_long_are_indexed_again(tmp_path):
+def test_eh_frame_sections_that_took_too_long_are_indexed_again(tmp_path):
     children, frames = Children(), cie()
     frames += fde(frames, 0x3000)
     with pytest.raises(TableRefused, match="took over"):

@@ -1,4 +1,4 @@
-"""The tables of arm64's vDSO are made from its code."""
+"""The unwind tables of arm64's vDSO are derived from its code."""
 
 import base64
 import json

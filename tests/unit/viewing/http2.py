@@ -9,7 +9,7 @@ END_HEADERS = 4
 
 
 def frame(kind, flags, stream, body=b""):
-    """Returns a frame; see RFC 9113, section 4.1."""
+    """Returns a frame. See RFC 9113, section 4.1."""
     return (
         struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
     )

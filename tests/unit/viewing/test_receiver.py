@@ -115,7 +115,7 @@ def message(body):
 
 @pytest.mark.parametrize("form", [Form.PROTOBUF, Form.JSON])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_our_exporters_deliver_all_samples(store, intake, receivers, form, compression):
+def test_exporters_of_this_package_deliver_all_samples(store, intake, receivers, form, compression):
     endpoint = f"http://127.0.0.1:{receivers[1].port}"
     exporters = [OtlpHttpExporter(endpoint, form=form, compression=compression, proxy_url="")]
     if form is Form.PROTOBUF:
@@ -411,7 +411,7 @@ def test_calls_whose_message_never_arrives_do_not_block_others(receivers, client
 
 
 def count_connections(port):
-    """Counts the connections accepted at a port of this host; see proc_pid_net_tcp(5)."""
+    """Counts the connections accepted at a port of this host. See proc_pid_net_tcp(5)."""
     rows = []
     for table in ("tcp", "tcp6"):  # gRPC's sockets serve IPv4 and IPv6
         with open(f"/proc/self/net/{table}") as lines:

@@ -158,7 +158,7 @@ def test_an_invalid_query_gets_an_error_with_the_reason(server, query, problem):
     assert (status, json.loads(body)) == (400, {"error": problem})
 
 
-def test_the_response_to_a_server_error_includes_its_fix(server):
+def test_a_server_error_response_contains_the_error_and_its_fix(server):
     status, _, body = ask(server, "/profile.json?resource=broken")
     assert status == 500
     assert json.loads(body) == {"error": "the disk is broken (fix: buy another)"}

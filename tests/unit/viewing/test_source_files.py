@@ -54,7 +54,7 @@ def test_text_is_decoded_and_split_into_lines_as_compilers_do(tmp_path, data, te
     assert read(path).text == text
 
 
-def test_a_long_line_is_cut(tmp_path):
+def test_a_long_line_is_truncated(tmp_path):
     path = tmp_path / "a.c"
     path.write_text("x" * 5000 + "\ny\n")
     assert read(path).text == "x" * 2000 + "…\ny\n"

@@ -191,7 +191,7 @@ def test_losses_are_counted_once_for_each_window(store):
     assert answer(store, Query(last_s=0.5), NOW)["summary"] == "no samples"
 
 
-def test_samples_of_kinds_with_several_periods_are_weighted_by_time(store):
+def test_samples_of_a_kind_with_several_periods_are_weighted_by_their_period(store):
     parts = [
         window([ResourceSamples(resource(7), [sample(READ, [NOW - at])])], period=period)
         for at, period in ((1, 10**7), (2, 10**6))
@@ -202,7 +202,7 @@ def test_samples_of_kinds_with_several_periods_are_weighted_by_time(store):
     assert sum(data["samples"]["count"]) == 10**7 + 10**6
 
 
-def test_expired_samples_are_removed_with_their_unshared_rows(tmp_path):
+def test_expired_samples_are_removed_with_rows_that_no_other_sample_uses(tmp_path):
     now = [NOW]
     with SampleStore(str(tmp_path / "x.db"), keep_s=3600, now_ns=lambda: now[0]) as store:
         store.add(WINDOWS)

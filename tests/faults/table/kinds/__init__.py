@@ -1,1 +1,1 @@
-"""Scenarios by kind; each module has a list ``SCENARIOS``."""
+"""Scenarios by kind. Each module has a list ``SCENARIOS``."""

@@ -83,7 +83,7 @@ class Elsewhere:
 
 
 def correct(run):
-    """Reloads with the right address after a while; queued batches are then sent there."""
+    """Reloads with the right address after a while. Queued batches are then sent there."""
     time.sleep(run.seconds)
     run.config["exporters"][run.exporter].update(run.receiver.behind.configure())
     run.reload()

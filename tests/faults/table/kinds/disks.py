@@ -58,7 +58,7 @@ def tiny(run):
 
 
 def move_away(run):
-    """Moves the file like logrotate without copytruncate; writes continue under the new name."""
+    """Moves the file like logrotate without copytruncate. Writes continue under the new name."""
     path = run.receiver.path
     time.sleep(1)
     target = path.with_name("old.otlp")
@@ -68,7 +68,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removes the file as a cleanup job does; a hard link keeps what the agent writes later."""
+    """Removes the file as a cleanup job does. A hard link keeps what the agent writes later."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)
@@ -105,7 +105,7 @@ def change_mode(run):
 
 
 def limit_file_size(run):
-    """Sets RLIMIT_FSIZE just above the file's size; SIGXFSZ would kill an unprepared process."""
+    """Sets RLIMIT_FSIZE just above the file's size. SIGXFSZ would kill an unprepared process."""
     size = run.witness.stat().st_size
     largest = max(size, run.receiver.path.stat().st_size)
     before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)

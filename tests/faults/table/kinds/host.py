@@ -45,7 +45,7 @@ def setting(name, value):
 
 
 def suspend_sampler(run):
-    """Makes the kernel suspend each event after a sample; keeps all CPUs busy."""
+    """Makes the kernel suspend each event after a sample, and keeps all CPUs busy."""
     path = KERNEL / "perf_event_max_sample_rate"
     usual = path.read_text()
     run.on_close(lambda: path.write_text(usual))

@@ -17,7 +17,7 @@ def connect(run):
 
 
 def kill_and_restart(*pauses, at=None):
-    """Kills and restarts the agent after each pause; the receiver is up during the last run."""
+    """Kills and restarts the agent after each pause. The receiver is up during the last run."""
 
     def fault(run):
         for pause in pauses:

@@ -68,7 +68,7 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
     assert report["counts"]["loaded"] == 1 + count, report  # at least the names are loaded
     if kind in hostile_dwarf.LARGE:
         (reason,) = report["reasons"]
-        assert "takes more memory than the limit of" in reason
+        assert "takes more memory than the" in reason
         assert "raise" in reason
         assert report["counts"]["lines_refused"] == {"memory": count}
     if kind in hostile_dwarf.SLOW:

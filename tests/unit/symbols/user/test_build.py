@@ -61,7 +61,7 @@ def test_symbols_have_an_address_range(program):
         assert behind is None or behind.start >= start + size
 
 
-def test_global_names_are_preferred_then_the_shortest(program):
+def test_global_names_are_preferred_over_weak_ones_and_short_over_long_ones(program):
     table = functions_of(program)
     start, size, *_ = symbols_of(program)["shown"]
     assert table.names_at(start) == ("shown", "same_longer", "weak_one")
@@ -111,7 +111,9 @@ def test_assembler_labels_are_left_out(assembly):
     assert table.lookup(last + 2) is None
 
 
-def test_dynamic_symbols_without_a_size_are_certain_only_with_unwind_information(assembly, folder):
+def test_unsized_dynamic_symbols_extend_beyond_their_start_only_with_unwind_information(
+    assembly, folder
+):
     stripped = os.path.join(folder, "assembly-stripped.so")
     tool("strip", "-o", stripped, assembly)
     table, symbols = functions_of(stripped), symbols_of(assembly)

@@ -48,7 +48,7 @@ def symbols(*names):
         ("", []),
     ],
 )
-def test_functions_are_found_by_either_name(name, found):
+def test_functions_are_found_by_demangled_or_linkage_name(name, found):
     assert [function.start // 16 for function in symbols(*CXX).find(name)] == found
 
 

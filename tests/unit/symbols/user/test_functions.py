@@ -39,7 +39,7 @@ def test_the_suffix_of_a_name_is_found_only_if_it_is_a_name_too():
     assert table.find("ar") == ()
 
 
-def test_nested_functions_are_followed_to_a_limited_depth():
+def test_lookups_in_nested_functions_are_limited_in_depth():
     rows = [Function(i, 1000 - i, f"f{i}") for i in range(100)]
     for depth in (MAX_DEPTH + 1, len(rows)):
         table = make_table(rows[:depth])
@@ -93,7 +93,7 @@ def test_a_function_takes_thirteen_bytes_plus_its_name():
 
 
 def read_resident_bytes(directory):
-    """Returns the resident memory of mapped, deleted files in a directory."""
+    """Returns the resident memory of mapped files that were deleted from a directory."""
     mappings = re.findall(
         rf"{directory}/\S+ \(deleted\)\n(?:\w+: .*\n)*?Rss: +(\d+) kB",
         Path("/proc/self/smaps").read_text(),

@@ -154,7 +154,7 @@ ENDS = st.just(("close",))
 @pytest.mark.system
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
-def test_names_are_right_at_any_time(rounds):
+def test_functions_have_the_right_name_at_any_time(rounds):
     """Events occur at times 10, 20 and so on. The dump is read after each round."""
     codes = []  # [start, end, name] of present functions
     history = [[]]  # the code in each interval of ten
@@ -187,7 +187,7 @@ def test_names_are_right_at_any_time(rounds):
                     assert (result and result[:3]) == (owner[0] if owner else None)
 
 
-def test_no_name_is_certain_across_a_suspension():
+def test_timestamps_made_ambiguous_by_a_suspend_yield_no_name():
     suspended = 0
     records = (header(), load(10, 0x100, 0x10, b"old"))
     with written(*records, suspended=lambda: suspended) as (dump, path):
@@ -217,7 +217,7 @@ def test_timestamps_are_adjusted_for_the_time_namespace():
 
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
-def test_the_read_time_replaces_an_unusable_timestamp(flags, time_ns):
+def test_the_read_time_replaces_an_unusable_record_timestamp(flags, time_ns):
     records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
     with written(*records) as (dump, path):
         dump.update(10)
@@ -295,7 +295,7 @@ def test_a_rewritten_dump_is_read_again(replace):
         assert [name_at(dump, 2, at) for at in (10, 12)] == ["gone", None]
 
 
-def test_names_end_when_the_dump_is_unmapped():
+def test_names_are_no_longer_valid_after_the_dump_is_unmapped():
     with written(header(), load(1, 1, 1, b"a"), is_mapped=False) as (dump, path):
         with mapped(path):
             dump.update(10)
@@ -326,7 +326,7 @@ def write_of_another_format(path):
     [write_for_all, write_of_another_process, write_of_another_format]
     + [write_of_another_user] * (os.geteuid() == 0),
 )  # fmt: skip
-def test_a_dump_another_user_could_have_written_is_not_read(change):
+def test_a_dump_that_another_user_could_have_written_is_not_read(change):
     with written(header(), load(1, 1, 1, b"a")) as (dump, path):
         change(path)
         with pytest.raises(OSError):
@@ -334,7 +334,7 @@ def test_a_dump_another_user_could_have_written_is_not_read(change):
         assert dump.lookup(1, 5) is None
 
 
-def test_only_a_mapped_dump_is_read(tmp_path):
+def test_a_jitdump_is_read_only_if_its_process_maps_it(tmp_path):
     path = tmp_path / f"jit-{PID}.dump"
     path.write_bytes(header())
     other = tmp_path / f"jit-{PID + 1}.dump"

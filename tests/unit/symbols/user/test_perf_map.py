@@ -82,7 +82,7 @@ CODES = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
-def test_names_are_never_wrong_at_any_time(tmp_path_factory, rounds, address):
+def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
     """Functions are written at times 1, 2 and so on. The map is read after each round."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
@@ -190,7 +190,7 @@ def write_before_the_process(path):
     [write_link, write_for_all, write_before_the_process, os.mkfifo, os.mkdir, lambda path: None]
     + [write_of_another_user] * (os.geteuid() == 0),
 )  # fmt: skip
-def test_a_map_another_user_could_have_written_is_not_read(path, opened, write):
+def test_a_map_that_another_user_could_have_written_is_not_read(path, opened, write):
     write(path)
     with pytest.raises(OSError):
         opened.update(10)

@@ -131,7 +131,7 @@ def test_frames_are_shared_by_all_processes(resolve):
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
 
 
-def test_unproven_frames_are_marked(resolve):
+def test_frames_not_found_from_unwind_tables_record_their_method(resolve):
     side = resolve(
         raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
     )
@@ -394,7 +394,7 @@ def test_frames_are_provisional_while_their_names_are_read(known):
     assert answer.of(SAMPLE).frames[0].function == "hot"
 
 
-def test_the_resolver_finishes_and_closes_its_source_of_names(known):
+def test_finish_and_close_are_passed_on_to_the_source_of_names(known):
     names = Names()
     resolver = UserResolver(known, names)
     resolver.finish(1)
