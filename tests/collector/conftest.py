@@ -309,6 +309,9 @@ def resolve(request):
             for profile in scope["profiles"]:
                 kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
                 for sample in profile["samples"]:
+                    if "timestampsUnixNano" not in sample:  # a window without samples
+                        assert sample == {"values": ["0"]}, sample
+                        continue
                     # JSON omits zeros. Stack 0 stands for a stack that was not captured.
                     stack = tables["stackTable"][sample.get("stackIndex", 0)]
                     frames = tuple(frame(index) for index in stack.get("locationIndices", ()))

@@ -28,6 +28,7 @@ receivers:
     reporter_interval: {interval}
     user_symbols: {user_symbols}
     monitor_interval: 1s
+    target_comms: {comms}
 exporters:
   {exporter}:
     endpoint: "{endpoint}"
@@ -45,7 +46,7 @@ service:
 
 SETTINGS = {
     "exporter": "otlp_grpc", "timeout": "2s", "queue": "{}", "rate": 199, "stacks": "both",
-    "interval": "250ms", "user_symbols": "off", "more": "",
+    "interval": "250ms", "user_symbols": "off", "comms": [], "more": "",
 }  # fmt: skip
 """The default values of the settings in ``CONFIG``."""
 

@@ -104,7 +104,7 @@ def stop(agent):
 
 @pytest.mark.parametrize(
     "delay_s",
-    [pytest.param(None, marks=pytest.mark.long, id="never"), pytest.param(60, id="after 60 s")],
+    [pytest.param(None, marks=pytest.mark.long, id="never"), pytest.param(150, id="after 150 s")],
 )
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
@@ -112,8 +112,9 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     """More frozen files than reader threads are queued ahead of the other program's file."""
     receiver.up()
     frozen(6, delay_s=delay_s)
-    agent = run_agent(receiver.endpoint, user_symbols="names")
-    agent.wait_until(lambda: count_waiting(agent) >= 5, 180)
+    names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # not files of other tests
+    agent = run_agent(receiver.endpoint, user_symbols="names", comms=names)
+    agent.wait_until(lambda: count_waiting(agent) >= 5, 150)
     with running(compile_spins(tmp_path, "healthy")):
         agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)
     assert agent.get("/livez")[0] == 200
