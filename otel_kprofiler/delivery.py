@@ -84,8 +84,8 @@ class Reporter:
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
         # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Enqueuing may block on a disk. Until it ends, samples that a queue has accepted must not
-        # be counted twice.
+        # Set only during enqueuing, which may block on a disk, so that no accepted sample is
+        # counted twice.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background

@@ -37,7 +37,7 @@ PACKAGES = {
     "errors": Package("All errors shown to users, with cause and fix"),
     "clock": Package("Boottime, Unix time, and the offset between them"),
     "workers": Package("uWSGI workers, which are forked by C code"),
-    "forks": Package("Fork hooks, in a defined order", "workers"),
+    "forks": Package("Runs fork hooks in a defined order", "workers"),
     "stopping": Package("One deadline for threads that are stopped together"),
     "checked": Package("Type checks for values in untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
@@ -81,7 +81,7 @@ PACKAGES = {
         "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(
-        "Opens and checks the unwind tables of user files, and fills the program's maps",
+        "Opens and checks the unwind tables of user files, and fills the BPF program's maps",
         "bpf elf forks host model stopping",
     ),
     "sampling": Package(
@@ -89,7 +89,7 @@ PACKAGES = {
         "bpf clock elf errors forks host model text unwinding",
     ),
     "recording": Package(
-        "Raw recordings, and their replay",
+        "Writes and replays raw recordings",
         "bpf checked errors host model sampling symbols tracking",
     ),
     "processes": Package(
@@ -97,7 +97,7 @@ PACKAGES = {
         "bpf clock elf host model otlp text",
     ),
     "pipeline": Package(
-        "Gate and windows; composes pipelines that sample this host or replay a recording",
+        "Orders samples in windows; composes pipelines that sample this host or replay a recording",
         "bpf clock config errors host interpreters late model processes recording sampling "
         "stopping symbols text tracking",
     ),
@@ -110,11 +110,11 @@ PACKAGES = {
         "errors model otlp text version",
     ),
     "analysis": Package(
-        "Saved profiles: samples in columns, filtered and grouped",
+        "Stores samples of saved profiles in columns, filters and groups them",
         "errors formats model otlp text",
     ),
     "clickhouse": Package(
-        "Profiles in ClickHouse: queries, and samples from their rows",
+        "Queries profiles in ClickHouse, and builds samples from the rows",
         "analysis errors formats model otlp redact",
     ),
     "viewing": Package(
@@ -126,9 +126,9 @@ PACKAGES = {
         "clock config delivery errors export host late model otlp pipeline processes "
         "repeats sampling serving stopping symbols text version",
     ),
-    "thread_record": Package("The library in C that publishes the current span of each thread"),
+    "thread_record": Package("The C library that publishes the current span of each thread"),
     "sdk": Package(
-        "Embeds the profiler in services, with the component names of opentelemetry-sdk",
+        "Embeds the profiler in services, with component names as in opentelemetry-sdk",
         "bpf clock config delivery errors export forks host model otlp pipeline processes sampling "
         "symbols thread_record workers",
     ),
@@ -146,7 +146,7 @@ PACKAGES = {
 
 
 def table() -> str:
-    rows = ["| Package | Does | Imports |", "|---|---|---|"]
+    rows = ["| Package | Purpose | Imports |", "|---|---|---|"]
     for name, (purpose, imports) in PACKAGES.items():
         if not name.startswith("__"):
             listed = ", ".join(f"`{one}`" for one in imports.split())

@@ -186,7 +186,7 @@ _UNSUPPORTED_HEADING: Final = """
 ## Unsupported keys
 
 The agent does not support these keys of the opentelemetry-ebpf-profiler receiver and of the
-Collector. They are errors, so that no setting of a copied configuration is silently ignored.
+Collector. They are errors, so that no setting in a copied configuration is silently ignored.
 """
 
 

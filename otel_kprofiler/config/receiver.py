@@ -137,8 +137,8 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Limit on the memory for symbols of user files. Large tables, and tables that "
-        "were not used recently, are evicted first. Files are read one at a time. A file is "
+        description="Limit on the memory for symbols from user files. Large tables, and tables "
+        "that were not used recently, are evicted first. Files are read one at a time. A file is "
         "rejected if reading it needs more than three quarters of this limit, and the log shows "
         "the required size. A file is also rejected if its table is larger than half of the limit. "
         "With user_symbols: lines, a separate process converts DWARF. This process may use eight "

@@ -27,12 +27,12 @@ class Logs(Section):
 
 
 class Metrics(Section):
-    """The agent's own metrics, sent to the OTLP receivers of the pipeline."""
+    """The agent's own metrics, sent to the OTLP receivers in the pipeline."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.METRICS
 
     level: Literal["none", "normal"] = Field(
-        default="normal", description="With none, the agent sends no metrics."
+        default="normal", description="Metrics to send. none: the agent sends no metrics."
     )
     interval: Duration = duration("60s", "Interval at which the agent sends metrics.", ge="100ms")
 

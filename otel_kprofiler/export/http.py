@@ -102,7 +102,8 @@ class OtlpHttpExporter(OtlpSender):
         session.trust_env = proxy_url is None
         session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
         session.cert = (tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
-        # If auth is None, the requests library overwrites Authorization from ~/.netrc.
+        # If auth is None, the requests library replaces Authorization with credentials from
+        # ~/.netrc.
         session.auth = auth or (lambda request: request)
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})

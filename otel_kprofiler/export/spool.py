@@ -341,7 +341,8 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Segment numbers may be skipped but not reused: an old segment's mark may be needed.
+        # Segment numbers may be skipped but not reused, because an old segment's mark may be
+        # needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             name = name_segment(segment - 1)

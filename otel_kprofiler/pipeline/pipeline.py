@@ -118,7 +118,7 @@ class Pipeline(Generic[SamplerT]):
         self._looked_ns = self._collected_ns = 0
         self._is_busy = False
         # Held while samples move from one count to another, so that each is counted exactly once.
-        # Reentrant: a signal handler may read the account.
+        # Reentrant, because a signal handler may read the counts.
         self._lock = threading.RLock()
         self._counts: Mapping[str, SamplerCounts] = {}
         self._resolving, self._in_windows = SampleCounts(), SampleCounts()
@@ -169,7 +169,7 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, the step first waits up to ``idle_s`` for a sample. While no new process is
+        had few samples, this one first waits up to ``idle_s`` for a sample. While no new process is
         sampled, the wait takes up to ``min(longest_s, idle_s)``, if that exceeds the timeout. If
         less time has passed since samples were last processed, and the window has not ended, the
         step only identifies new processes.

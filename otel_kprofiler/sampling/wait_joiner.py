@@ -195,7 +195,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # Sampled sleep may turn out to be runnable time, so only the total is reliable.
+        # Time sampled as sleep may turn out to be runnable time, so only the total is reliable.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0

@@ -93,7 +93,8 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
             hint="use the agent or `otel-kprofiler record -p PID`; an embedded profiler leaves out "
             "its own process, which may be waiting for locks of the profiler's buffers",
         )
-    # Python mostly uses one CPU. If it uses more, the filling ring wakes the drain thread.
+    # Python mostly uses one CPU. If it uses more, the ring fills up sooner and wakes the drain
+    # thread.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(

@@ -65,7 +65,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # If the kernel lacks tcp_diag, it does not find this end of the connection either.
+        # A kernel that lacks tcp_diag does not find this end of the connection either.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

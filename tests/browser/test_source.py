@@ -119,7 +119,7 @@ def choose(browser, name):
 def test_source_lines_show_self_and_total_and_the_hottest_is_marked(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
-    # A stack that has line 3 twice counts once. Samples with native or kernel leaves count for
+    # A stack that has line 3 twice counts once. Samples with native or kernel leaves count towards
     # their Python line.
     assert page.evaluate(COUNTED) == [
         [2, "40", "40.00%", "40", "40.00%", "    for child in tree:"],

@@ -176,7 +176,7 @@ class Collector:
         return self.arrived()
 
     def arrived(self):
-        """Returns the requests in the file. The running Collector may be writing the last line."""
+        """Returns the requests in the file. Skips the last line if it is incomplete."""
         lines = self.output.read_bytes().splitlines(keepends=True) if self.output.exists() else []
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 

@@ -1,4 +1,4 @@
-"""The demo of examples/compose: Docker Compose accepts it, and its parts work together.
+"""The demo in examples/compose: Docker Compose accepts it, and its services work together.
 
 The tests need no images. They run the page, the Collector, ClickHouse's engine and the agent on
 this host, with the commands and files that Compose resolves, but with other addresses.

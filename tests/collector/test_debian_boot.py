@@ -55,7 +55,7 @@ STEPS = {
 
 @pytest.fixture
 def machine(tmp_path, sampling_host):
-    """Creates a root directory whose system boots, runs the steps and powers off."""
+    """Creates a root directory with a system that boots, runs the steps and powers off."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     packages = build_twice(tmp_path)

@@ -121,7 +121,7 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
     assert (counts.exported, counts.lost) == (window.sample_count, {})
     arrived = samples_of(collector.requests(len(encoded.batches)))
     assert sorted(arrived) == sorted(expected(window))
-    # The account is compared with the file's content, not with itself.
+    # The counts are compared with the file's content, not only with each other.
     assert len(arrived) == counts.exported
 
 

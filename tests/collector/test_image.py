@@ -1,4 +1,4 @@
-"""The image of config/kubernetes, built by buildah and run with the DaemonSet's privileges.
+"""The image in config/kubernetes, built by buildah and run with the DaemonSet's privileges.
 
 The tests need no registry, since the Containerfile's base image is a root of this release built by
 mmdebstrap. They need no container runtime either: setpriv and mounts replace it, except for

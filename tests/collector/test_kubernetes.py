@@ -1,4 +1,4 @@
-"""The manifests of config/kubernetes, validated by Kubernetes' own code and run with a Collector.
+"""The manifests in config/kubernetes, validated by Kubernetes' own code and run with a Collector.
 
 The gateway's test uses a stand-in for the API server, which serves the objects of a cluster. It
 tests that agents send the attributes by which the processor identifies pods.

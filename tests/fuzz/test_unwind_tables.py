@@ -23,7 +23,7 @@ NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 <
 
 
 def places(data):
-    """Returns the offsets of headers and tables, where a change has an effect."""
+    """Returns the offsets within headers and tables at which a change has an effect."""
     elf = read_elf(ImageSource(data), "x86_64")
     sections, count, _ = elf.section_headers
     result = list(range(64 + 56 * 8)) + list(range(sections, min(len(data), sections + 64 * count)))

@@ -128,7 +128,7 @@ def deliver_all(receiver, directory, port):
 
 @pytest.mark.one_boot
 def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
-    """The agent uses at most 60 MB with gRPC, and with pyroute2, which tracks modules."""
+    """The agent uses at most 60 MB with both gRPC and pyroute2 loaded."""
     receiver = GrpcReceiver()
     config = tmp_path / "agent.yaml"
     config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))

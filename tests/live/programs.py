@@ -171,7 +171,7 @@ def run(fd: int, repeat: int) -> None:
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:
-    """Returns the addresses and names of symbols in given blocks, using a simple parser.
+    """Returns the addresses and names of these modules' symbols, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
     unloaded during the read. Once two reads agree, no line is missing.

@@ -73,7 +73,7 @@ class Witness:
         self._thread.join()
 
     def stood_still(self, cpu, start, end):
-        """Returns whether interrupts were delayed, so that a sample of the witness is missing."""
+        """Returns whether the witness also lacks a sample, because interrupts were delayed."""
         return any(
             b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
             for a, b in itertools.pairwise(sorted(self.times[cpu]))

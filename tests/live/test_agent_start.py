@@ -69,7 +69,7 @@ def test_at_startup_symbols_are_read_once_and_the_first_window_is_short(tmp_path
     account = parse_account(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
-    # Well below the interval, also on a busy machine.
+    # Well below the interval, even on a busy machine.
     assert first.end_unix_ns - first.start_unix_ns < 30e9, "short until there is something"
     frames = [
         frame

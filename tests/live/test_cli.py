@@ -92,7 +92,7 @@ def test_the_suffix_selects_the_format(tmp_path, suffix):
 def test_a_busy_host_is_recorded_without_loss(tmp_path):
     path = tmp_path / "x.otlp"
     with busy():
-        # The ring has room for some seconds in which ``record`` does not run.
+        # The ring has room for the samples of some seconds in which ``record`` does not run.
         done = call("record", "-d", "0.5s", "-F", 49, "--stacks", "both", "-o", path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")

@@ -20,7 +20,7 @@ THREADS = 8
 def check(name, words, log, missing=0.0):
     """Runs a program. Checks that its samples have the spans that it logs, with their attributes.
 
-    A share of up to ``missing`` of the samples in spans may lack a link, because garbage collectors
+    Up to a share ``missing`` of the samples in spans may lack a link, because garbage collectors
         move the objects that are read. Yields each link and its trace flags.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:

@@ -645,7 +645,7 @@ sys.meta_path.insert(0, Blocker)
         ({"OTEL_PROFILES_EXPORTER": "console"}, {"pydantic", "grpc", "requests", "google"}),
     ],
 )
-def test_a_service_does_not_need_the_dependencies_of_commands(environment, unused):
+def test_a_service_does_not_need_the_cli_dependencies(environment, unused):
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
         environment = {

@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page fault count of the function with the most faults, which writes memory."""
+    """Returns the page fault count of the top function, which is the one that writes memory."""
     return max(group["self"] for group in part["groups"])
 
 
@@ -129,7 +129,7 @@ def test_a_period_and_a_rate_estimate_the_same_number_of_events():
         faults[kind.name] += counts[kind.name].missed * event.period
         ours = [sample.value for sample in of_kind if sample.tgid == process.pid]
         assert len(of_kind) < every / 2
-        # A sample stands for events of other processes on its CPU, too.
+        # A sample also stands for events that other processes caused on its CPU.
         deviation = math.sqrt(sum(value**2 for value in ours))
         assert every - 5 * deviation <= sum(ours) <= every * 1.01 + 5 * deviation
     assert faults["minor_faults"] == pytest.approx(faults["page_faults"], rel=TOLERANCE)
@@ -139,7 +139,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     held = f"import sys\nsys.stdin.readline()\n{LOAD}"
     with (
         subprocess.Popen([sys.executable, "-c", held, "2"], stdin=subprocess.PIPE) as load,
-        # The quarter of the ring has room for some seconds of this process's CPU time.
+        # The quarter of the ring has room for the samples from several seconds of CPU time.
         sampling(
             samples_per_second=49,
             stacks="both",

@@ -35,7 +35,7 @@ def find_mapped_files(pid):
 
 
 def find_lasting(earlier):
-    """Returns the processes that neither end nor execute nor map a file after ``earlier``."""
+    """Returns the pids in ``earlier`` that still run the same program and map the same files."""
     after = read_processes(Access())
     return {
         pid

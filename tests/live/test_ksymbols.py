@@ -227,7 +227,7 @@ def test_the_ksymbol_table_is_exact_after_records_are_lost():
 
 
 def test_frames_sampled_while_records_are_lost_have_no_name():
-    """If the unload of a program is lost, another program may have been loaded at its address.
+    """If the record of an unload is lost, another program may have been loaded at the address.
 
     Once all symbols have been reread, an address without a symbol is not in any program.
     """
@@ -291,7 +291,7 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
     """The test runs for ``KPROFILER_CHURN_S`` seconds (4 by default)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     others = {*TASKS.iterdir()} - {TASKS / str(threading.get_native_id())}
-    # The rings have room for some seconds in which this process does not run.
+    # The rings have room for the records of some seconds in which this process does not run.
     with watching(ring_bytes=4 << 20) as (symbolizer, watch):
         command = churn_command(seconds, "kprof_churn")
         fds, memory = len(os.listdir("/proc/self/fd")), []

@@ -60,7 +60,7 @@ def measure(cpu, spin):
 
 
 def test_samples_missed_while_a_tracing_bpf_program_runs_are_counted(cpu):
-    """A slow program at the tracepoint of all system calls causes misses. A fast one causes few."""
+    """At the tracepoint of all system calls, a slow program causes many misses, a fast one few."""
     try:
         results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:
@@ -100,7 +100,7 @@ def test_pauses_and_rate_changes_are_not_counted_as_missed_samples(cpu):
 
 
 def test_a_mostly_idle_cpu_misses_almost_no_samples(cpu):
-    """Idle periods between bursts of work are not gaps."""
+    """Idle periods between bursts of work do not count as gaps."""
     with (
         running(pin_cpu_ids=(cpu,), send_idle_frames=True) as witness,
         running(pin_cpu_ids=(cpu,)) as sampler,

@@ -17,7 +17,7 @@ from tests.truth.python.measure import PROGRAM, SEED, building, running
 RIGHTS = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 OWN_NAMESPACES = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
 SAMPLES = int(os.environ.get("KPROFILER_PYTHON_SAMPLES", "1000"))
-MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # small samples vary more
+MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # small numbers of samples vary more
 
 pytestmark = [
     pytest.mark.live,
@@ -92,7 +92,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 @pytest.mark.long
 def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, public_python):
-    """CAP_BPF and CAP_PERFMON suffice for running processes of the same user."""
+    """CAP_BPF and CAP_PERFMON suffice to sample the same user's processes, even running ones."""
     result = find_pythons()
     pythons = [publish(one, folder) for one in (result[0], result[-1])]
     first, second = pythons

@@ -54,7 +54,7 @@ def read_samples(path):
 
 
 def innermost_lines(samples, entry="getdents64"):
-    """Counts innermost Python lines in a system call, without imports at start-up."""
+    """Counts innermost Python lines in a system call, after the imports at start-up."""
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
         for _, stack in samples

@@ -49,7 +49,7 @@ def test_every_stack_matches_the_running_code(built, minor):
 
 
 def test_each_greenlet_has_its_own_frames(built, monkeypatch):
-    """A greenlet has no callers, and no frames before it starts or after it finishes."""
+    """Greenlets have no callers, and have no frames before they start or after they finish."""
     greenlet = pytest.importorskip("greenlet")
     monkeypatch.setenv("PYTHONPATH", str(Path(greenlet.__file__).parents[1]))
     python = Python(Path(sys.executable), platform.python_version())

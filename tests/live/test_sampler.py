@@ -116,7 +116,7 @@ def test_every_sample_taken_is_received(rate):
     with (
         load(READ),
         load(SPIN),
-        # The ring has room for some seconds in which this process does not run.
+        # The ring has room for the samples of some seconds in which this process does not run.
         sampling(samples_per_second=rate, stacks="both", map_scale_factor=3) as sampler,
     ):
         samples = collect(sampler, 1, interval_s=0.25)
@@ -174,7 +174,7 @@ def test_waiting_ends_when_the_ring_buffer_fills_to_its_wakeup_level():
         )
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
-        # Each record beyond the mark may have posted another event.
+        # Each record above the fill mark may have caused another wake-up.
         woken = (is_woken(sampler) for _ in range(1000))
         assert not all(woken), "a ring with a few records wakes nobody"
 

@@ -225,7 +225,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 
 def test_unwind_tables_are_built_for_each_process_in_turn(start, tmp_path, monkeypatch):
-    """One process requests tables for many files that have none, another for one file."""
+    """One process requests tables for many files without tables, another process for only one."""
     first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
 
@@ -299,7 +299,7 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     assert running.settle().refused == {Refusal.NOT_SAME: 1}
     assert running.kernel.file(request.key).state == FileState.UNAVAILABLE
     running.now_ns += 31 * SECOND_NS
-    # The store reads the clock again when it rejects another file.
+    # The store reads the clock again when it rejects a second file.
     other = running.files.ask(program, 5_999_997)
     running.store.request(other._replace(key=other.key._replace(inode=1), size=1))
     wait_until(lambda: running.kernel.file(request.key) is None)
@@ -403,7 +403,7 @@ def programs_without_tables(tmp_path):
 def test_building_tables_for_preloading_does_not_use_up_the_cpu_budget(
     start, programs_without_tables, monkeypatch
 ):
-    """Each table costs half of the budget, which is not refilled since the clock is stopped."""
+    """Each table costs half of the budget. The clock is stopped, so the budget is not refilled."""
     spent_ns = iter(range(0, SECOND_NS * 1000, SECOND_NS // 2))
     monkeypatch.setattr("otel_kprofiler.unwinding.store.children_time_ns", lambda: next(spent_ns))
     running = start()

@@ -90,7 +90,7 @@ def running(*command, **options):
 
 
 def take_sides(pid, enough):
-    """Returns a process's user sides, up to the first that satisfies ``enough``."""
+    """Samples a process, and returns its user stacks up to the first that satisfies ``enough``."""
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
     resolver, results = UserResolver(known), []

@@ -191,7 +191,7 @@ def test_uwsgi_workers_profile_themselves(receiver, tmp_path, way):
 
 @pytest.mark.long
 def test_signals_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
-    """A profiler thread would neither wake the thread that waits for requests nor stop it."""
+    """In a profiler thread, a signal would not wake or stop the thread that waits for requests."""
     (tmp_path / "shop.py").write_text(SERVICE)
     starts_at, options = WAYS["import"]
     with uwsgi(tmp_path, options, environment(receiver, starts_at)) as (address, server, log):

@@ -22,15 +22,15 @@ HEAD = """# Platforms
 
 `make test-platforms` generates this page from the results of its tests. *Proved* results are from
 hardware of this kind. *Emulated* results are from a virtual machine with software emulation, which
-shows whether results are right, but not the cost. *No* means that the platform is not supported,
-with the message that `record` prints, or that it could not be tested, with the reason. Platforms
-that are not listed have not been tried. *From source* means that the program was built from
-Debian's source package, because no binary package contains it.
+shows whether the results are right, but not what profiling costs. *No* means that the platform is
+unsupported or could not be tested, and is followed by the message that `record` prints, or by the
+reason. Platforms that are not listed have not been tried. *From source* means that the program was
+built from Debian's source package, because no binary package contains it.
 
-*Wrong* samples of a Python program show frames that did not run. *Absent* ones lack
-Python frames although some ran. *Frameless* ones were taken while no Python frame had to run.
-*Not described* ones have a frame without function or line. Samples *in system calls*
-also show which Python function made the call.
+*Wrong* samples of a Python program show frames that did not run. *Absent* samples lack Python
+frames although Python code ran. *Frameless* samples lack them, too, but their threads may have had
+none. Samples that are *not described* have a Python frame without function or line. Samples *in
+system calls* also show which Python function made the call.
 
 """
 

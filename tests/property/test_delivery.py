@@ -32,7 +32,7 @@ KINDS = (ON_CPU, OFF_CPU)
 
 
 class Receiver(ProfileExporter):
-    """An exporter that accepts or rejects batches with samples as scripted."""
+    """An exporter that accepts or rejects batches of samples as scripted."""
 
     form, max_bytes = Form.PROTOBUF, None
 

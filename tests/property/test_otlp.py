@@ -217,7 +217,7 @@ losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_
 
 @st.composite
 def accounted(draw, profile):
-    """Draws a profile with sample counts, with those and the stream's totals, or with neither."""
+    """Draws the profile with sample counts, with sample counts and stream totals, or unchanged."""
     if draw(st.booleans()):
         return profile
     samples = profile.sample_count + draw(st.integers(0, 2**40))
@@ -350,7 +350,7 @@ def test_json_and_protobuf_are_equivalent(window):
 
 @pytest.mark.parametrize("form", Form)
 def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly(form):
-    """Frequent frames get the first indices. Parts have no unused frames, and are still filled."""
+    """Frequent frames get the first indices. Parts have no unused frames, and are nearly full."""
     frames = [
         Frame(None, 2**63 + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
         for number in range(600)

@@ -20,7 +20,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_system_access_is_blocked_and_recorded(use, guard):
+def test_use_of_the_system_is_blocked_and_recorded(use, guard):
     with pytest.raises(Exception, match="mark the test"):
         USES[use]()
     assert len(guard.uses) == 1
@@ -40,5 +40,5 @@ def test_forbidden_access_from_a_thread_is_recorded_even_if_the_exception_is_cau
 
 
 @pytest.mark.system
-def test_a_test_with_the_marker_may_access_the_system():
+def test_a_test_with_the_marker_may_use_the_system():
     subprocess.run(["true"], check=True)

@@ -63,7 +63,7 @@ PUT = b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
 def test_the_total_size_of_headers_is_limited(port, lines):
-    """Python itself limits only each line, to 64 KiB, and the number of lines, to 100."""
+    """Python itself limits only the length of a line (64 KiB) and the number of lines (100)."""
     line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     assert status(port, head + line * lines) == 431

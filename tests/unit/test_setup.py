@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 @pytest.mark.long
 @pytest.mark.system
 @needs_root
-def test_the_path_then_the_environment_is_searched_if_the_system_python_is_unusable(
+def test_the_path_and_then_the_environment_are_searched_if_the_system_python_is_unusable(
     clone, elsewhere, older
 ):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")

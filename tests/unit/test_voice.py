@@ -34,7 +34,7 @@ def test_pages_are_searched_for_phrases_with_their_lines():
     ]
 
 
-def test_only_comments_of_c_sources_are_searched():
+def test_in_c_sources_only_comments_are_searched():
     text = "int told;\n/* Whether it runs. */\nint f; /* what it tells */\n\n/*\n * Of x.\n */\n"
     assert sorted((place.line, place.kind) for place in find_places("a.c", text)) == [
         (2, "opening"),

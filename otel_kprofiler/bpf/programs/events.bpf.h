@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Runs the same programs at perf events other than cpu-clock. Included by sampler.bpf.c.
+ * Runs the sampler at perf events other than cpu-clock. Included by sampler.bpf.c.
  *
  * Before 5.15, the kernel passes no cookie to a program at a perf event. Therefore, the event's
  * number is in perf_event_attr.wakeup_events, which only affects readers of a perf ring.

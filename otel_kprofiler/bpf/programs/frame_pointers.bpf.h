@@ -10,8 +10,8 @@
 #include "user_stack.bpf.h"
 
 /*
- * Turns plain addresses into a user stack: `at` has space for a head, followed by `bytes` bytes of
- * addresses. Returns the stack's size in bytes. Cannot determine whether the stack is complete.
+ * Turns plain addresses into a user stack. `at` begins with space for a head; `bytes` bytes of
+ * addresses follow. Returns the stack's size in bytes. Cannot determine whether it is complete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {

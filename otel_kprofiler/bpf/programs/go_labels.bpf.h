@@ -79,7 +79,7 @@ GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 				   bytes, (void *)from);
 }
 
-/* Appends the label if there is room: one byte for each length, then the key and the value. */
+/* Appends the label if there is room: the lengths of key and value, a byte each, then both. */
 GLOBAL int add_go_label(void)
 {
 	u64 behind, at, key, value;
@@ -116,7 +116,7 @@ GLOBAL int add_go_label(void)
 	return 1;
 }
 
-/* Adds the labels in Go 1.23 or earlier, which are in a map that never grows. */
+/* Adds the labels from a map that never grows (Go 1.23 or earlier). */
 INLINE void add_go_map(struct go_work *work)
 {
 	u64 map, bucket, next;
@@ -150,7 +150,7 @@ INLINE void add_go_map(struct go_work *work)
 	}
 }
 
-/* Adds the labels in Go 1.24 or later, which are in a slice. */
+/* Adds the labels from a slice (Go 1.24 or later). */
 INLINE void add_go_slice(struct go_work *work)
 {
 	if (READ_USER(work->slice, work->labels))

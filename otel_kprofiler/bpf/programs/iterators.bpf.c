@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lists kernel symbols for a process that may load BPF programs, but cannot see kernel addresses,
- * because it has CAP_BPF and CAP_PERFMON, but neither CAP_SYS_ADMIN nor CAP_SYSLOG.
+ * Lists kernel symbols for a process that may load BPF programs (CAP_BPF and CAP_PERFMON) but
+ * cannot read kernel addresses from /proc (neither CAP_SYS_ADMIN nor CAP_SYSLOG).
  *
  * list_programs writes the functions of all BPF programs. program_iterator.py reads
  * the output; change both together. list_symbols writes the content of /proc/kallsyms

@@ -3,8 +3,8 @@
  * Measures waits for the kernel's locks, at the contention_begin and contention_end tracepoints
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs run with any lock held, and in interrupts. To write a sample, they take the ring's
- * lock; if the thread has just got that very lock, this would deadlock. Only the profiler's
+ * The programs may run with any lock held, and in interrupts. To write a sample, they take the
+ * ring's lock, which would deadlock if the thread has just got that lock. Only the profiler's
  * process, and the sampler's programs while they use the scratch memory, take map and ring
  * locks. So no sample is taken in that process, or while another program has the scratch memory.
  */
@@ -178,7 +178,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 /*
  * Decides whether to sample a wait, with probability duration / threshold; returns the sample's
  * value, or 0. The sum over samples is an unbiased estimate of the total. If the sampling rate
- * was exceeded since user space chose the threshold, a higher threshold applies.
+ * has been exceeded since user space chose the threshold, a higher threshold applies.
  */
 INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 {

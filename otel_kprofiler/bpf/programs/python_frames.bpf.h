@@ -2,8 +2,8 @@
 /*
  * Walks the interrupted thread's CPython frames, leaf first.
  *
- * The thread is stopped, so only what it was writing itself can be incomplete. Anything unexpected
- * ends the walk without a stack: no frame is ever a guess.
+ * The thread is stopped, so only data that it was itself writing can be incomplete. Anything
+ * unexpected ends the walk without a stack: no frame is ever a guess.
  */
 #pragma once
 
@@ -201,7 +201,7 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* On first use, binds a process to its program; returns whether that program still runs. */
+/* On first use, binds a process to its program; returns whether it still runs this program. */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)

@@ -161,7 +161,7 @@ struct record {
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
-/* The last run on a CPU, to count the runs missing since then. */
+/* The last run on a CPU, from which missing runs are counted. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
 	s64 late_ns; /* sum of the runs' delays, minus the periods counted as missed */
@@ -189,8 +189,8 @@ RING(ring);
 
 /*
  * Takes the scratch memory of this CPU; returns 0 if an interrupted program has it. The kernel keeps
- * programs at perf events from interrupting each other, but not programs at tracepoints, which occur
- * in interrupts and in helpers that the programs call.
+ * programs at perf events from interrupting each other, but not those at tracepoints: a tracepoint
+ * may fire in an interrupt, or in a helper that a program calls.
  */
 INLINE int take_scratch(struct scratch *own)
 {
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes the reader in a band above the high-water mark, because records may step over the mark. */
+/* Wakes the reader in a range above the high-water mark, because records may skip the mark. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;

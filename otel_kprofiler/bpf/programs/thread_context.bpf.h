@@ -3,8 +3,8 @@
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
  * pointer to a record. User space locates the pointer (processes/thread_pointer.py), and
  * bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c after
- * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h); in
- * Go, the variable leads to labels (go_labels.bpf.h).
+ * its structs. In Node.js, the thread-local variable is a struct that leads to the record
+ * (v8_context.bpf.h). In Go, the variable leads to the labels of a goroutine (go_labels.bpf.h).
  */
 
 /* Location of the context variable in a process's threads. */

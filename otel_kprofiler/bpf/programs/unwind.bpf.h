@@ -4,12 +4,12 @@
  *
  * 1. with the rule in the file's .eh_frame, or in a table that code_frames.py made;
  * 2. in a signal trampoline, with the registers that the kernel saved;
- * 3. in a leaf without a rule, if its file has rules, with a guess: the word on top of the stack;
+ * 3. in a leaf without a rule, if its file has rules, with a guess: the top stack word (arm64: LR);
  * 4. in code without tables (JIT, Go), with the frame pointer.
  *
- * In all cases, a return address must be executable and follow a call. If a table led to code that
- * is not readable, the call is not checked. The walk stops in a file whose table is not loaded yet,
- * because a frame pointer would be a guess there.
+ * In all cases, a return address must be executable, and must follow a call or be the start of a
+ * signal trampoline. If a table led to code that is not readable, this is not checked. The walk
+ * stops in a file whose table is not loaded yet, because a frame pointer would be a guess there.
  */
 #pragma once
 
@@ -98,7 +98,7 @@ INLINE void take_block(struct unwind_work *w, u32 registers)
 		w->preserved[i] = 0;
 }
 
-/* Updates the locations of the registers that calls preserve, for the caller. */
+/* Updates the locations of the callee-saved registers for the caller's frame. */
 INLINE void follow_preserved(struct unwind_work *w, const struct row *row, u64 cfa)
 {
 	w->called = 1;
@@ -243,7 +243,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* Finds the caller of a leaf that has no rule although its file has rules: mostly a PLT entry. */
+/* Finds the caller of a leaf that has no rule although its file has rules: usually a PLT entry. */
 INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 ra = 0, sp = w->sp;

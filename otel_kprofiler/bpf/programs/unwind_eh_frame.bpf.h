@@ -438,7 +438,7 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* Skip the augmentation letters. Next are alignments, return address, augmentation data. */
+	/* Skip the augmentation letters. Next: alignment factors, return address register, data. */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {

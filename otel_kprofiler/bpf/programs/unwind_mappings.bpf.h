@@ -2,7 +2,7 @@
 /*
  * Finds the mapping that contains a pc, its file, and the file's table.
  *
- * An interrupt cannot take the mm's lock, so the tree is read without it, with reads that may fail.
+ * A program in an interrupt cannot take the mm's lock, so it reads the mapping tree without it.
  * Nodes may be freed and reused at the same time, so the result is used only if it is a mapping
  * of this mm that contains the pc.
  */
@@ -202,8 +202,8 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 
 /*
  * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
- * apart as in the file. Such memory is text of the file that the process has copied to huge
- * pages. Leaves one of the mappings in node[].
+ * apart in memory as in the file. Such memory is text of the file that the process has copied to
+ * huge pages. Leaves one of the mappings in node[].
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
 {
@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fills in the original file of text that was moved to anonymous memory; returns 0 otherwise. */
+/* Fills in the original file of text that was moved to anonymous memory; returns 0 if none was. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))

@@ -3,7 +3,7 @@
  * Finds the thread context of the interrupted thread in V8's heap, where Node.js keeps it: the
  * value of the writer's AsyncLocalStorage in the current AsyncContextFrame, which is a JavaScript
  * Map. The thread is stopped. While the garbage collector moves objects, the key may be missed, but
- * is never mistaken for another key. Layout: struct otel_thread_ctx_nodejs_v1_t of pprof-nodejs;
+ * no other key is mistaken for it. Layout: struct otel_thread_ctx_nodejs_v1_t of pprof-nodejs;
  * V8's js-collection.h, ordered-hash-table.h and js-objects.h, without pointer compression, which
  * Node.js does not use. Included by thread_context.bpf.h.
  */

@@ -611,7 +611,7 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * Handles a skipped tracepoint (a few in a thousand switches on 6.18): `task`, which leaves, is not
+ * Handles a missed switch event (a few per thousand on 6.18): `task`, which leaves now, is not
  * the task last seen to arrive. The run time of `task` shows when it arrived. The other task's run
  * time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
  */
@@ -717,7 +717,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	tid = MEMBER(u32, ctx[2], pid);
 	if (!tid)
 		return 0;
-	/* Once read back from memory, the pointer is a number, so arithmetic is allowed. */
+	/* To the verifier, a pointer read back from memory is a number: arithmetic is allowed. */
 	place = find_place(*(volatile u64 *)&line->task);
 	thread = LOOKUP(threads, &place);
 	if (!thread || thread->initial_tid != tid)
@@ -794,7 +794,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 
 /*
  * Handles a thread that becomes runnable now. Skips a thread that is still on its CPU, unless it
- * has left the run queue, because sched_switch then follows.
+ * has left the run queue and is thus about to leave the CPU.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {
@@ -826,7 +826,7 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Runs for each task at intervals. Records when a woken thread began to wait for a CPU. If a wait
+ * Runs periodically for every task. Records when a woken thread began to wait for a CPU. If a wait
  * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
  * thread is seen before its wait ends. The number of late starts is limited, to keep space in the
  * ring. The program can be interrupted, so it has a separate record.

@@ -242,7 +242,7 @@ class Run(Programs):
             rest += account["waiting"] + own["not_offered"]
             gaps += len(account["gaps"])
         for stream in got.streams(kind)[: self.killed]:
-            # A killed agent prints no account, so its last received account is used.
+            # A killed agent prints no counts, so the last counts received from it are used.
             taken += got.accounts[kind, stream][STREAM + "samples"]
             later += lost_of(got.accounts[kind, stream])
         rest += self.accounts[-1][kind]["exporters"].get(exporter, {"pending": 0})["pending"]

@@ -73,7 +73,7 @@ def test_the_address_mask_removes_signatures_of_return_addresses(machine, bits, 
 
 
 @pytest.mark.parametrize("machine", PROCESSORS)
-def test_saved_register_offsets_match_their_block(machine):
+def test_sp_and_fp_offsets_agree_with_all_saved_register_offsets(machine):
     processor = PROCESSORS[machine]
     for block in (processor.interrupt, processor.signal):
         assert isinstance(block, RegisterBlock)

@@ -14,7 +14,7 @@ def test_generated_files_are_up_to_date():
     assert not stale(str(ROOT)), "run `make generated`"
 
 
-def test_the_sample_file_has_every_key_with_its_default():
+def test_the_shipped_agent_configuration_has_every_key_with_its_default():
     loaded = load_config(str(ROOT / "config/agent.yaml"), environ={})
     assert loaded.config.receiver == Receiver()
     marks = loaded.document.marks

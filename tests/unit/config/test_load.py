@@ -247,7 +247,7 @@ def test_messages_never_show_secrets_in_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """The message has only the length and position of a password in place of a key or tag."""
+    """For a password in place of a key or tag, only length and position are shown."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

@@ -124,7 +124,7 @@ def test_the_timeout_of_one_attempt_does_not_affect_the_next(
 def test_headers_take_precedence_over_netrc(
     http_receiver, open_exporter, batch, tmp_path, monkeypatch
 ):
-    """By default, the library requests replaces Authorization with credentials from ~/.netrc."""
+    """By default, ``requests`` replaces Authorization with credentials from ~/.netrc."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     open_exporter(headers={"Authorization": "Bearer x"}).export(batch())
@@ -287,7 +287,7 @@ def test_the_receivers_explanation_is_reported(http_receiver, open_exporter, bat
     assert open_exporter().export(batch()).message == "bad profile"
 
 
-def test_the_body_of_a_redirect_is_read_only_up_to_the_limit(http_receiver, open_exporter, batch):
+def test_the_body_of_a_redirect_is_not_read_beyond_the_limit(http_receiver, open_exporter, batch):
     sent = []
 
     def endless(handler):
@@ -432,7 +432,7 @@ def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
 
 
 def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter, batch, caplog):
-    """The response has the credentials, and a bad header, which urllib3 logs with the query."""
+    """The response has the credentials. Its bad header would make urllib3 log the query."""
     caplog.set_level(logging.DEBUG)
 
     def echo(handler):

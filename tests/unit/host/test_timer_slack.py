@@ -55,7 +55,7 @@ def test_only_threads_started_in_the_block_have_coarse_timers(in_thread):
     assert in_thread(measure) == (COARSE_NS, BEFORE_NS, BEFORE_NS)
 
 
-def test_the_slack_is_restored_after_an_exception(in_thread):
+def test_the_timer_slack_is_restored_after_an_exception(in_thread):
     def measure():
         with pytest.raises(OSError, match="refused"), coarse_timers():
             raise OSError("refused")

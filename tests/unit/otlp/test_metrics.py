@@ -53,7 +53,7 @@ def test_requests_match_the_sdk_encoder(resource, scope, durations, observations
         assert ExportMetricsServiceRequest.FromString(encode_metrics(data)) == encode_by_sdk(data)
 
 
-def test_the_comparison_covers_all_kinds_of_points():
+def test_the_comparison_covers_all_metric_types_in_use():
     data = collect({"a": 1}, ("1.0", "u"), [(2.5, {"b": "c"})], [(0, {}), (-3, {"d": True})])
     request = ExportMetricsServiceRequest.FromString(encode_metrics(data))
     (scope,) = request.resource_metrics[0].scope_metrics

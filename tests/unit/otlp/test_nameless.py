@@ -119,7 +119,7 @@ def test_unused_reasons_and_their_strings_are_removed_once_locations_have_names(
 
 
 def peer_message():
-    """Returns a message of opentelemetry-ebpf-profiler: base names, file addresses, no lines."""
+    """Makes a message like opentelemetry-ebpf-profiler's: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([

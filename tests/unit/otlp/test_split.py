@@ -99,7 +99,7 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_parts_are_valid_and_within_the_limit_and_contain_each_sample_once(form, limit, attributes):
+def test_parts_of_a_message_are_valid_within_the_limit_and_complete(form, limit, attributes):
     whole = window([sample(number) for number in range(60)], processes=3)
     original = message(whole, attributes)
     expected = contents([original.SerializeToString()])

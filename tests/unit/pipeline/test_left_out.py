@@ -25,7 +25,7 @@ RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missin
         ),
     ],
 )
-def test_each_omitted_part_is_listed_with_its_reason(stacks, user_symbols, missing, expected):
+def test_each_omission_is_listed_with_its_reason(stacks, user_symbols, missing, expected):
     assert describe_left_out(SamplerConfig(stacks=stacks), user_symbols, missing) == expected
 
 

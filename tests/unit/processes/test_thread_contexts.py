@@ -134,7 +134,7 @@ def test_arbitrary_bytes_are_decoded_within_the_limits(context, has_span):
     assert list(labels) == sorted(labels)
 
 
-def test_the_key_map_is_read_only_for_supported_versions():
+def test_the_key_map_is_not_read_for_unsupported_versions():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()

@@ -16,7 +16,7 @@ def plan(types, *texts):
     return plan_locks(config, lambda: types)
 
 
-def test_the_lock_event_has_a_number_and_the_same_stacks_as_the_cpu_clock():
+def test_the_lock_event_is_numbered_and_has_the_same_stacks_as_the_cpu_clock():
     types = make_types("contention_begin", "contention_end")
     planned = plan(types, "faults", "lock-contention")
     assert (planned.number, planned.spec.rate) == (2, 99)

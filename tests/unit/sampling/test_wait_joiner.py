@@ -102,8 +102,8 @@ def test_a_wait_end_is_joined_only_with_its_start():
     assert one.stacks == (b"12345678",)
 
 
-def test_an_end_without_the_flag_for_a_start_is_not_joined():
-    """A missing flag shows that the thread ran before the end, so its span may have ended."""
+def test_a_wait_end_without_the_has_begun_flag_is_not_joined():
+    """Without the flag, the thread has run since the start, so its span may have ended."""
     (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
     assert wait.stacks == (b"late    ",)
 
@@ -155,7 +155,7 @@ def test_exited_threads_are_forgotten():
     assert joiner.sample_lasting([thread(1000, tid=8)], 1400, BOOT + 1400, 1) == []
 
 
-def test_a_wait_outlives_an_earlier_thread_with_the_same_id():
+def test_forgetting_a_thread_keeps_the_wait_of_a_later_thread_with_its_id():
     joiner = WaitJoiner()
     joiner.join([begin(900), begin(1000)])
     joiner.forget([thread(900)._replace(ended_ns=BOOT + 950)])

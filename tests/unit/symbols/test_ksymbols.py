@@ -200,7 +200,7 @@ def test_history_stays_sorted_when_a_read_removes_symbols_late():
 
 
 def test_a_removal_record_names_a_symbol_whose_load_record_was_lost():
-    """The symbol must have been loaded after the last read, which lacks it."""
+    """The symbol is missing from the last read, so it must have been loaded later."""
     result = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
     assert name_at(result, A, 200) == "unseen"
     assert name_at(result, A, 99) is None
@@ -212,7 +212,7 @@ def lost(since_ns, until_ns):
 
 
 def test_no_names_are_guessed_between_a_loss_and_the_next_full_read():
-    """Neither the old nor the new program is shown, unless the program's load time is known."""
+    """No program is shown in this interval, except a new one whose load time is known."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))
     for offset in (0, 64, 128):
@@ -344,7 +344,7 @@ def test_frames_have_the_kind_of_their_symbol(live):
 
 
 def test_stacks_follow_loads_and_never_show_a_stale_name(live):
-    """Lookups of a raw stack at five times return the same object while code is unchanged."""
+    """Lookups of a raw stack at five times return the same object while the code is unchanged."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)

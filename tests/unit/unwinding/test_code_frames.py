@@ -85,7 +85,7 @@ def test_a_realigned_stack_is_unwound_by_the_frame_pointer():
     assert states(flow)[10] == ENTRY
 
 
-def test_instructions_reached_with_different_stack_depths_have_no_state():
+def test_instructions_reached_with_different_stack_depths_have_no_unwind_state():
     flow = follow("84c0 7401 50 90 c3", 0)  # only one of the two paths pushes
     assert not states(flow)
 
@@ -117,7 +117,7 @@ def test_padding_after_a_call_ends_the_function():
     ]
 
 
-def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_state():
+def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_unwind_state():
     # 0: push rbx; jmp 4. 4: ret
     flow = follow("53 eb01 90 c3", 0, 4)
     assert states(flow) == {4: ENTRY}

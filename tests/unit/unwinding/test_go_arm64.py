@@ -209,7 +209,7 @@ def test_code_has_no_rule_once_systemstack_has_dropped_its_frame():
         [NOP, STORE_FP, SET_FP, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE],  # x30 is not saved
     ],
 )
-def test_systemstack_of_other_versions_has_no_rule(words):
+def test_systemstack_of_other_go_versions_has_no_unwind_rule(words):
     assert switching(b"runtime.systemstack", words) == WITHOUT
 
 

@@ -245,7 +245,7 @@ X86, ARM64 = Target("amd64", "x86_64", RIP), Target("arm64", "aarch64", 30)
     [(X86, ()), (X86, ("-ldflags=-s",)), (X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))],
 )
 def test_rows_match_debug_frame(tmp_path, target, flags):
-    """The compiler also writes the frame sizes as ``.debug_frame``."""
+    """The compiler also writes the frame sizes to ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]
     variables = {**os.environ, "GOARCH": target.architecture, "CGO_ENABLED": "0"}

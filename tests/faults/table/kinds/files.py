@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code from copies of a file, which differ in their last bytes and thus in identity."""
+    """Runs code from copies of a file. Their last bytes differ, and thus their identities."""
 
     def fault(run):
         content = make()

@@ -225,7 +225,7 @@ def test_redirects_are_followed(made, serve, cache):
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
-def test_an_endless_response_is_read_only_in_part(status, made, serve, cache):
+def test_reading_an_endless_response_stops_at_the_limit(status, made, serve, cache):
     sent = []
 
     def answer(handler):

@@ -60,7 +60,7 @@ def host():
     return Host()
 
 
-def test_a_name_is_pending_until_a_read_of_the_map_later_than_the_sample(host):
+def test_a_name_is_pending_until_the_map_is_read_after_the_sample(host):
     assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
     host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "hot")
     host.read()

@@ -318,7 +318,7 @@ def test_function_names_are_kept_if_the_lines_of_a_file_cannot_be_read(make, aga
     assert stalled.name() == ("again_10", False)
 
 
-def test_a_file_evicted_while_its_lines_are_read_is_read_only_once_more(make):
+def test_a_file_evicted_while_its_lines_are_read_is_read_just_once_more(make):
     stalled, go_on = Stalled(make), threading.Event()
     stalled.add(1)
     stalled.answers, stalled.now_s, stalled.wait = True, 31, lambda: go_on.wait(30)

@@ -154,7 +154,7 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
 
 
 def test_code_has_no_file_only_if_all_mappings_were_recorded(resolve):
-    """Only the unwinder records mappings, and only the first 15 of a stack."""
+    """Only the unwinder records mappings, and only the first 15 in a stack."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
     assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
