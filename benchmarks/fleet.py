@@ -339,7 +339,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     yield "… passed on by the Collector", f"{sink.samples:,}"
     yield "requests", f"{requests:,}, merged into {sink.requests:,}"
     per_day = DAY_S / interval_s / requests
-    yield "bytes per host and day, gzip", f"{packed * per_day / 1e6:.1f} MB"
+    yield "data per host per day, gzip", f"{packed * per_day / 1e6:.1f} MB"
     yield "… before compression", f"{raw * per_day / 1e6:.1f} MB"
     yield "bytes per sample, gzip", f"{packed / counts['taken']:.0f}"
     yield "CPU of the Collector per 1,000 requests", f"{per_request_s * 1000:.2f} s"

@@ -84,7 +84,7 @@ class Reporter:
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
         # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Set only during enqueuing, which may block on a disk, so that no accepted sample is
+        # Set only while enqueuing, which may block on a disk: otherwise, accepted samples are
         # counted twice.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False

@@ -39,13 +39,13 @@ class QueueCounts(NamedTuple):
         exported: samples that arrived, according to the exporter.
         lost: samples not delivered, or dropped by the queue, by cause.
         queued: samples that are waiting or being exported.
-        batches: number of batches that are waiting or being exported; 0 in the counts of one kind,
+        batches: number of batches that are waiting or being exported; 0 in counts of a single kind,
             because a batch may have samples of several kinds.
         queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in the counts of
             one kind.
         carried: samples that earlier runs left in the spool.
         carried_lost: the samples among ``lost`` that earlier runs took, by cause.
-        kinds: counts of each kind, by name; empty in the counts of one kind.
+        kinds: counts by sample kind; empty in the counts of a single kind.
         earlier: counts of all samples that earlier runs put in the spool, by kind; None in the
             counts of one kind, or if there is no spool.
     """

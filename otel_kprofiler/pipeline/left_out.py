@@ -1,4 +1,4 @@
-"""Describes in one line what is sampled, and what settings and missing capabilities leave out."""
+"""Describes in a line what is sampled, and what settings or missing capabilities leave out."""
 
 from __future__ import annotations
 

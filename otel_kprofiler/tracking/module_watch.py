@@ -117,7 +117,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # Changed by the thread; poll() reads it only while the thread is idle.
+        # Only the thread changes these. poll() reads them only while the thread is idle.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}

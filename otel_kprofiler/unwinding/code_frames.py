@@ -119,7 +119,7 @@ def follow(
     def within(addresses: Iterable[int]) -> set[int]:
         return {at for at in addresses if any(start <= at < end for start, end in gaps)}
 
-    # A program with fixed addresses may contain addresses in its instructions.
+    # Code in a non-PIE executable may contain absolute addresses as immediates.
     is_fixed = min(part.address for part in (*parts["text"], *parts.get("data", ()))) > 0
 
     def references(flow: Flow) -> Iterator[int]:

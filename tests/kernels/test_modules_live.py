@@ -260,7 +260,7 @@ class Late(Uevents):
 
 
 def test_module_code_is_resolved_even_if_its_uevent_was_lost():
-    """New code at a reused address is found even if its announcement was lost."""
+    """New code at a reused address is found even if its ksymbol record was lost."""
     announced = Late()
     watch = ModuleWatch(Access(), lambda: announced, names_share=1)
     symbolizer = KernelSymbolizer.live(Access(), modules=watch)

@@ -316,7 +316,7 @@ def test_samples_before_a_programs_first_instruction_have_no_user_stack():
 
 
 @needs_gcc
-def test_frame_pointers_are_followed_while_each_return_address_follows_a_call(compiled, loader):
+def test_frame_pointers_are_followed_only_to_return_addresses_after_a_call(compiled, loader):
     program = compiled("-O2", "-fomit-frame-pointer")
     settings = {"samples_per_second": 499, "stacks": "user", "user_unwinding": "frame_pointers"}
     with running(program) as pid:

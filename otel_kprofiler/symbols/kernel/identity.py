@@ -7,7 +7,7 @@ symbol stores use it as a key. For other code, the file id is the hash of a text
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@``, the file id of the running vmlinux, and ``@SRCVERSION`` if the module has one
   (RVAs are comparable only between the same builds of kernel and module);
-- a BPF program or trampoline: the symbol's name, which contains the program's tag.
+- a BPF program or trampoline: the symbol's name; that of a program contains its tag.
 """
 
 from __future__ import annotations
