@@ -29,11 +29,13 @@ EXPORTERS = """
   otlp:
     endpoint: {grpc}
     tls: {{insecure: true}}
+    timeout: 60s  # a Collector that stops does not retry
     sending_queue:
       batch: {{flush_timeout: 2s, min_size: 1000000, max_size: 0}}
   otlphttp:
     profiles_endpoint: {http}/v1development/profiles
     tls: {{insecure: true}}
+    timeout: 60s
 """
 PIPELINE = "profiles: {{receivers: [otlp], processors: [{}], exporters: [{}]}}"
 ALL = "memory_limiter, filter, transform, resource/add"
