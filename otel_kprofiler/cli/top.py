@@ -32,17 +32,15 @@ from otel_kprofiler.host import CPU_CLOCK, Access, parse_event
 from otel_kprofiler.model import OFF_CPU, ON_CPU, ProfileKind, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
+    LIVE_SCHEDULE,
     Pipeline,
     PipelineOptions,
-    WindowSchedule,
     open_live,
     open_resources,
     open_symbols,
 )
 from otel_kprofiler.sampling import EbpfSampler
 
-SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Schedule of screen updates: one each second, but the first one sooner."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
 """Default and maximum length of the sliding window when sampling this host, in seconds."""
@@ -191,7 +189,7 @@ class Live:
             self._targets = targets
         self.pipeline: Pipeline[EbpfSampler] = open_live(
             sampling.config(access, targets, None),
-            SCHEDULE,
+            LIVE_SCHEDULE,
             self._add,
             access=access,
             clock=clock,

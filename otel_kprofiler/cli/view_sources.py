@@ -17,13 +17,12 @@ from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.sources import Choice, describe_source, load_choice
 from otel_kprofiler.cli.summary import describe_losses
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.cli.top import SCHEDULE
 from otel_kprofiler.clickhouse import PAGE, need_of
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.formats import columns, leave_out_idle
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
-from otel_kprofiler.pipeline import open_live, open_resources, open_symbols
+from otel_kprofiler.pipeline import LIVE_SCHEDULE, open_live, open_resources, open_symbols
 from otel_kprofiler.viewing import (
     Answer,
     GrpcReceiver,
@@ -169,7 +168,7 @@ def open_sampler(
 
     pipeline = open_live(
         sampling.config(access, sampling.find_targets(access), None),
-        SCHEDULE,
+        LIVE_SCHEDULE,
         add,
         access=access,
         clock=clock,

@@ -13,6 +13,7 @@ from otel_kprofiler.pipeline.schedule import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
     IDLE_S,
+    LIVE_SCHEDULE,
     LONGEST_DRAIN_INTERVAL_S,
     WindowSchedule,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "DRAIN_INTERVAL_S",
     "FIRST_WINDOW_NS",
     "IDLE_S",
+    "LIVE_SCHEDULE",
     "LONGEST_DRAIN_INTERVAL_S",
     "OF_OTHERS",
     "EventTimeGate",

@@ -39,5 +39,7 @@ class WindowSchedule:
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
+LIVE_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
+"""One window each second for live displays, but the first window sooner."""
 WHOLE_RECORDING: Final = WindowSchedule(2**62)
 """A single window, closed at the end of the recording."""
