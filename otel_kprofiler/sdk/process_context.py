@@ -178,7 +178,7 @@ def publish_process_context(
             the parent has this attribute.
 
     Raises:
-        HostError: the kernel denies the mapping, or the name by which readers find it.
+        HostError: the kernel denies the mapping, or the name that readers search for.
     """
     forks.catch_up()
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))

@@ -228,7 +228,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """The user frames of a stack, some of which are outside files and named per process."""
+    """The user frames of a stack. Names of frames outside files depend on the process."""
 
     __slots__ = ("_last", "_names", "_side")
 
