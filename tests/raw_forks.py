@@ -78,12 +78,5 @@ def run_in_child(fork, work):
 
 def check_in_child(check, fork=os.fork):
     """Runs a function in a forked child, where it must not raise an exception."""
-    pid = fork()
-    if not pid:
-        status = 1
-        try:
-            check()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    _, status = run_in_child(fork, check)
+    assert status == 0

@@ -33,11 +33,11 @@ def find_sampling_ancestor() -> int | None:
     An ancestor that samples its descendants has :data:`SAMPLES_DESCENDANTS` in its process context.
     This process must be allowed to read that context, and must share the ancestor's pid namespace.
     """
-    pid = os.getppid()
+    pid, files = os.getppid(), Access()
     while pid > 1:
         context = read_process_context(pid)
         if context is not None and context.extra.items() >= SAMPLES_DESCENDANTS.items():
             return pid
-        stat = read_stat(Access(), pid)
+        stat = read_stat(files, pid)
         pid = stat.parent if stat else 0  # 0: the process has exited
     return None

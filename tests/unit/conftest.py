@@ -56,6 +56,8 @@ class Guard:
             raise SystemUsedError(f"{use}: {ADVICE}")
 
     def audit(self, event, args):
+        if self.uses is None:  # also at exit, when the module's names are gone
+            return
         if event in FORBIDDEN:
             self.forbid(f"{event}{args!r}"[:200])
         elif event == "ctypes.dlopen" and "libbpf" in str(args[0]):
