@@ -135,8 +135,8 @@ PACKAGES = {
     "cli": Package(
         "Commands, one module each",
         "agent analysis bpf clickhouse clock config delivery elf errors export formats host "
-        "interpreters model otlp perf_data pipeline recording redact sampling symbols text "
-        "tracking version viewing",
+        "interpreters model otlp perf_data pipeline recording redact sampling serving symbols "
+        "text tracking version viewing",
     ),
     "thread_context": Package("Publishes the current spans of a service, without sampling", "sdk"),
     "__init__": Package("The public names", "sdk version"),

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     )
     from otel_kprofiler.agent.memory import give_back_memory
 
-__all__ = [
-    "Agent",
-    "AgentConfig",
-    "JsonFormatter",
-    "agent_config",
-    "configure_logging",
-    "give_back_memory",
-    "hold_logging",
-    "make_account_record",
-    "make_formatter",
-    "prepare",
-]
-
 _MODULES = {
     "agent": "Agent prepare",
     "agent_settings": "AgentConfig agent_config",

@@ -15,5 +15,3 @@ from otel_kprofiler.cli.main import main  # noqa: E402
 
 if _is_ours:
     signal.signal(signal.SIGINT, _handler)
-
-__all__ = ["main"]

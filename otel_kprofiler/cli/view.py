@@ -27,6 +27,7 @@ from otel_kprofiler.cli.view_sources import (
     open_saved,
 )
 from otel_kprofiler.formats import page
+from otel_kprofiler.serving import is_loopback
 from otel_kprofiler.viewing import (
     DATA,
     DEFAULT_KEEP_S,
@@ -35,7 +36,6 @@ from otel_kprofiler.viewing import (
     PageServer,
     SampleStore,
     StoreAnswers,
-    is_loopback,
 )
 
 _SELECTION: Final = frozenset(Filter.__dataclass_fields__) | {"start", "end", "sides"}

@@ -23,6 +23,7 @@ from otel_kprofiler.formats import columns, leave_out_idle
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
 from otel_kprofiler.pipeline import LIVE_SCHEDULE, open_live, open_resources, open_symbols
+from otel_kprofiler.serving import is_loopback
 from otel_kprofiler.viewing import (
     Answer,
     GrpcReceiver,
@@ -31,7 +32,6 @@ from otel_kprofiler.viewing import (
     NamesFile,
     SampleStore,
     StoreAnswers,
-    is_loopback,
 )
 
 _HTTP_PORT: Final = 4318

@@ -4,15 +4,3 @@ from otel_kprofiler.clickhouse.address import SCHEME, parse_address
 from otel_kprofiler.clickhouse.need import ALL, PAGE, Need, need_of
 from otel_kprofiler.clickhouse.queries import Range
 from otel_kprofiler.clickhouse.store import ProfileStore, Selection
-
-__all__ = [
-    "ALL",
-    "PAGE",
-    "SCHEME",
-    "Need",
-    "ProfileStore",
-    "Range",
-    "Selection",
-    "need_of",
-    "parse_address",
-]

@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.receiver import Receiver, ServiceName
     from otel_kprofiler.config.section import Exporter
 
-__all__ = [
-    "EXPORTERS",
-    "Config",
-    "Duration",
-    "Exporter",
-    "PendingConfig",
-    "Receiver",
-    "ServiceName",
-    "dump_config",
-    "find_exposure",
-    "json_schema",
-    "load_config",
-    "parse_config",
-    "parse_duration",
-]
-
 _LATE = {
     "config": "Config",
     "dump": "dump_config",

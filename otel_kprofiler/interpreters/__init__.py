@@ -5,16 +5,3 @@ from otel_kprofiler.interpreters.layouts import Version, make_layout
 from otel_kprofiler.interpreters.own import open_own
 from otel_kprofiler.interpreters.processes import PythonCounts, PythonProcesses, PythonTracking
 from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
-
-__all__ = [
-    "Interpreter",
-    "InterpreterRefused",
-    "PythonCounts",
-    "PythonProcesses",
-    "PythonTracking",
-    "Refusal",
-    "Version",
-    "find_interpreter",
-    "make_layout",
-    "open_own",
-]

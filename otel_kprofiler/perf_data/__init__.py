@@ -2,5 +2,3 @@
 
 from otel_kprofiler.perf_data.file import MAGIC
 from otel_kprofiler.perf_data.windows import read_perf_data
-
-__all__ = ["MAGIC", "read_perf_data"]

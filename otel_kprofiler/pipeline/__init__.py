@@ -42,38 +42,6 @@ if TYPE_CHECKING:
     from otel_kprofiler.pipeline.thread_dump import ThreadDumper, compare_dumps
     from otel_kprofiler.pipeline.windows import WindowBuilder, WindowCounts
 
-__all__ = [
-    "DRAIN_INTERVAL_S",
-    "FIRST_WINDOW_NS",
-    "IDLE_S",
-    "LIVE_SCHEDULE",
-    "LONGEST_DRAIN_INTERVAL_S",
-    "OF_OTHERS",
-    "EventTimeGate",
-    "Pipeline",
-    "PipelineOptions",
-    "ThreadDumper",
-    "WindowBuilder",
-    "WindowCounts",
-    "WindowSchedule",
-    "WindowSink",
-    "change_attributes",
-    "compare_dumps",
-    "describe_left_out",
-    "describe_sampling",
-    "open_live",
-    "open_resources",
-    "open_symbols",
-    "replay",
-    "resource_attributes",
-    "resource_grain",
-    "sampler_config",
-    "service_sources",
-    "target_groups",
-    "user_symbol_settings",
-    "window_schedule",
-]
-
 _LATE: Final = {
     "composition": "change_attributes open_live open_resources open_symbols replay",
     "gate": "EventTimeGate",

@@ -1,6 +1,5 @@
 """Assigns samples to processes, and finds the processes' Resources and published contexts."""
 
-from otel_kprofiler.otlp import SCHEMA_URL
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.grain import Grain, merge_resources
 from otel_kprofiler.processes.published_context import (
@@ -27,26 +26,3 @@ from otel_kprofiler.processes.thread_contexts import (
     SearchTooLongError,
     find_place,
 )
-
-__all__ = [
-    "CONTEXT_HEADER",
-    "CONTEXT_SIGNATURE",
-    "CONTEXT_VERSION",
-    "KEY_MAP",
-    "SCHEMA",
-    "SCHEMA_URL",
-    "SELF_PROFILED",
-    "SERVICE_SOURCES",
-    "TARGET",
-    "ContextReader",
-    "Grain",
-    "ProcessContexts",
-    "ProcessResources",
-    "SearchTooLongError",
-    "find_place",
-    "is_self_profiled",
-    "leave_out_self_profiled",
-    "merge_resources",
-    "read_host_attributes",
-    "read_process_context",
-]

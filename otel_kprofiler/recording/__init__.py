@@ -6,17 +6,3 @@ from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules
 from otel_kprofiler.recording.recording import Recording, RecordingWriter
 from otel_kprofiler.recording.replay import ReplaySampler
 from otel_kprofiler.recording.user_names import CodeNameCollector, UserNameCollector
-
-__all__ = [
-    "CodeNameCollector",
-    "EventSink",
-    "RecordedKsymbols",
-    "RecordedModules",
-    "Recording",
-    "RecordingFacts",
-    "RecordingWriter",
-    "ReplaySampler",
-    "ReplayedKsymbols",
-    "ReplayedModules",
-    "UserNameCollector",
-]

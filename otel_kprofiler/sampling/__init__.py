@@ -10,25 +10,3 @@ from otel_kprofiler.sampling.sampler import MAX_RING_BYTES, Sampler, SamplerConf
 from otel_kprofiler.sampling.target_maps import INITIAL_NAMESPACE
 from otel_kprofiler.sampling.thread_dump import ThreadReader, ThreadReading
 from otel_kprofiler.sampling.wait_joiner import WaitJoiner
-
-__all__ = [
-    "DAMAGED",
-    "INITIAL_NAMESPACE",
-    "MAX_JSON_BYTES",
-    "MAX_RING_BYTES",
-    "Archive",
-    "CommandError",
-    "EbpfSampler",
-    "GroupFollower",
-    "Groups",
-    "HeldCommand",
-    "OffCpuConfig",
-    "ProcessFollower",
-    "RawSink",
-    "Sampler",
-    "SamplerConfig",
-    "SamplerCounts",
-    "ThreadReader",
-    "ThreadReading",
-    "WaitJoiner",
-]

@@ -16,13 +16,9 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import LOCK_EVENT, Access, LockSpec
 from otel_kprofiler.model import MAX_LABELS, AttributeValue
+from otel_kprofiler.otlp import SCHEMA_URL
 from otel_kprofiler.pipeline import WindowSchedule
-from otel_kprofiler.processes import (
-    SCHEMA_URL,
-    ProcessContexts,
-    ProcessResources,
-    read_host_attributes,
-)
+from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_host_attributes
 from otel_kprofiler.sampling import INITIAL_NAMESPACE, SamplerConfig
 from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.object_layout import find_span_layout

@@ -9,8 +9,6 @@ import importlib
 import platform
 from types import ModuleType
 
-__all__ = ["load"]
-
 
 def load() -> ModuleType:
     """Load the library; raises ``ImportError`` on an unsupported processor or interpreter."""

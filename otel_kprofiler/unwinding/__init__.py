@@ -5,13 +5,3 @@ from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import MapSizes, TableMaps
 from otel_kprofiler.unwinding.running import list_running, map_files
 from otel_kprofiler.unwinding.store import TableStore
-
-__all__ = [
-    "Limits",
-    "MapSizes",
-    "TableCounts",
-    "TableMaps",
-    "TableStore",
-    "list_running",
-    "map_files",
-]

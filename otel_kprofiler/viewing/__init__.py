@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from otel_kprofiler.late import late_names
-from otel_kprofiler.serving import is_loopback
 from otel_kprofiler.viewing.query import StoreAnswers
 from otel_kprofiler.viewing.server import (
     DATA,
@@ -20,31 +19,11 @@ from otel_kprofiler.viewing.server import (
     Query,
     QueryError,
 )
-from otel_kprofiler.viewing.store import DEFAULT_KEEP_S, DEFAULT_MAX_BYTES, Added, SampleStore
+from otel_kprofiler.viewing.store import DEFAULT_KEEP_S, DEFAULT_MAX_BYTES, SampleStore
 
 if TYPE_CHECKING:
     from otel_kprofiler.viewing.grpc_receiver import GrpcReceiver
     from otel_kprofiler.viewing.receiver import Counts, HttpReceiver, Intake
-
-__all__ = [
-    "DATA",
-    "DEFAULT_KEEP_S",
-    "DEFAULT_MAX_BYTES",
-    "SOURCE",
-    "Added",
-    "Answer",
-    "Counts",
-    "GrpcReceiver",
-    "HttpReceiver",
-    "Intake",
-    "NamesFile",
-    "PageServer",
-    "Query",
-    "QueryError",
-    "SampleStore",
-    "StoreAnswers",
-    "is_loopback",
-]
 
 _MODULES = {"grpc_receiver": "GrpcReceiver", "receiver": "Counts HttpReceiver Intake"}
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,32 +15,60 @@ import pytest
 from tests.packages import MODULES, PACKAGES, PAGE, modules, page
 from tests.sources import PACKAGE, syntax_trees
 
+IMPORT = re.compile(r"^ *from otel_kprofiler\.(\w+) import (\([^)]*\)|[^(\n]*)", re.MULTILINE)
+
+
+def is_folder(package: str) -> bool:
+    return PACKAGE.joinpath(package).is_dir()
+
 
 @functools.cache
-def public_names(package: tuple[str, ...]) -> set[str]:
-    tree = syntax_trees().get(PACKAGE.joinpath(*package, "__init__.py"))
+def listed_names(package: str) -> set[str]:
+    """Returns the names in ``__all__``, which only packages for users have."""
     return {
         name
-        for node in (tree.body if tree else ())
+        for node in parse_init(package).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         for name in ast.literal_eval(node.value)
     }
 
 
+@functools.cache
+def bound_names(package: str) -> set[str]:
+    """Returns the names that a package imports from its modules, or defines."""
+    names = set()
+    for node in ast.walk(parse_init(package)):
+        match node:
+            case ast.ImportFrom(module=str(name)) if name.startswith(f"otel_kprofiler.{package}."):
+                names |= {alias.name for alias in node.names}
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
+                names.add(name)
+    return {name for name in names if not name.startswith("_")}
+
+
+def parse_init(package: str) -> ast.Module:
+    return syntax_trees()[PACKAGE / package / "__init__.py"]
+
+
+def is_public(package: str, name: str) -> bool:
+    return name in (listed_names(package) or bound_names(package))
+
+
 def own_imports(path: Path, tree: ast.Module) -> list[str]:
-    """Returns the modules of this package that a file imports, as dotted names."""
+    """Returns the packages that a file imports: PACKAGE, or PACKAGE.NAME if NAME is not public."""
     results = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "otel_kprofiler":
-                base = tuple((node.module or "").split(".")[1:])
+                base = (node.module or "").partition(".")[2]
                 for alias in node.names:
-                    inner = PACKAGE.joinpath(*base, alias.name)
-                    is_module = alias.name not in public_names(base) and (
-                        inner.is_dir() or inner.with_suffix(".py").exists()
-                    )
-                    results.append(".".join([*base, alias.name] if is_module else base))
+                    if not base:
+                        results.append(alias.name)
+                    elif is_folder(base) and not is_public(base, alias.name):
+                        results.append(f"{base}.{alias.name}")
+                    else:
+                        results.append(base)
         elif isinstance(node, ast.Import):
             results += [
                 alias.name.partition(".")[2]
@@ -73,6 +102,35 @@ def test_packages_use_only_public_names_of_others():
         for name in names
         if "." in name
     ]
+
+
+def test_packages_with_an_api_page_list_their_names():
+    """Strict type checkers accept only imports of names in ``__all__``."""
+    pages = {path.stem for path in PAGE.parent.glob("api/*.md") if is_folder(path.stem)}
+    assert {name for name in PACKAGES if is_folder(name) and listed_names(name)} == pages
+
+
+def test_every_name_of_a_package_without_an_api_page_is_used_elsewhere():
+    """Neither ruff nor mypy reports unused imports there, because any import may be an export."""
+    used = uses()
+    assert not [
+        f"{package}.{name}"
+        for package in PACKAGES
+        if is_folder(package) and not listed_names(package)
+        for name in bound_names(package) - used[package]
+    ]
+
+
+def uses() -> dict[str, set[str]]:
+    """Returns, by package, the names that other packages, tests and benchmarks import from it."""
+    results: dict[str, set[str]] = {name: set() for name in PACKAGES}
+    root = PACKAGE.parent
+    for top in (PACKAGE, root / "tests", root / "benchmarks"):
+        for path in top.rglob("*.py"):
+            for package, names in IMPORT.findall(path.read_text()):
+                if PACKAGE / package not in path.parents:
+                    results[package] |= set(re.findall(r"\w+", names))
+    return results
 
 
 def test_the_table_of_packages_has_no_cycles():
