@@ -64,7 +64,13 @@ from otel_kprofiler.bpf.locks import (
     find_lock_offsets,
     pack_lock_layout,
 )
-from otel_kprofiler.bpf.map_calls import PAGE_BYTES, create_inner_map, delete_from_map, update_map
+from otel_kprofiler.bpf.map_calls import (
+    PAGE_BYTES,
+    create_inner_map,
+    delete_from_map,
+    update_map,
+    write_pages,
+)
 from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.python import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import ProcessSeen, Program

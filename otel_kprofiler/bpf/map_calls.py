@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.call import bpf_call
@@ -14,6 +15,7 @@ PAGE_BYTES: Final = 4096
 _MAP_CREATE: Final = 0
 _MAP_UPDATE_ELEM: Final = 2
 _MAP_DELETE_ELEM: Final = 3
+_MAP_UPDATE_BATCH: Final = 26
 _MAP_TYPE_ARRAY: Final = 2
 MMAPABLE: Final = 1 << 10
 _INNER_MAP: Final = 1 << 12
@@ -73,6 +75,33 @@ def update_map(fd: int, key: bytes, value: bytes) -> None:
 def delete_from_map(fd: int, key: bytes) -> None:
     """Delete an element of a hash map. Raises ``OSError`` (``ENOENT`` if there is no such key)."""
     _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
+
+
+class _BatchAttributes(ctypes.Structure):
+    """``union bpf_attr`` for BPF_MAP_*_BATCH."""
+
+    _fields_ = (
+        ("in_batch", ctypes.c_uint64),
+        ("out_batch", ctypes.c_uint64),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("count", ctypes.c_uint32),
+        ("map_fd", ctypes.c_uint32),
+        ("elem_flags", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    )
+
+
+def write_pages(fd: int, content: mmap.mmap) -> None:
+    """Set all elements of an inner map, which ``content`` fills. Raises ``OSError``.
+
+    One system call, and unlike mmap(2) no further descriptor, which a fork would copy.
+    """
+    pages = len(content) // PAGE_BYTES
+    keys = (ctypes.c_uint32 * pages)(*range(pages))
+    values = ctypes.c_char.from_buffer(content)
+    addresses = ctypes.addressof(keys), ctypes.addressof(values)
+    bpf_call(_MAP_UPDATE_BATCH, _BatchAttributes(0, 0, *addresses, pages, fd, 0, 0))
 
 
 class _ElementAttributes(ctypes.Structure):

@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from otel_kprofiler.bpf import (
     PAGE_BYTES,
@@ -19,6 +19,7 @@ from otel_kprofiler.bpf import (
     create_inner_map,
     delete_from_map,
     update_map,
+    write_pages,
 )
 from otel_kprofiler.model import FileKey
 
@@ -45,6 +46,16 @@ class MapSizes(NamedTuple):
     ring_bytes: int
 
 
+class Content(mmap.mmap):
+    """Memory for the pages of a table, zeroed, which forked children do not inherit."""
+
+    def __new__(cls, pages: int) -> Self:
+        """Map ``pages`` pages of :data:`PAGE_BYTES`."""
+        content = super().__new__(cls, -1, pages * PAGE_BYTES, mmap.MAP_PRIVATE)
+        content.madvise(mmap.MADV_DONTFORK)
+        return content
+
+
 class TableMaps:
     """Accesses the maps of files and tables. Methods are atomic with respect to each other.
 
@@ -56,31 +67,26 @@ class TableMaps:
         self.sizes = sizes
         names = ("files", "tables", "file_requests")
         self._files, self._tables, self.ring_fd = (os.dup(map_fd(name)) for name in names)
+        self._unpublished: set[int] = set()  # descriptors of inner maps that threads are writing
+        self._pid = os.getpid()
         self._used = MappedWords(map_fd("table_used"), sizes.slots, writable=True)
         self._epoch = MappedWords(map_fd("table_epoch"), 1, writable=True)
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
-    def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
-        """Create and fill an inner map, and return a descriptor, which the caller closes.
+    def publish_table(self, slot: int, content: Content) -> None:
+        """Fill a free slot with a table, and wait until no program sees the old content.
 
-        The map is mapped into memory only while it is filled, so it does not count as memory of
-        this process. Raises ``OSError`` if the process lacks a capability, or memory is exhausted.
+        Raises ``OSError`` if the process lacks a capability, or memory is exhausted.
         """
-        fd = create_inner_map(pages, "unwind_table")
+        fd = create_inner_map(len(content) // PAGE_BYTES, "unwind_table")
+        self._unpublished.add(fd)
         try:
-            mapped = mmap.mmap(fd, pages * PAGE_BYTES)
-            with memoryview(mapped) as view:
-                fill(view)
-            mapped.close()  # not in finally: an error's traceback may hold parts of the view
-        except BaseException:
+            write_pages(fd, content)
+            self._used.words[slot] = 0
+            update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
+        finally:
+            self._unpublished.remove(fd)
             os.close(fd)
-            raise
-        return fd
-
-    def publish_table(self, slot: int, fd: int) -> None:
-        """Fill a free slot with a table, and wait until no program sees the old content."""
-        self._used.words[slot] = 0
-        update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
     def remove_table(self, slot: int) -> None:
         """Empty a slot after :meth:`forget_file`, and wait as :meth:`publish_table` does."""
@@ -104,11 +110,12 @@ class TableMaps:
         return self._used.words.tolist()
 
     def close(self) -> None:
-        """Unmap memory and close descriptors."""
+        """Unmap memory and close descriptors; in a forked child, also those of missing threads."""
         self.ring.close()
         self._used.close()
         self._epoch.close()
-        for fd in (self._files, self._tables, self.ring_fd):
+        inherited = self._unpublished if os.getpid() != self._pid else ()
+        for fd in (self._files, self._tables, self.ring_fd, *inherited):
             os.close(fd)
 
 

@@ -43,7 +43,7 @@ from otel_kprofiler.unwinding.loading import (
     find_loadable,
     open_code,
 )
-from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
+from otel_kprofiler.unwinding.maps import Content, FileState, TableMaps, is_out_of_memory
 from otel_kprofiler.unwinding.refusal import COSTLY, MAY_PASS, NO_TABLE, Refusal, TableRefused
 from otel_kprofiler.unwinding.request import parse_requests
 from otel_kprofiler.unwinding.requests import Opened, RequestQueue
@@ -311,12 +311,12 @@ class TableStore:
             serial = self._serial
         published = False
         try:
-            fd = self._maps.create(loadable.pages, lambda view: loadable.fill(view, serial))
-            try:
-                self._maps.publish_table(claim.slot, fd)
-                published = True
-            finally:
-                os.close(fd)
+            content = Content(loadable.pages)
+            with memoryview(content) as view:
+                loadable.fill(view, serial)
+            self._maps.publish_table(claim.slot, content)
+            published = True
+            content.close()  # not in finally: an error's traceback may hold parts of the view
             with self._lock:
                 self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
                 self._space.add(claim, key, 0 if self._end(key) else self._now_ns())

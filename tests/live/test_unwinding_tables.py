@@ -23,9 +23,10 @@ from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.unwinding import Limits, TableStore
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
-from otel_kprofiler.unwinding.maps import FileState, TableMaps
-from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.maps import Content, FileState, TableMaps
+from otel_kprofiler.unwinding.refusal import Refusal
 from otel_kprofiler.unwinding.request import VDSO
+from tests.raw_forks import python_fork, run_in_child
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
@@ -522,20 +523,43 @@ def test_a_forked_child_closes_its_descriptors_without_disturbing_its_parent(sta
     running.kernel.loaded(key)
 
 
-def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
-    """The reason is not the error that the incomplete table would cause."""
+def test_a_child_forked_while_a_thread_writes_a_table_keeps_no_map(monkeypatch):
+    outside = list_maps()
     kernel = KernelMaps()
     maps = kernel.open()
-    views = []
+    writing, forked = threading.Event(), threading.Event()
 
-    def fill(view):
-        views.append(view[:10])
-        raise TableRefused(Refusal.CHANGED)
+    def wait(*_):
+        writing.set()
+        forked.wait()
 
-    try:
-        with pytest.raises(TableRefused):
-            maps.create(1, fill)
-    finally:
-        views.clear()
+    def list_inherited():
         maps.close()
         kernel.close()
+        return list_maps() - outside
+
+    earlier = list_maps()
+    monkeypatch.setattr("otel_kprofiler.unwinding.maps.write_pages", wait)
+    thread = threading.Thread(target=maps.publish_table, args=(0, Content(1)))
+    thread.start()
+    writing.wait()
+    try:
+        assert len(list_maps()) == len(earlier) + 1
+        assert run_in_child(python_fork, list_inherited) == ("set()", 0)
+    finally:
+        forked.set()
+        thread.join()
+        maps.close()
+        kernel.close()
+
+
+def list_maps():
+    """Returns the open descriptors of BPF maps, and the addresses where maps are in memory."""
+    links = {f"fd {fd}": f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
+    opened = {
+        name
+        for name, link in links.items()
+        if os.path.lexists(link) and "bpf-map" in os.readlink(link)
+    }
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return opened | {line.split()[0] for line in lines if "bpf-map" in line}
