@@ -169,6 +169,16 @@ class Mutable:
         wanted = self.string(key)
         return next(e for e in self.dictionary.attribute_table if e.key_strindex == wanted)
 
+    def set_text(self, key, text):
+        self.attribute_named(key).value.string_value = text
+
+    def label(self, key, **value):
+        """Adds an attribute to the first sample."""
+        self.profile().samples[0].attribute_indices.append(self.attribute(key, **value))
+
+    def rename(self, string, new):
+        self.dictionary.string_table[self.string(string)] = new
+
     def sample_stack(self, stack_index):
         samples = self.profile().samples
         samples.add(
@@ -179,8 +189,7 @@ class Mutable:
 
     def use_location(self, **fields):
         location = self.dictionary.location_table.add(**fields)
-        index = len(self.dictionary.location_table) - 1
-        self.dictionary.stack_table.add(location_indices=[index])
+        self.dictionary.stack_table.add(location_indices=[len(self.dictionary.location_table) - 1])
         self.sample_stack(len(self.dictionary.stack_table) - 1)
         return location
 

@@ -19,11 +19,31 @@ MUTATIONS = Mutations(
         ("no-orphans", "dictionary.string_table", "unused"),
         ("attribute-index-unset", f"{SAMPLE}.attribute_indices", 0),
         ("line-numbers", "dictionary.function_table[1].start_line", -1),
+        ("line-numbers", "kernel_location.lines[0].line", -1),
+        ("line-numbers", "kernel_location.lines[0].column", -1),
         ("link-ids", "dictionary.link_table[1].trace_id", b"t" * 8),
         ("link-ids", "dictionary.link_table[1].span_id", bytes(8)),
     ]
 )
-breaks = MUTATIONS.breaks
+breaks, add = MUTATIONS.breaks, MUTATIONS.add
+BUILD_ID = "process.executable.build_id"
+
+add("index-range", "stack too high", lambda m: m.sample_stack(999))
+add("index-range", "stack negative", lambda m: m.sample_stack(-1))
+add("index-range", "function", lambda m: m.kernel_location().lines.add(function_index=999))
+add("no-orphans", "stack", lambda m: m.dictionary.stack_table.add(location_indices=[1]))
+add("no-orphans", "attribute", lambda m: m.attribute("unused", int_value=5))
+add("no-duplicates", "location", lambda m: m.use_location().CopyFrom(m.kernel_location()))
+add("attribute-keys-unique", "two thread ids", lambda m: m.label("thread.id", int_value=999))
+add("attribute-values", "no value", lambda m: m.label("more"))
+add("attribute-values", "reference", lambda m: m.label("more", string_value_strindex=m.string("x")))
+add("attribute-values", "no key", lambda m: m.label("", int_value=5))
+add("integer-attributes", "thread id as text", lambda m: m.set_text("thread.id", "17"))
+add("mapping-identity", "malformed file id", lambda m: m.set_text(f"{BUILD_ID}.htlhash", "AB" * 16))
+add("mapping-identity", "malformed build id", lambda m: m.set_text(f"{BUILD_ID}.gnu", "abc"))
+add("kernel-mapping-name", "path", lambda m: m.rename("ext4", "/lib/modules/ext4.ko.xz"))
+add("kernel-names", "name with offset", lambda m: m.rename("vfs_read", "vfs_read+0x10"))
+add("kernel-names", "name with module", lambda m: m.rename("vfs_read", "vfs_read [ext4]"))
 
 
 @breaks("zero-entries")
@@ -37,21 +57,6 @@ def link_table_is_missing(m):
         for sample in resource_profiles.scope_profiles[0].profiles[0].samples:
             sample.link_index = 0
     del m.dictionary.link_table[:]
-
-
-@breaks("index-range")
-def stack_out_of_range(m):
-    m.sample_stack(999)
-
-
-@breaks("index-range")
-def stack_negative(m):
-    m.sample_stack(-1)
-
-
-@breaks("index-range")
-def function_out_of_range(m):
-    m.kernel_location().lines.add(function_index=999)
 
 
 @breaks("index-range")
@@ -83,16 +88,6 @@ def location_and_function_unused(m):
 @breaks("no-orphans")
 def link_unused(m):
     m.dictionary.link_table.add(trace_id=b"t" * 16, span_id=b"s" * 8)
-
-
-@breaks("no-orphans")
-def stack_unused(m):
-    m.dictionary.stack_table.add(location_indices=[1])
-
-
-@breaks("no-orphans")
-def attribute_unused(m):
-    m.attribute("unused", int_value=5)
 
 
 @breaks("no-orphans")
@@ -129,11 +124,6 @@ def stack_twice(m):
 
 
 @breaks("no-duplicates")
-def location_twice(m):
-    m.use_location().CopyFrom(m.kernel_location())
-
-
-@breaks("no-duplicates")
 def attribute_twice(m):
     table = m.dictionary.attribute_table
     location = m.kernel_location()
@@ -161,31 +151,9 @@ def mapping_twice_with_attributes_in_another_order(m):
 
 
 @breaks("attribute-keys-unique")
-def two_thread_ids(m):
-    m.profile().samples[0].attribute_indices.append(m.attribute("thread.id", int_value=999))
-
-
-@breaks("attribute-keys-unique")
 def two_build_ids(m):
     mapping = m.dictionary.mapping_table[m.kernel_location().mapping_index]
-    key = "process.executable.build_id.gnu"
-    mapping.attribute_indices.append(m.attribute(key, string_value="ee" * 20))
-
-
-@breaks("attribute-values")
-def attribute_without_value(m):
-    m.profile().samples[0].attribute_indices.append(m.attribute("more"))
-
-
-@breaks("attribute-values")
-def attribute_refers_to_its_string(m):
-    index = m.attribute("more", string_value_strindex=m.string("value"))
-    m.profile().samples[0].attribute_indices.append(index)
-
-
-@breaks("attribute-values")
-def attribute_without_key(m):
-    m.profile().samples[0].attribute_indices.append(m.attribute("", int_value=5))
+    mapping.attribute_indices.append(m.attribute(f"{BUILD_ID}.gnu", string_value="ee" * 20))
 
 
 @breaks("units")
@@ -193,11 +161,6 @@ def unit_in_words(m):
     index = m.attribute("more", int_value=5)
     m.dictionary.attribute_table[index].unit_strindex = m.string("bytes")
     m.profile().samples[0].attribute_indices.append(index)
-
-
-@breaks("integer-attributes")
-def thread_id_as_text(m):
-    m.attribute_named("thread.id").value.string_value = "17"
 
 
 @breaks("integer-attributes")
@@ -213,29 +176,9 @@ def function_without_name(m):
     m.kernel_location().lines.add(function_index=len(m.dictionary.function_table) - 1)
 
 
-@breaks("line-numbers")
-def line_negative(m):
-    m.kernel_location().lines[0].line = -1
-
-
-@breaks("line-numbers")
-def column_negative(m):
-    m.kernel_location().lines[0].column = -1
-
-
 @breaks("mapping-identity")
 def no_file_id(m):
-    m.attribute_named("process.executable.build_id.htlhash").key_strindex = m.string("more")
-
-
-@breaks("mapping-identity")
-def file_id_malformed(m):
-    m.attribute_named("process.executable.build_id.htlhash").value.string_value = "AB" * 16
-
-
-@breaks("mapping-identity")
-def build_id_malformed(m):
-    m.attribute_named("process.executable.build_id.gnu").value.string_value = "abc"
+    m.attribute_named(f"{BUILD_ID}.htlhash").key_strindex = m.string("more")
 
 
 @breaks("mapping-range")
@@ -261,24 +204,6 @@ def frame_type_missing(m):
     m.use_location(address=0x7F0000000000)
 
 
-@breaks("kernel-mapping-name")
-def module_with_path(m):
-    table = m.dictionary.string_table
-    table[list(table).index("ext4")] = "/lib/modules/ext4.ko.xz"
-
-
 @breaks("kernel-address")
 def unmapped_kernel_address_is_relative(m):
     m.location_where(lambda e: not e.mapping_index and e.address > 1 << 63).address = 0x1234
-
-
-@breaks("kernel-names")
-def name_with_offset(m):
-    table = m.dictionary.string_table
-    table[list(table).index("vfs_read")] = "vfs_read+0x10"
-
-
-@breaks("kernel-names")
-def name_with_module(m):
-    table = m.dictionary.string_table
-    table[list(table).index("vfs_read")] = "vfs_read [ext4]"

@@ -18,7 +18,11 @@ class Mutations(defaultdict):
     def __init__(self, assignments=()):
         super().__init__(list)
         for rule, path, value in assignments:
-            self[rule].append(partial(assign, path=path, value=value))
+            self.add(rule, path, partial(assign, path=path, value=value))
+
+    def add(self, rule, name, mutate):
+        mutate.__name__ = name  # which becomes part of the test's id
+        self[rule].append(mutate)
 
     def breaks(self, rule):
         def register(mutate):
@@ -32,10 +36,11 @@ class Mutations(defaultdict):
 
 
 def assign(mutable, path, value):
-    holder = mutable.message
+    holder = mutable
     *steps, field = re.findall(r"\w+", path)
     for step in steps:
         holder = holder[int(step)] if step.isdigit() else getattr(holder, step)
+        holder = holder() if callable(holder) else holder
     if hasattr(getattr(holder, field), "append"):
         getattr(holder, field).append(value)
     else:

@@ -20,17 +20,7 @@ MUTATIONS = Mutations(
         ("original-payload", f"{PROFILE}.original_payload_format", "pprof"),
     ]
 )
-breaks = MUTATIONS.breaks
-
-
-@breaks("no-empty")
-def resource_without_scopes(m):
-    m.resource_profiles.add(schema_url="x")
-
-
-@breaks("no-empty")
-def scope_without_profiles(m):
-    m.resource_profiles[0].scope_profiles.add(schema_url="x")
+breaks, add = MUTATIONS.breaks, MUTATIONS.add
 
 
 def events_profile(m):
@@ -40,9 +30,33 @@ def events_profile(m):
     return profile
 
 
-@breaks("no-empty")
-def profile_without_samples(m):
-    m.scope().profiles.append(events_profile(m))
+def account(m, **counts):
+    for key, count in counts.items():
+        value = {"int_value": count} if isinstance(count, int) else {"string_value": count}
+        name = f"otel_kprofiler.{key.replace('__', '~').replace('_', '.').replace('~', '_')}"
+        m.profile().attribute_indices.append(m.attribute(name, **value))
+
+
+def wait(m, **values):
+    for key, value in values.items():
+        field = "bool_value" if isinstance(value, bool) else "string_value"
+        m.label(f"otel_kprofiler.wait.{key}", **{field: value})
+
+
+add("no-empty", "scopes", lambda m: m.resource_profiles.add(schema_url="x"))
+add("no-empty", "profiles", lambda m: m.resource_profiles[0].scope_profiles.add(schema_url="x"))
+add("no-empty", "samples", lambda m: m.scope().profiles.append(events_profile(m)))
+add("period", "no type", lambda m: m.profile().ClearField("period_type"))
+add("account", "window below request", lambda m: account(m, window_samples=9))
+add("account", "stream below window", lambda m: account(m, window_samples=20, stream_samples=19))
+add("account", "taken below samples", lambda m: account(m, stream_samples=30, stream_taken=29))
+add("account", "losses as text", lambda m: account(m, stream_lost_rejected="many"))
+add("account", "negative losses", lambda m: account(m, window_lost_ring_full=-1))
+add("account", "waits as text", lambda m: account(m, wait_total__ns_interruptible="long"))
+add("waits", "unknown state", lambda m: wait(m, state="sleepy"))
+add("waits", "unknown cause", lambda m: wait(m, state="interruptible", cause="boredom"))
+add("waits", "cause without a state", lambda m: wait(m, cause="pipe"))
+add("waits", "truth value as text", lambda m: wait(m, state="interruptible", is_ended="no"))
 
 
 @breaks("no-empty")
@@ -75,11 +89,6 @@ def creation_time_as_number(m):
     for item in m.resource_profiles[0].resource.attributes:
         if item.key == "process.creation.time":
             item.value.string_value = "1750000000"
-
-
-@breaks("period")
-def no_period_type(m):
-    m.profile().ClearField("period_type")
 
 
 @breaks("period")
@@ -152,70 +161,6 @@ def sample_twice(m):
     samples = m.profile().samples
     samples.add().CopyFrom(samples[0])
     samples[-1].attribute_indices.reverse()
-
-
-def account(m, **counts):
-    for key, count in counts.items():
-        value = {"int_value": count} if isinstance(count, int) else {"string_value": count}
-        name = f"otel_kprofiler.{key.replace('__', '~').replace('_', '.').replace('~', '_')}"
-        m.profile().attribute_indices.append(m.attribute(name, **value))
-
-
-@breaks("account")
-def samples_of_the_window_below_those_of_the_request(m):
-    account(m, window_samples=9)
-
-
-@breaks("account")
-def stream_below_its_window(m):
-    account(m, window_samples=20, stream_samples=19)
-
-
-@breaks("account")
-def more_samples_than_were_taken(m):
-    account(m, window_samples=20, stream_samples=30, stream_taken=29)
-
-
-@breaks("account")
-def losses_that_are_no_number(m):
-    account(m, stream_lost_rejected="many")
-
-
-@breaks("account")
-def negative_losses(m):
-    account(m, window_lost_ring_full=-1)
-
-
-@breaks("account")
-def totals_of_waits_that_are_no_number(m):
-    account(m, wait_total__ns_interruptible="long")
-
-
-def wait(m, **values):
-    for key, value in values.items():
-        field = "bool_value" if isinstance(value, bool) else "string_value"
-        index = m.attribute(f"otel_kprofiler.wait.{key}", **{field: value})
-        m.profile().samples[0].attribute_indices.append(index)
-
-
-@breaks("waits")
-def unknown_state(m):
-    wait(m, state="sleepy")
-
-
-@breaks("waits")
-def unknown_cause(m):
-    wait(m, state="interruptible", cause="boredom")
-
-
-@breaks("waits")
-def cause_without_a_state(m):
-    wait(m, cause="pipe")
-
-
-@breaks("waits")
-def text_in_place_of_a_truth_value(m):
-    wait(m, state="interruptible", is_ended="no")
 
 
 @breaks("kernel-first")

@@ -15,27 +15,13 @@ from tests.unit.otlp.profile_mutations import wait
 MUTATIONS = Mutations()
 """Functions that make the JSON form violate a rule, by rule."""
 
-breaks = MUTATIONS.breaks
+breaks, add = MUTATIONS.breaks, MUTATIONS.add
 
-
-@breaks("parsable")
-def cut_off(text):
-    return text[:-5]
-
-
-@breaks("parsable")
-def no_object(text):
-    return text.replace('"mappingTable":[{}', '"mappingTable":[5')
-
-
-@breaks("json-names")
-def snake_case(text):
-    return text.replace('"stackIndex"', '"stack_index"', 1)
-
-
-@breaks("json-names")
-def unknown_key(text):
-    return text.replace('"samples":', '"more":1,"samples":', 1)
+add("parsable", "cut off", lambda text: text[:-5])
+add("parsable", "number", lambda text: text.replace('"mappingTable":[{}', '"mappingTable":[5'))
+add("json-names", "snake case", lambda text: text.replace('"stackIndex"', '"stack_index"', 1))
+add("json-names", "unknown", lambda text: text.replace('"samples":', '"more":1,"samples":', 1))
+add("json-int-numbers", "text", lambda text: text.replace('"stackIndex":1,', '"stackIndex":"1",'))
 
 
 @breaks("json-long-strings")
@@ -44,11 +30,6 @@ def time_as_number(text):
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     profile["timeUnixNano"] = int(profile["timeUnixNano"])
     return json.dumps(tree)
-
-
-@breaks("json-int-numbers")
-def index_as_text(text):
-    return text.replace('"stackIndex":1,', '"stackIndex":"1",')
 
 
 @breaks("json-hex-ids")
