@@ -64,8 +64,7 @@ def read_headers(fd, size):
 
 
 def read_symbols(fd, size):
-    details = FileDetails("program", None, "", ())
-    read_names(SymbolSources(), details, OpenFile(fd, size, 0))
+    read_names(SymbolSources(), FileDetails("program", None, "", ()), OpenFile(fd, size, 0))
 
 
 def read_interpreter(fd, size):

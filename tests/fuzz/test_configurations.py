@@ -77,5 +77,4 @@ def test_a_damaged_configuration_is_read_or_rejected(changes, value):
     for at, cut, new in changes:
         text = text[:at] + new + text[at + cut :]
     with contextlib.suppress(ConfigError):
-        loaded = parse_config(text, path="agent.yaml", environ={"X": value})
-        dump_config(loaded)
+        dump_config(parse_config(text, path="agent.yaml", environ={"X": value}))

@@ -66,8 +66,7 @@ def one_long_name_for_all():
     message, profile = request()
     dictionary = message.dictionary
     dictionary.string_table.extend([" [" * 500_000, "profile.frame.type"])
-    kernel = dictionary.attribute_table.add(key_strindex=2)
-    kernel.value.string_value = "kernel"
+    dictionary.attribute_table.add(key_strindex=2).value.string_value = "kernel"
     dictionary.function_table.add(name_strindex=1)
     dictionary.mapping_table.add(filename_strindex=1)
     dictionary.attribute_table.add(key_strindex=1, unit_strindex=1).value.int_value = 1
@@ -102,8 +101,7 @@ def many_equal_keys():
     message.dictionary.string_table.append("key")
     for _ in range(50_000):
         message.dictionary.attribute_table.add(key_strindex=1)
-    sample = profile.samples.add(timestamps_unix_nano=[1])
-    sample.attribute_indices.extend(range(1, 50_001))
+    profile.samples.add(timestamps_unix_nano=[1]).attribute_indices.extend(range(1, 50_001))
     return message
 
 

@@ -107,8 +107,7 @@ def play_bytes(content, path):
 def test_the_seed_recording_contains_every_record_type(tmp_path):
     (window,) = play_bytes(archive(), tmp_path / "a")
     (sample,) = window.profiles[0].resources[0].samples
-    names = [frame.function for frame in sample.stack.frames]
-    assert names == ["start", "f", ""]
+    assert [frame.function for frame in sample.stack.frames] == ["start", "f", ""]
     assert window.sample_count == 2
 
 

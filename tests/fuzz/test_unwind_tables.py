@@ -66,8 +66,7 @@ def test_unwind_tables_are_rejected_or_meet_the_bpf_programs_assumptions(data):
         tables = find_tables(source, elf)
         if tables is None:
             return
-        pages = image_pages(tables)
-        image = bytearray(4096 * pages)
+        image = bytearray(4096 * image_pages(tables))
         write_image(memoryview(image), source, tables, elf, 1)
     except (ElfError, TableRefused):
         return

@@ -92,7 +92,6 @@ def test_times_keep_order_and_distance_unless_the_clock_is_set(times, step):
     host = Host(1_790_000_000 * SECOND)
     clock = Clock(host)
     host.run(10 * SECOND + 1)
-    interval = StreamClock(clock).interval(0, host.boot)
-    converted = interval.to_unix_ns(times)
+    converted = StreamClock(clock).interval(0, host.boot).to_unix_ns(times)
     assert [one - converted[0] for one in converted] == [time - times[0] for time in times]
     assert converted == [clock.to_unix_ns(time) for time in times]

@@ -81,8 +81,7 @@ def test_unwind_rules_derived_from_code_never_contradict_the_compilers_rules(pat
     for part in elf.iter_segments("PT_LOAD"):
         code[part["p_vaddr"] : part["p_vaddr"] + part["p_filesz"]] = part.data()
     total, given, wrong = 0, 0, []
-    tables = ElfTables(io.BytesIO(data))
-    for start, end, rows in tables.functions():
+    for start, end, rows in ElfTables(io.BytesIO(data)).functions():
         starts = [row["pc"] for row in rows]
         for at in instructions(flow, code, start, end):
             total += 1

@@ -174,8 +174,7 @@ def test_counts_of_each_sample_kind_are_exact_in_any_order_of_events(events, scr
             reporter(run.window(event))
         run.check(reporter)
     reporter.shutdown(10_000 if in_time else 0)
-    account = run.check(reporter)
-    for exporter in account.exporters:
+    for exporter in run.check(reporter).exporters:
         arrived = sum((r.counts() for r in receivers if r.name == exporter.name), SampleCounts())
         for kind in run.taken:
             assert exporter.of_kind(kind).exported == arrived[kind]

@@ -148,8 +148,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
                 frame = symbolizer.resolve_addresses([address])[0]
                 if module == "vmlinux" and frame.module is None:
                     continue  # freed exit text of the kernel
-                elf = symbols[module]
-                match = elf.find(frame.address) if frame.module.name == module else None
+                match = symbols[module].find(frame.address) if frame.module.name == module else None
                 expected = names_by_size(functions, address) or names
                 checked += 1
                 if match is None or not has_name(expected, match.names):

@@ -129,8 +129,7 @@ def test_a_spool_keeps_the_counts_of_each_sample_kind_for_the_next_run(runs):
         earlier = SampleCounts()
         for events, script, in_time in runs:
             exporter = Scripted(script)
-            spool = Spool(directory, max_bytes=4000, fsync=False)
-            queue = ExportQueue(exporter, spool=spool)
+            queue = ExportQueue(exporter, spool=Spool(directory, max_bytes=4000, fsync=False))
             put = run(queue, events, earlier)
             queue.shutdown(60_000 if in_time else 0)
             counts = check(queue, put, earlier)

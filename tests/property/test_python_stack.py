@@ -68,7 +68,6 @@ def test_an_empty_buffer_is_a_stack_without_frames():
 
 
 def test_each_stack_end_has_a_distinct_status():
-    statuses = STATUS_BY_PYTHON_END[: len(PythonEnd)]
-    assert statuses[:2] == (STACK_OK, STACK_TRUNCATED)
+    assert STATUS_BY_PYTHON_END[: len(PythonEnd)][:2] == (STACK_OK, STACK_TRUNCATED)
     assert len(set(STATUS_BY_PYTHON_END)) == len(PythonEnd) + 1
     assert STATUS_BY_PYTHON_END[-1] < 0

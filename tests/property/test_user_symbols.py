@@ -124,8 +124,7 @@ def find_stubs(path):
 
 def addresses(truth, count, rng):
     """Yields random addresses in code sections, weighted by size, and some in small sections."""
-    sizes = [size for _, size, _ in truth.code]
-    for address, size, _ in rng.choices(truth.code, sizes, k=count):
+    for address, size, _ in rng.choices(truth.code, [size for _, size, _ in truth.code], k=count):
         yield address + rng.randrange(size)
     for address, size, _ in truth.code:
         for _ in range(min(count // 10, size) if size < 1 << 14 else 0):

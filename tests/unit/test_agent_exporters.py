@@ -61,8 +61,7 @@ def test_queued_batches_keep_their_encoding_across_a_reload(receiver, tmp_path, 
         storage = tmp_path / "spool" if stored else ""
         text = CONFIG.format(endpoint=address, attributes=form, storage=storage)
         wanted = parse_config(text, path="agent.yaml", environ={}).config.running_exporters
-        opened = open_changed(running, wanted)
-        running = put_in_place(running, wanted, opened, lambda *_: None)
+        running = put_in_place(running, wanted, open_changed(running, wanted), lambda *_: None)
         queue = running["otlp_grpc"].queue
         assert queue.exporter.attributes is AttributeForm(form)
         batches.append(make_batch(queue, pid))

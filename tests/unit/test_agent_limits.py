@@ -56,8 +56,7 @@ def test_the_rate_is_at_least_1_hz_and_at_most_the_configured_rate():
 
 def test_cpu_time_is_measured_between_calls():
     clock, cpu = iter([10.0, 20.0]), iter([1.0, 1.5])
-    meter = Meter(lambda: next(cpu), lambda: next(clock))
-    usage = meter.read()
+    usage = Meter(lambda: next(cpu), lambda: next(clock)).read()
     assert usage.cpu == pytest.approx(0.05)
     assert usage.rss_bytes > 10**6
 

@@ -47,8 +47,7 @@ def test_only_pages_identical_to_their_file_are_unmapped():
             mapping(9),
         ]
     )
-    results = [start for start, _ in find_clean_mappings(smaps)]
-    assert results == [0x1000, 0x2000, 0x9000]
+    assert [start for start, _ in find_clean_mappings(smaps)] == [0x1000, 0x2000, 0x9000]
 
 
 def test_code_keeps_running_after_its_pages_are_unmapped():

@@ -18,8 +18,7 @@ TESTS = set(re.findall(r"`(test_\w+)`", PAGE))
 
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_mentioned_paths_exist(path):
-    places = [ROOT / path, ROOT / "otel_kprofiler" / path]
-    assert any(place.exists() for place in places), path
+    assert any(place.exists() for place in [ROOT / path, ROOT / "otel_kprofiler" / path]), path
 
 
 @pytest.mark.parametrize("name", sorted(TESTS))

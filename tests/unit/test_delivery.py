@@ -434,8 +434,7 @@ def test_the_next_run_reports_samples_lost_from_a_spool(tmp_path, reachable):
     reporter = Reporter([queue])
     reporter(window_of(5, 1000, stream(5)))
     assert reporter.force_flush(10_000 if reachable else 200) is reachable
-    totals = stream(9)
-    reporter(make_window(2000, 3000, totals=totals))
+    reporter(make_window(2000, 3000, totals=stream(9)))
     queue.record_loss({"on_cpu": 4}, LossCause.INTERNAL)
     reporter.shutdown(5_000)
     later = exporter if reachable else Refusing("a")

@@ -51,5 +51,4 @@ def test_a_renamed_parameter_is_detected():
     renamed = f"def read(path, size, *more):\n    {DESCRIPTION}"
     assert list(find_wrong(ast.parse(renamed))) == [("read", {"limit"})]
     made = "def __init__(self, path, limit, *more): ..."
-    right = f"class Reader:\n    {DESCRIPTION}\n    {made}"
-    assert list(find_wrong(ast.parse(right))) == []
+    assert list(find_wrong(ast.parse(f"class Reader:\n    {DESCRIPTION}\n    {made}"))) == []

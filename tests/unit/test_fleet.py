@@ -32,16 +32,14 @@ def ends_of_windows(schedule, until_s):
 
 
 def test_hosts_started_simultaneously_drift_apart_within_minutes():
-    schedule = window_schedule(Receiver())
-    requests = count_by_second(ends_of_windows(schedule, 180))
+    requests = count_by_second(ends_of_windows(window_schedule(Receiver()), 180))
     mean = HOSTS / 5
     assert requests[4] + requests[5] > HOSTS * 0.9
     assert max(requests[second] for second in range(120, 180)) < 1.5 * mean
 
 
 def test_hosts_stay_synchronized_without_jitter():
-    schedule = window_schedule(Receiver(reporter_jitter=0.0))
-    requests = count_by_second(ends_of_windows(schedule, 180))
+    requests = count_by_second(ends_of_windows(window_schedule(Receiver(reporter_jitter=0.0)), 180))
     assert set(requests.values()) == {HOSTS}
 
 

@@ -35,10 +35,9 @@ def windows(tmp_path):
         lock_record(120, MUTEX, 400, 12, b"writer\xff"),
         lock_record(130, WRITE, 9000, 0, b""),
     ]
-    lost = {LossCause.RING_FULL: 1}
     counts = {
         "on_cpu": SamplerCounts(1, {}, 1, {}),
-        "lock_contention": SamplerCounts(4, lost, 3, {}, locks=TOTALS),
+        "lock_contention": SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {}, locks=TOTALS),
     }
     functions = {"mutex_lock": MUTEX_LOCK - 8, "pipe_write": PIPE_WRITE - 8}
     path = write_recording(tmp_path, functions, records, counts, events=(LOCK_CONTENTION,))

@@ -122,8 +122,7 @@ def test_a_process_has_the_name_of_its_program_and_attributes_of_its_host():
     assert {row["process.executable.name"] for row in attributes} >= {"work"}
     assert {row["host.name"] for row in attributes} == {"vm"}
     assert {row["os.version"] for row in attributes} == {"6.18.44-fc-v657"}
-    paths = {row.get("process.executable.path") for row in attributes}
-    assert "/tmp/work/work" in paths
+    assert "/tmp/work/work" in {row.get("process.executable.path") for row in attributes}
 
 
 def test_the_last_record_gets_the_modification_time_of_the_file():

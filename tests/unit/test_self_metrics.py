@@ -92,8 +92,7 @@ def points(request):
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
-                data = getattr(metric, metric.WhichOneof("data"))
-                for point in data.data_points:
+                for point in getattr(metric, metric.WhichOneof("data")).data_points:
                     attributes = frozenset(
                         (entry.key, entry.value.string_value) for entry in point.attributes
                     )

@@ -112,8 +112,7 @@ def test_the_system_python_is_preferred_over_pythons_on_the_path(clone, elsewher
     for path in ([elsewhere], [], [older]):
         done = set_up(clone, "show", path=path)
         assert chosen(done) == system_python()
-        said = f"Python is {system_python()} ("
-        assert said in done.stderr
+        assert f"Python is {system_python()} (" in done.stderr
         assert (f"the system's, not {path[0]}/python3" if path else "the system's\n") in done.stderr
         assert "replacing" not in done.stderr
         ages.add((clone / ".venv").stat().st_ino)
@@ -296,8 +295,7 @@ def test_a_clone_is_reinstalled_only_if_something_changed(clone):
     assert not installs("show")
     subprocess.run([clone / ".venv/bin/pip", "uninstall", "-qy", "otel-kprofiler"], check=True)
     assert installs("show")
-    moved = clone.rename(clone.parent / "moved")
-    assert "installing this clone" in set_up(moved, "show").stderr
+    assert "installing this clone" in set_up(clone.rename(clone.parent / "moved"), "show").stderr
 
 
 @pytest.mark.system

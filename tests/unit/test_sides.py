@@ -56,8 +56,7 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 
 @pytest.mark.parametrize("form", Form)
 def test_a_new_stack_side_survives_an_otlp_round_trip(form):
-    decoded = send(window_of(WHOLE), form)
-    (sample,) = decoded.profiles[0].resources[0].samples
+    (sample,) = send(window_of(WHOLE), form).profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
     assert sample.stack.frames[1].lines == HANDLER.lines
 

@@ -34,8 +34,7 @@ def check(done):
 @pytest.mark.parametrize("command", ["validate", "print-config"])
 def test_control_characters_in_configurations_are_escaped(tmp_path, command, content):
     path = tmp_path / "agent.yaml"
-    escaped = ESCAPES.encode("unicode_escape").decode()
-    path.write_text(content.replace("%s", escaped))
+    path.write_text(content.replace("%s", ESCAPES.encode("unicode_escape").decode()))
     done = call(command, "-c", str(path))
     assert done.returncode == 2
     check(done)

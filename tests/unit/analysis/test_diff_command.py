@@ -57,8 +57,7 @@ def test_the_largest_gain_comes_first_with_both_shares(files):
 
 
 def test_functions_are_compared_by_self_and_total(files):
-    done = run(*files, "--json")
-    (kind,) = json.loads(done.output)["kinds"]
+    (kind,) = json.loads(run(*files, "--json").output)["kinds"]
     results = {group["name"]: group for group in kind["groups"]}
     assert results["__x64_sys_read"]["self"]["change"] == 0
     assert results["__x64_sys_read"]["total"]["change"] == pytest.approx(0.4)

@@ -91,8 +91,7 @@ def test_kernel_time_is_charged_to_the_calling_python_line(tmp_path, form):
     frames = [frame(KERNEL, "vfs_write", module=VMLINUX), frame(NATIVE, "write", module=JVM_SO)]
     stack = Stack.from_frames([*frames, Frame(None, 0, (view,), 0, PYTHON_SIDE)])
     samples = [WindowSample(stack, 7, "main", 0, None, [START])]
-    window = make_window(START, START + 1, ({}, samples), period_ns=10**7, taken=1)
-    content = WRITE[form]([window])
+    content = WRITE[form]([make_window(START, START + 1, ({}, samples), period_ns=10**7, taken=1)])
     (line,) = GROUPINGS["line"](load_samples(read(tmp_path, content)))
     assert (line.key, line.kernel) == (("view (app.py:42)", "/srv/app.py"), 10**7)
 
@@ -196,6 +195,5 @@ def test_pprof_values_of_other_types_become_separate_kinds():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     waits = [WindowSample(make_stack("schedule"), 7, "main", 0, None, [START], [5000])]
     window = make_window(START, START + 1, ({}, waits), kind=off_cpu, period_ns=0)
-    data = gzip.decompress(WRITE["pprof"]([window]))
-    (result,) = parse_pprof(data)
+    (result,) = parse_pprof(gzip.decompress(WRITE["pprof"]([window])))
     assert [(profile.kind, profile.weight) for profile in result.profiles] == [(off_cpu, 5000)]

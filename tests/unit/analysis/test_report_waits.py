@@ -173,8 +173,7 @@ def test_graphs_omit_idle_waits_with_a_note(profile, tmp_path):
 
 
 def test_profile_files_include_idle_waits(profile, tmp_path):
-    done = report("-o", tmp_path / "again.otlp", profile)
-    assert done.stderr == ""
+    assert report("-o", tmp_path / "again.otlp", profile).stderr == ""
     windows = [read_profiles(path)[0] for path in (profile, str(tmp_path / "again.otlp"))]
     first, again = (
         [

@@ -46,8 +46,7 @@ def make_types(*tracepoints, has_owners=True):
 
 def test_a_kernel_that_lacks_either_lock_tracepoint_has_no_offsets():
     assert find_lock_offsets(make_types("contention_begin")) is None
-    types = make_types("contention_begin", "contention_end")
-    assert find_lock_offsets(types) == (0, 8, 40)
+    assert find_lock_offsets(make_types("contention_begin", "contention_end")) == (0, 8, 40)
 
 
 def test_missing_owner_members_do_not_prevent_lock_measurement():

@@ -54,8 +54,7 @@ def test_python_and_the_compiled_program_agree_on_the_settings(machine):
         assert head == (block.size, block.sp_at, block.fp_at, block.pc_at)
         first = at + types.offset("register_block", "at")
         places = struct.unpack_from(f"={MAX_COLUMNS}H", packed, first)
-        known = tuple(places[: len(block.at)])
-        assert known == tuple(block.at)
+        assert tuple(places[: len(block.at)]) == tuple(block.at)
         assert all(place >= 512 for place in places[len(block.at) :])
 
 

@@ -91,8 +91,7 @@ def test_the_latest_clock_offset_is_used(tmp_path):
 
 
 def test_wait_offsets_are_packed_with_the_bucket_mask():
-    offsets = WaitOffsets(*range(1, 15))
-    assert offsets.pack(64) == struct.pack("=15Q", *range(1, 15), 63)
+    assert WaitOffsets(*range(1, 15)).pack(64) == struct.pack("=15Q", *range(1, 15), 63)
 
 
 @pytest.mark.parametrize("places", [16, 4096, 3 * 4096])
@@ -163,8 +162,7 @@ def test_wait_starts_and_ends_are_parsed_in_order():
     ],
 )
 def test_elapsed_time_of_an_ongoing_wait_is_computed(since, woken, state, passed):
-    thread = SLEEPING._replace(off_since_ns=since, woken_ns=woken, state=state)
-    assert thread.passed(1500) == passed
+    assert SLEEPING._replace(off_since_ns=since, woken_ns=woken, state=state).passed(1500) == passed
 
 
 def test_a_kernel_whose_structs_lack_members_is_rejected():

@@ -9,8 +9,7 @@ from tests.windows import make_window
 
 def record(samples, **kwargs):
     """Returns a window of samples that stand for 10 ms each."""
-    stack = Stack.from_frames(())
-    sample = WindowSample(stack, 1, "t", 0, None, list(range(samples)))
+    sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, list(range(samples)))
     window = make_window(0, 1, ({}, [sample]), taken=samples)
     profiles = [replace(profile, period_ns=10_000_000, **kwargs) for profile in window.profiles]
     return replace(window, profiles=profiles)

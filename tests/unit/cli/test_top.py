@@ -175,8 +175,7 @@ def test_rows_have_shares_and_milliseconds_per_second():
     assert lines[0] == "host  6.12  99 Hz  5.0 s  10 samples/s  lost 0  own 1.2%"
     assert lines[1].split() == ["[self]", "total", "ms/s", "module", "function"]
     assert lines[2].split() == ["50.0%", "50.0%", "50.0", "vmlinux", "vfs_read"]
-    by_total = TopState(order="total")
-    lines = screen(by_total, filled().shown())
+    lines = screen(TopState(order="total"), filled().shown())
     assert lines[2].split() == ["0.0%", "100.0%", "100.0", "libc.so.6", "main"]
 
 

@@ -98,8 +98,7 @@ def test_the_agent_sends_to_the_gateway(agent):
     protocols = collector["receivers"]["otlp"]["protocols"]
     assert protocols["grpc"]["endpoint"] == f"0.0.0.0:{ports[entry['targetPort']]}"
     assert protocols["http"]["endpoint"] == f"0.0.0.0:{ports['otlp-http']}"
-    health = collector["extensions"]["health_check"]["endpoint"]
-    assert health == f"0.0.0.0:{ports['health']}"
+    assert collector["extensions"]["health_check"]["endpoint"] == f"0.0.0.0:{ports['health']}"
     for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
         assert container[kind]["httpGet"]["port"] == "health"
     (rule,) = only(gateway, "NetworkPolicy")["spec"]["ingress"]

@@ -58,8 +58,7 @@ def test_invalid_off_cpu_settings_are_reported(line, message):
     [("true", OffCpuConfig(leaves_out="process")), ("false", None), ("", None)],
 )
 def test_the_off_cpu_variable_of_services_accepts_each_documented_value(text, expected):
-    plan = make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text}))
-    assert plan.sampler.off_cpu == expected
+    assert make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text})).sampler.off_cpu == expected
 
 
 def test_the_off_cpu_variable_of_services_rejects_unknown_values():

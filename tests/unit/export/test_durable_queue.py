@@ -284,5 +284,4 @@ def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue, monk
     putting.join()
     counts = check(queue)
     assert counts.lost[LossCause.SPOOL_FULL] > 0
-    again = open_queue(Receiver(up=False), max_bytes=10_000_000)
-    assert check(again).carried == counts.queued
+    assert check(open_queue(Receiver(up=False), max_bytes=10_000_000)).carried == counts.queued

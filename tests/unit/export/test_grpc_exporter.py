@@ -214,8 +214,7 @@ def test_the_default_size_limit_fits_a_default_grpc_server(batch):
 def test_requests_are_compressed_on_the_wire(grpc_receiver, batch, compression, small):
     payload = b"kernel stack " * 20_000
     with Forwarder(grpc_receiver.port) as forwarder:
-        endpoint = f"http://127.0.0.1:{forwarder.port}"
-        exporter = OtlpGrpcExporter(endpoint, compression=compression)
+        exporter = OtlpGrpcExporter(f"http://127.0.0.1:{forwarder.port}", compression=compression)
         assert exporter.export(batch(payload)).outcome is SUCCESS
         exporter.shutdown()
     assert grpc_receiver.requests[0][0] == payload
@@ -261,8 +260,7 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, is_r
     done, unavailable = threading.Event(), refuse(grpc.StatusCode.UNAVAILABLE)
     grpc_receiver.answer(unavailable if is_refused else lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)
-    endpoint = f"http://{grpc_receiver.endpoint}"
-    exporter = OtlpGrpcExporter(endpoint, timeout_s=60, retry=policy)
+    exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", timeout_s=60, retry=policy)
     results = []
     thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
     thread.start()

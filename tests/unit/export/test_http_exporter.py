@@ -300,8 +300,7 @@ def test_the_body_of_a_redirect_is_not_read_beyond_the_limit(http_receiver, open
                 sent.append(1)
 
     http_receiver.answer(endless)
-    exporter = open_exporter(retry=RetryPolicy(enabled=False))
-    assert exporter.export(batch()).outcome is not SUCCESS
+    assert open_exporter(retry=RetryPolicy(enabled=False)).export(batch()).outcome is not SUCCESS
     assert len(sent) < 100
 
 
@@ -452,8 +451,7 @@ def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter,
         exact=True,
         headers={"x-key": "header-secret"},
     )
-    result = exporter.export(batch())
-    shown = result.message + caplog.text
+    shown = exporter.export(batch()).message + caplog.text
     assert "no: /x" in shown
     for secret in ("pass/word", "pass%2Fword", "t0ken-1", "header-secret", "bWU6cGFzcy93b3Jk"):
         assert secret not in shown
@@ -462,8 +460,7 @@ def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter,
 
 @pytest.mark.parametrize("proxy", ["http://me:hunter22@[::bad", "http://me:hunter22@host:port"])
 def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch, caplog, proxy):
-    exporter = open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False))
-    queue = ExportQueue(exporter)
+    queue = ExportQueue(open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False)))
     queue.put(batch())
     queue.shutdown()
     assert queue.counts().exported == 0
@@ -495,8 +492,7 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_export
 def test_refused_connections_are_retried_until_the_time_limit(open_exporter, batch, caplog):
     port = free_port()
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=40)
-    endpoint = f"http://127.0.0.1:{port}/x?key=secret"
-    exporter = open_exporter(endpoint, exact=True, retry=policy)
+    exporter = open_exporter(f"http://127.0.0.1:{port}/x?key=secret", exact=True, retry=policy)
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}

@@ -236,8 +236,7 @@ def test_samples_that_cannot_be_saved_are_reported(http_receiver):
 
 
 def test_no_file_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path):
-    sending = send(grpc_address(grpc_receiver), [window(0)])
-    sending.check()
+    send(grpc_address(grpc_receiver), [window(0)]).check()
     assert list(tmp_path.iterdir()) == []
 
 

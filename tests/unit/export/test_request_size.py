@@ -55,8 +55,7 @@ def make(number=0, count=COUNT, name="thread", max_bytes=None):
             ResourceSamples(Resource({"process.pid": pid}), samples[pid::2]) for pid in (0, 1)
         ]
         profiles.append(Profile(kind, 10, groups))
-    window = Window(start, start + 10**9, profiles)
-    return encode_window(window, max_bytes=max_bytes).batches
+    return encode_window(Window(start, start + 10**9, profiles), max_bytes=max_bytes).batches
 
 
 def stamps(payloads):

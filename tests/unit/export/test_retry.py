@@ -50,8 +50,7 @@ def run(clock, answers, policy, attempt_s=0.0, timeout_s=10.0):
 
 
 def test_backoff_grows_by_the_multiplier_up_to_the_maximum(clock):
-    policy = RetryPolicy(True, 1, 2, 0, 5, 0)
-    assert run(clock, [RETRY] * 5 + [DONE], policy)[0] == (DONE, None)
+    assert run(clock, [RETRY] * 5 + [DONE], RetryPolicy(True, 1, 2, 0, 5, 0))[0] == (DONE, None)
     assert clock.waits == [1, 2, 4, 5, 5]
 
 

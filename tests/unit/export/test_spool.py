@@ -37,8 +37,7 @@ def content(batch):
 
 def fill(directory, count, **options):
     spool = Spool(str(directory), **options)
-    stored = [spool.append(numbered(number)) for number in range(1, count + 1)]
-    return spool, stored
+    return spool, [spool.append(numbered(number)) for number in range(1, count + 1)]
 
 
 def abandon(spool):

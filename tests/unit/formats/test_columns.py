@@ -17,8 +17,7 @@ HOST = {"host.name": "web-1", "os.version": "6.12.3", "process.pid": 7}
 def window(start, end, times, *, period_ns=10_000_000, **attributes):
     """Returns a window with samples at the given times in seconds after START."""
     stamps = [START + int(time * SECOND) for time in times]
-    sample = WindowSample(EMPTY, 7, "dd", 0, None, stamps)
-    group = {**HOST, **attributes}, [sample]
+    group = {**HOST, **attributes}, [WindowSample(EMPTY, 7, "dd", 0, None, stamps)]
     start, end = START + start * SECOND, START + end * SECOND
     return make_window(start, end, group, period_ns=period_ns, taken=len(stamps))
 

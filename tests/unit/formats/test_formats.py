@@ -100,8 +100,7 @@ def test_a_pprof_file_has_the_segments_of_user_files(windows):
     frame = Frame(file, 0x401234, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
     sample = WindowSample(Stack.from_frames([frame]), 1, "t", 0, None, [1])
     profile = replace(windows[0].profiles[0], resources=[ResourceSamples(Resource({}), [sample])])
-    window = replace(windows[0], profiles=[profile])
-    results = list(fields(gzip.decompress(pprof([window]))))
+    results = list(fields(gzip.decompress(pprof([replace(windows[0], profiles=[profile])]))))
     (mapping,) = (dict(fields(body)) for number, body in results if number == 3)
     (location,) = (dict(fields(body)) for number, body in results if number == 4)
     assert [mapping[number] for number in (2, 3, 4)] == [0x401000, 0x480000, 0x1000]

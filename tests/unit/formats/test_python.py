@@ -105,8 +105,7 @@ def test_names_cannot_break_out_of_a_format(place):
     assert line.endswith(";iterate_dir_[k] 1")
     page = html(windows)
     assert page.count("</script>") == html([sent(WHOLE)]).count("</script>")
-    texts = [folded(windows), table(windows), page.partition('type="application/json">')[2]]
-    for text in texts:
+    for text in [folded(windows), table(windows), page.partition('type="application/json">')[2]]:
         assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     kept = HOSTILE.replace("\udc80", "\\x80")
     frames = json.loads(speedscope(windows))["shared"]["frames"]

@@ -88,16 +88,14 @@ def test_threads_that_moved_are_separate_from_threads_that_did_not():
 
 
 def test_lines_fit_the_terminal_and_have_no_control_characters():
-    hostile = thread(1)._replace(name="\x1b[2J")
-    text = dump_table([process(hostile)], width=20)
+    text = dump_table([process(thread(1)._replace(name="\x1b[2J"))], width=20)
     assert "\\x1b[2J" in text
     assert max(map(len, text.splitlines())) == 20
 
 
 def test_the_json_form_has_each_stack_once():
-    link = SpanLink(bytes(15) + b"\1", bytes(7) + b"\2")
     threads = (
-        thread(1, link=link, labels=(("user", "7"),)),
+        thread(1, link=SpanLink(bytes(15) + b"\1", bytes(7) + b"\2"), labels=(("user", "7"),)),
         thread(2),
         thread(3, None, None, Stack()),
     )

@@ -159,8 +159,7 @@ def test_causes_of_hidden_symbols_are_distinguished(restrict, effective, cause, 
 
 
 def test_an_empty_kallsyms_counts_as_missing():
-    host = FakeHost(**{"/proc/kallsyms": ""})
-    assert read_symbols_visibility(host) is SymbolsVisibility.NO_FILE
+    assert read_symbols_visibility(FakeHost(**{"/proc/kallsyms": ""})) is SymbolsVisibility.NO_FILE
 
 
 def test_the_fix_inside_a_container_is_for_the_container():
@@ -277,8 +276,7 @@ def test_lockdown_is_unknown_without_securityfs():
 
 
 def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
-    host = FakeHost(BPF | PERFMON | SYSLOG)
-    result = {f.check: f for f in doctor(host)}["kept while sampling"]
+    result = {f.check: f for f in doctor(FakeHost(BPF | PERFMON | SYSLOG))}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in result.observed
     assert "CAP_SYS_PTRACE" not in result.observed
     assert "CAP_BPF (unwind tables, and BPF programs" in result.observed

@@ -57,8 +57,7 @@ def test_the_event_of_a_briefly_offline_cpu_is_replaced(online):
 
 
 def test_only_selected_cpus_have_events(online):
-    host = make(online, {1, 7})
-    assert host.update() == ([1], [], {})
+    assert make(online, {1, 7}).update() == ([1], [], {})
 
 
 def test_an_open_error_is_reported_once_until_the_event_can_be_opened(online):

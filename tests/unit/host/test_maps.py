@@ -34,8 +34,7 @@ ROWS = [
 def test_every_field_of_proc_maps_is_parsed():
     assert list(parse_mappings(TEXT)) == ROWS
     assert [row.is_executable for row in ROWS] == [True, False, False, True, True]
-    code = [row for row in ROWS if row.is_executable]
-    assert list(parse_mappings(TEXT, only_code=True)) == code
+    assert list(parse_mappings(TEXT, only_code=True)) == [row for row in ROWS if row.is_executable]
 
 
 def write(row):

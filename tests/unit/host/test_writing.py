@@ -72,8 +72,7 @@ def test_an_existing_file_is_replaced_only_on_request(tmp_path):
     path.write_bytes(b"old")
     with pytest.raises(FileExistsError):
         NewFile(str(path))
-    file = NewFile(str(path), replace=True)
-    file.abandon()
+    NewFile(str(path), replace=True).abandon()
     assert path.read_bytes() == b"old"
     put(path, replace=True)
     assert path.read_bytes() == b"new"

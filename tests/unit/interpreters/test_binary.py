@@ -54,8 +54,7 @@ def test_installed_interpreters_are_recognized_with_their_version(minor):
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():
         if python.minor == minor:
-            interpreter = read(json.loads(python.run("-c", _ASK).stdout))
-            assert str(interpreter.version) == python.version
+            assert str(read(json.loads(python.run("-c", _ASK).stdout)).version) == python.version
 
 
 def test_files_that_are_not_interpreters_yield_none():

@@ -151,8 +151,7 @@ def test_the_innermost_recognized_function_decides_the_cause(kernel, cause):
 
 
 def test_kernel_threads_that_wait_uninterruptibly_are_not_idle():
-    kernel = captured("kernel_worker")
-    assert find_cause(WaitState.UNINTERRUPTIBLE, kernel) is WaitCause.OTHER
+    assert find_cause(WaitState.UNINTERRUPTIBLE, captured("kernel_worker")) is WaitCause.OTHER
 
 
 def test_the_block_io_flag_determines_the_cause_without_symbols():

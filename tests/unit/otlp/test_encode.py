@@ -367,8 +367,7 @@ def test_resource_attributes_keep_their_types(window, form):
     results = {}
     for item in reader.message.resource_profiles[0].resource.attributes:
         assert bool(item.key) != by_reference
-        which = item.value.WhichOneof("value")
-        results[item.key or reader.strings[item.key_strindex]] = which
+        results[item.key or reader.strings[item.key_strindex]] = item.value.WhichOneof("value")
     text = "string_value_strindex" if by_reference else "string_value"
     assert results == {
         "empty": "string_value",
@@ -384,8 +383,7 @@ def test_resource_attributes_keep_their_types(window, form):
 
 def test_the_request_has_scope_and_schema(window):
     scope = Scope("library", "1.2", {"more": True}, "https://example.org/schema")
-    reader = Reader(encoded(window, scope=scope).payload)
-    for resource_profiles in reader.message.resource_profiles:
+    for resource_profiles in Reader(encoded(window, scope=scope).payload).message.resource_profiles:
         assert resource_profiles.schema_url == SCHEMA_URL
         (result,) = resource_profiles.scope_profiles
         assert (result.scope.name, result.scope.version) == ("library", "1.2")
@@ -433,8 +431,7 @@ def test_surrogates_are_escaped(window, form):
         for name in ("a\udc80", "a\udcff", "a\\x80", "\ud800")
     ]
     resource = Resource({"process.executable.name": "x\udc80", "other": "x\\x80"})
-    odd = with_resources(window, [ResourceSamples(resource, samples)])
-    batch = encoded(odd, form=form)
+    batch = encoded(with_resources(window, [ResourceSamples(resource, samples)]), form=form)
     assert check_payload(batch.payload) == []
     assert batch.profiles == (ProfileSamples("on_cpu", 4),)
     (decoded,) = decode_windows(batch.payload)
@@ -451,8 +448,7 @@ def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
         for frame, count in ((normal, 2), (huge, 3), (normal, 4))
     ]
-    mixed = with_samples(window, samples)
-    result = encode_window(mixed, form=form, max_bytes=4000)
+    result = encode_window(with_samples(window, samples), form=form, max_bytes=4000)
     assert result.too_large == {"on_cpu": 3}
     assert sum(batch.sample_count for batch in result.batches) == 6
     for batch in result.batches:

@@ -159,8 +159,7 @@ def test_unknown_fields_of_newer_producers_are_preserved():
 
 def test_ids_in_json_are_hexadecimal():
     (batch,), _ = encode_message(message(window([sample(9)])), Form.JSON, None)
-    tree = json.loads(batch.payload)
-    link = tree["dictionary"]["linkTable"][1]
+    link = json.loads(batch.payload)["dictionary"]["linkTable"][1]
     assert link == {"traceId": "0a" * 16, "spanId": "0a" * 8}
 
 
@@ -204,8 +203,7 @@ def test_parts_of_a_split_batch_contain_each_sample_once_and_all_loss_counts(
     form, limit, attributes
 ):
     samples = 10 if limit == 1 else 40
-    window = two_kinds(samples)
-    (batch,) = encode_window(window, form=form, attributes=attributes).batches
+    (batch,) = encode_window(two_kinds(samples), form=form, attributes=attributes).batches
     parts = divided(batch, limit)
     if limit == 1:
         assert [part.sample_count for part in parts] == [1] * 12 * samples

@@ -68,8 +68,7 @@ def test_wait_details_survive_a_round_trip(form):
 
 def test_unknown_causes_of_later_versions_are_read_as_other():
     (batch,) = encode_window(window(ResourceSamples(resource(7), [sample(WAITS[2])]))).batches
-    later = batch.payload.replace(b"\x04pipe", b"\x04tape")
-    ((_, result),) = decode_windows(later)[0].samples
+    ((_, result),) = decode_windows(batch.payload.replace(b"\x04pipe", b"\x04tape"))[0].samples
     assert result.wait == WindowWait(WaitState.INTERRUPTIBLE, WaitCause.OTHER)
 
 

@@ -39,7 +39,6 @@ def test_truncated_fields_and_groups_are_rejected(message):
 
 
 def test_varint_and_length_delimited_fields_are_read():
-    message = b"\x08\x96\x01\x12\x02hi\x19\1\0\0\0\0\0\0\0\x25\2\0\0\0"
-    assert list(read_fields(message)) == [
+    assert list(read_fields(b"\x08\x96\x01\x12\x02hi\x19\1\0\0\0\0\0\0\0\x25\2\0\0\0")) == [
         (1, 150), (2, b"hi"), (3, bytes([1, *[0] * 7])), (4, bytes([2, 0, 0, 0])),
     ]  # fmt: skip

@@ -298,8 +298,7 @@ def test_the_number_of_remembered_processes_is_bounded(parts):
 def test_coarse_samples_are_marked_in_the_payload(parts):
     for number in range(200):
         parts.add(sample(NOISY, number))
-    window = parts.windows.close(2)
-    (batch,) = encode_window(window).batches
+    (batch,) = encode_window(parts.windows.close(2)).batches
     assert check_payload(batch.payload) == []
     (decoded,) = decode_windows(batch.payload)
     (group,) = decoded.profiles[0].resources

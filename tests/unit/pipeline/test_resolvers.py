@@ -92,8 +92,7 @@ class Names:
 
 def play(recording, **resolvers):
     windows = []
-    pipeline = replay(recording, WindowSchedule(10**10), windows.append, **resolvers)
-    pipeline.close()
+    replay(recording, WindowSchedule(10**10), windows.append, **resolvers).close()
     stacks = {
         time - OFFSET_NS: sample.stack
         for window in windows

@@ -79,8 +79,7 @@ class Symbols:
         self.stacks = {}
 
     def add(self, tid, names, *, is_provisional=False):
-        frames = [Frame(None, 1, (Line(name),), 0, KERNEL_SIDE) for name in names]
-        stack = Stack.from_frames(frames)
+        stack = Stack.from_frames([Frame(None, 1, (Line(name),), 0, KERNEL_SIDE) for name in names])
         if is_provisional:
             stack = Stack(tuple(side._replace(is_provisional=True) for side in stack.sides))
         self.stacks[tid] = stack
@@ -119,8 +118,7 @@ def raw(source, tid, wait, value=700, tgid=5):
 
 
 def sleep(**facts):
-    state = facts.pop("state", WaitState.INTERRUPTIBLE)
-    return Wait(state, 0, 0, **facts)
+    return Wait(facts.pop("state", WaitState.INTERRUPTIBLE), 0, 0, **facts)
 
 
 def off_cpu(window):

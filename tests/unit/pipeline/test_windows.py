@@ -113,8 +113,7 @@ def test_frames_of_unknown_modules_are_resolved_again_when_the_window_closes():
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
 def test_jitter_stays_within_its_bounds(unit):
-    schedule = WindowSchedule(1000, jitter=0.2)
-    assert 800 <= schedule.length_ns(unit) <= 1200
+    assert 800 <= WindowSchedule(1000, jitter=0.2).length_ns(unit) <= 1200
 
 
 def test_the_gate_waits_a_limited_time_for_the_slowest_stream():

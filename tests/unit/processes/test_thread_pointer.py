@@ -80,8 +80,7 @@ def image_of(tmp_path_factory):
 
     def get(name):
         if name not in images:
-            directory = tmp_path_factory.mktemp(name)
-            with Program(directory, name, threads=2, late_ms=1) as program:
+            with Program(tmp_path_factory.mktemp(name), name, threads=2, late_ms=1) as program:
                 program.wait_ready()
                 with stopped(program.pid):  # so that no thread maps a new stack
                     images[name] = Image(program.pid)
@@ -206,6 +205,5 @@ def test_a_process_first_seen_in_wait_totals_has_its_attribute_names(tmp_path):
         resource = resources.get_of(waited)  # wait totals do not state the program
         resources.renew([resource])
         key = waited._replace(exec_id=7, owner=os.geteuid())
-        label = ("span.hex", "x")
-        assert resources.decode_context(key, b"\1\0\0\1x", None) == (None, (label,))
+        assert resources.decode_context(key, b"\1\0\0\1x", None) == (None, (("span.hex", "x"),))
     resources.close()

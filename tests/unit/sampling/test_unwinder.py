@@ -28,8 +28,7 @@ class Files:
 @pytest.mark.parametrize("bits", [39, 42, 47, 48])
 def test_the_number_of_address_bits_is_derived_from_the_stack_mapping(tmp_path, bits):
     end = (1 << bits) - 0x10000
-    maps = LINES.format(top=end - 0x21000, end=end)
-    assert find_address_bits(Files(tmp_path, maps)) == bits
+    assert find_address_bits(Files(tmp_path, LINES.format(top=end - 0x21000, end=end))) == bits
 
 
 @pytest.mark.parametrize("maps", [None, ""])

@@ -34,8 +34,7 @@ def test_the_elapsed_time_of_an_ongoing_wait_is_counted():
     asleep = thread(since=50)
     assert sums.read([asleep], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
     assert sums.read([asleep], 130, 1)[KEY].by_state == (0, 30, 0, 0, 0)
-    woken = thread(since=50, woken=140)
-    assert sums.read([woken], 150, 1)[KEY].by_state == (10, 10, 0, 0, 0)
+    assert sums.read([thread(since=50, woken=140)], 150, 1)[KEY].by_state == (10, 10, 0, 0, 0)
     assert sums.read([thread(by_state=(20, 90, 0, 0, 0), waits=1)], 170, 1) == {
         KEY: WaitTotals((10, 0, 0, 0, 0), 1)
     }

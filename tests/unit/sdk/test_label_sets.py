@@ -62,8 +62,7 @@ def test_an_invalid_label_is_rejected(given, message):
 
 def test_long_values_are_truncated_and_excess_external_labels_dropped():
     outer = {f"outer{number:02}": number for number in range(10)}
-    inner = {f"inner{number}": "x" * 300 for number in range(8)}
-    with labels(outer), labels(inner):
+    with labels(outer), labels({f"inner{number}": "x" * 300 for number in range(8)}):
         result = current()
     assert len(result) == 16
     assert {len(result[f"inner{number}"]) for number in range(8)} == {200}

@@ -87,8 +87,7 @@ def test_spans_of_any_depth_get_the_name_of_their_local_root(roots, tracer):
     for _ in range(5):
         span = child_of(tracer, span)
         assert name_of(roots, span) == "top"
-    other = tracer.start_span("other")
-    assert name_of(roots, other) == "other"
+    assert name_of(roots, tracer.start_span("other")) == "other"
     assert name_of(roots, top) == "top"
 
 
@@ -200,8 +199,7 @@ def test_a_span_from_another_trace_with_the_same_id_is_not_taken_for_the_parent(
     top = tracer.start_span("top")
     context = top.get_span_context()
     stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)
-    child = child_of(tracer, NonRecordingSpan(stranger))
-    assert name_of(roots, child) is None
+    assert name_of(roots, child_of(tracer, NonRecordingSpan(stranger))) is None
     assert roots.find(context.trace_id ^ 1, context.span_id) is None
 
 
@@ -314,8 +312,7 @@ def test_a_window_has_a_limited_number_of_local_root_names(roots, tracer):
     names = RootNames(roots, max_names=2)
     spans = [tracer.start_span(name) for name in ("rare", "b", "a", "b", "a")]
     seen(names, spans)
-    window = names.name(window_of(*map(link_of, spans)))
-    assert names_in(window) == ["", "b", "a", "b", "a"]
+    assert names_in(names.name(window_of(*map(link_of, spans)))) == ["", "b", "a", "b", "a"]
     assert names.named == 8
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
 

@@ -29,8 +29,7 @@ def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
     rate, expected, monkeypatch
 ):
     for cpus in (2, 256):
-        result = interval_s("self", rate, monkeypatch, cpus)
-        assert result == pytest.approx(expected, rel=0.01)
+        assert interval_s("self", rate, monkeypatch, cpus) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_system_wide_sampler_is_drained_more_often_on_larger_hosts(monkeypatch):

@@ -323,8 +323,7 @@ def close_window(resources, *seen):
 def test_a_published_service_name_is_in_the_resource_within_a_window(process, resources):
     process()
     sample = raw(5, 300 * TICK_NS)
-    first = resources.get(sample)
-    (closed,) = close_window(resources, first)
+    (closed,) = close_window(resources, resources.get(sample))
     assert closed.attributes["service.name"] == "svc"
     assert closed.attributes["host.name"] == "h"
     assert resources.get(sample) is closed
@@ -359,8 +358,7 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
 
 def test_a_reused_pid_does_not_inherit_the_context(process, resources):
     directory = process()
-    old = resources.get(raw(5, 300 * TICK_NS))
-    close_window(resources, old)
+    close_window(resources, resources.get(raw(5, 300 * TICK_NS)))
     process(ticks=400, name="/tmp/other", signature=b"12345678")
     (new,) = close_window(resources, resources.get(raw(5, 400 * TICK_NS)))
     assert "service.name" not in new.attributes
@@ -369,8 +367,7 @@ def test_a_reused_pid_does_not_inherit_the_context(process, resources):
 
 def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(process, resources):
     directory = process()
-    sample = raw(5, 300 * TICK_NS)
-    first = resources.get(sample)
+    first = resources.get(raw(5, 300 * TICK_NS))
     wait_until(lambda: resources._contexts._known)
     for name in ("mem", "maps", "stat"):
         (directory / name).unlink()
@@ -419,8 +416,7 @@ def test_contexts_are_read_while_the_memory_of_another_process_cannot_be_read(pr
         fuse.freeze("read")
         assert list(contexts.look(keys)) == keys
         assert keys[0] in contexts._calls._users
-        stat = (hanging / "stat").read_text()
-        (hanging / "stat").write_text(stat.replace("300", "400"))
+        (hanging / "stat").write_text((hanging / "stat").read_text().replace("300", "400"))
         contexts._threads._registered[keys[0].tgid] = keys[0]
         assert list(contexts.look(keys)) == keys, "it was forgotten in the window of its end"
         assert released == [keys[0].tgid]

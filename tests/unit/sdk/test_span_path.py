@@ -64,8 +64,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
         thread.join()
         copied = contextvars.copy_context()
     copied.run(check)
-    unsampled = TracerProvider(sampler=ALWAYS_OFF).get_tracer("x")
-    with unsampled.start_as_current_span("unsampled"):
+    with TracerProvider(sampler=ALWAYS_OFF).get_tracer("x").start_as_current_span("unsampled"):
         check()
     check()
     assert wrong == []
@@ -108,8 +107,7 @@ def make_equal(key):
     for _ in range(1000):
         name = Named("equal")
         name.value = 0
-        by_address = hash(contextvars.ContextVar(name))
-        name.value = by_address ^ hash(key)
+        name.value = hash(contextvars.ContextVar(name)) ^ hash(key)
         equal = contextvars.ContextVar(name)  # often reuses the address
         if hash(equal) == hash(key):
             return equal

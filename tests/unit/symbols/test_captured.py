@@ -174,8 +174,7 @@ def test_symbolize_reports_malformed_lines_in_copies(tmp_path, copies, symbolize
     assert status == 0
     assert "note: /proc/kallsyms: the last line is truncated" in notes
     assert "note: /proc/modules: 1 malformed lines skipped" in notes
-    symbolizer = KernelSymbolizer.from_files(kallsyms=cut, modules=listed)
-    assert symbolizer.bad_lines == 2
+    assert KernelSymbolizer.from_files(kallsyms=cut, modules=listed).bad_lines == 2
     assert symbolize(*options(copies), "_text")[2] == ""
     notes = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
     assert notes == "", "copies that were not given are no problem"
@@ -241,8 +240,7 @@ def test_explanations_use_the_snapshot_of_their_timestamp(tmp_path):
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))
-    files = CapturedFiles({"/proc/kallsyms": copy})
-    symbolizer = KernelSymbolizer.live(files)
+    symbolizer = KernelSymbolizer.live(CapturedFiles({"/proc/kallsyms": copy}))
     copy.write_text(line.format("after"))
     symbolizer.reload(1000)
     address = 0xFFFF_FFFF_8100_0004

@@ -85,8 +85,7 @@ def test_clones_right_after_their_module_are_recognized_as_freed():
     clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
     others = text((0x3000, "T", "b_init"), module="b")
     first = text((0, "T", "_text")) + text((0x1000, "t", "b_live"), module="b")
-    program = text((0x9000, "t", "bpf_prog_1"), module="bpf")
-    for rest in (b"", others, program):
+    for rest in (b"", others, text((0x9000, "t", "bpf_prog_1"), module="bpf")):
         result = parse_kallsyms([first + live + clones + rest])
         assert {clone.name for clone in result.freed} >= {"a_init", "a_early"}
         assert named(result.blocks["a"], 0x2F01) == ("exported", 0x2F00)

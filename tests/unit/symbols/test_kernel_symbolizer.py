@@ -121,8 +121,7 @@ def test_trailing_bytes_of_a_torn_stack_are_dropped(host):
 
 
 def test_samples_are_resolved_with_the_symbols_at_their_timestamp(tmp_path):
-    host = make_host(tmp_path)
-    symbolizer = KernelSymbolizer.live(host)
+    symbolizer = KernelSymbolizer.live(make_host(tmp_path))
     stacks = resolver(symbolizer)
     before = stacks.resolve(sample(BASE + 0x110, time_ns=10))
     vmlinux = symbolizer.module("vmlinux")

@@ -188,9 +188,8 @@ def test_a_delayed_read_does_not_displace_newer_symbols_at_a_reused_address():
 
 def test_history_stays_sorted_when_a_read_removes_symbols_late():
     """A lookup scans the history backwards only to the time that is looked up."""
-    page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
-        (0, ALL_READ, symbol(A, "a"), page),
+        (0, ALL_READ, symbol(A, "a"), symbol(A + 8192, "kprobe_insn_page", 4096, OOL)),
         (900 * MS, REMOVED, symbol(A, "a")),
         (100 * MS, ALL_READ, symbol(A, "a")),
     )
@@ -285,8 +284,7 @@ def test_frames_have_a_reason_but_no_name_after_lost_records(live):
     assert symbolizer.explain(A + 8).names == ()
     source.changes = [KsymbolChange(60 * MS, ALL_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),))]
     symbolizer.advance(70 * MS)
-    again = stacks.resolve(sample(30 * MS, A + 8))
-    assert again.frames[0].function == "bpf_prog_1_old"
+    assert stacks.resolve(sample(30 * MS, A + 8)).frames[0].function == "bpf_prog_1_old"
 
 
 def test_a_symbol_without_a_length_ends_at_the_next_symbol():

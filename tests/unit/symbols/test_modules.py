@@ -126,8 +126,7 @@ def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, 
     )
     snapshot = symbolizer.snapshot
     texts = {(a >> 12, module) for a, kind, module in pages if kind in "tT"}
-    names = {module for _, _, module in pages}
-    for name in names - set(NO_MODULES):
+    for name in {module for _, _, module in pages} - set(NO_MODULES):
         for address, kind, module in pages:
             if module == name and kind in "tT":
                 assert snapshot.frame(address).module.name == name
@@ -182,8 +181,7 @@ def test_modules_have_a_build_id_and_a_file_id(modules):
 
 
 def test_file_ids_match_the_keys_of_symbol_stores():
-    file_id = make_file_id("f8e1cf0f60558098edaec164ac7749df")
-    assert file_id == "026a2d6a60ee6b4eb8ec85adf2e76f4d"
+    assert make_file_id("f8e1cf0f60558098edaec164ac7749df") == "026a2d6a60ee6b4eb8ec85adf2e76f4d"
 
 
 def test_each_build_without_a_build_id_has_a_distinct_file_id():
@@ -229,8 +227,7 @@ def test_module_ranges_come_from_symbols_if_sysfs_is_unreadable(clones, clones_f
     parts = sorted(part for module in bare.snapshot.modules for part in module.ranges)
     assert all(a.end <= b.start for a, b in pairwise(parts))
     assert any("sections" in problem for problem in bare.problems)
-    match = bare.find("br_dev_xmit")[0]
-    assert match.rva == clones.find("br_dev_xmit")[0].rva
+    assert bare.find("br_dev_xmit")[0].rva == clones.find("br_dev_xmit")[0].rva
 
 
 def test_the_base_is_the_page_of_the_first_symbol_if_there_is_no_module_list(clones, clones_folder):

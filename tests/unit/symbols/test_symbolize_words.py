@@ -116,8 +116,7 @@ def test_output_can_be_used_as_input(symbolize, options):
         named = [line for line in printed if "[" not in line]
         assert len(named) == len(printed) - 3, "the markers are not functions"
         for column in (1, 2):  # names, places
-            words = [line.split()[column] for line in named]
-            assert set(symbolize(*words)[1]) == set(named)
+            assert set(symbolize(*[line.split()[column] for line in named])[1]) == set(named)
 
 
 def test_kernel_stack_traces_are_parsed():

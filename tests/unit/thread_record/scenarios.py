@@ -75,8 +75,7 @@ def threads():
         for done in [pool.submit(work) for _ in range(8)]:
             done.result()
         with tracer.start_as_current_span("parent"):
-            copied = contextvars.copy_context()
-            pool.submit(copied.run, nested).result()
+            pool.submit(contextvars.copy_context().run, nested).result()
         pool.submit(check).result()
 
 
@@ -87,8 +86,7 @@ def contexts():
     inside.run(check)
     check()
     with tracer.start_as_current_span("outside"):
-        empty = contextvars.Context()
-        empty.run(check)
+        contextvars.Context().run(check)
         check()
         inside.run(nested)
         check()

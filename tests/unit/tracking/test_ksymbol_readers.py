@@ -94,8 +94,7 @@ def test_a_full_read_has_programs_with_lengths_and_other_kallsyms_symbols(host):
 
 def test_kallsyms_alone_yields_all_symbols_without_lengths(host):
     reader = BaselineReader(host(PermissionError(), PermissionError()))
-    symbols = reader.read_all(lambda: True).symbols
-    assert [(s.name, s.length) for s in symbols] == [
+    assert [(s.name, s.length) for s in reader.read_all(lambda: True).symbols] == [
         ("ftrace_trampoline", 0), ("bpf_prog_1_a", 0), ("bpf_trampoline_5", 0)
     ]  # fmt: skip
 

@@ -103,8 +103,7 @@ class Records:
         registers = [0] * 33
         registers[FP], registers[RA] = self.stack + fp, link
         registers[SP], registers[PC] = self.stack, pc
-        pt_regs = struct.pack("=34Q", *registers, 0)
-        return self.unwinder.unwind(pt_regs, self.stack, bytes(memory))
+        return self.unwinder.unwind(struct.pack("=34Q", *registers, 0), self.stack, bytes(memory))
 
 
 def test_callers_of_code_without_tables_are_unwound_by_their_frame_records(built, tmp_path):

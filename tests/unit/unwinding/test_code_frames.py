@@ -66,8 +66,7 @@ def test_instructions_are_decoded(code, effect, value):
 
 
 def test_a_function_is_followed_through_its_prologue_and_epilogue():
-    flow = follow("55 53 4883ec08 90 4883c408 5b 5d c3", 0)
-    assert states(flow) == {
+    assert states(follow("55 53 4883ec08 90 4883c408 5b 5d c3", 0)) == {
         0: ENTRY,
         1: State(16, 16, None),
         2: State(24, 16, None),
@@ -99,8 +98,7 @@ def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
 
 def test_code_after_a_call_to_an_import_that_does_not_return_is_not_followed():
     # 0: jmp *slot. 6: push; je 15; call 0. 15: pop; ret
-    slot = START + 6 + 0x100
-    flow = follow("ff2500010000 50 7406 e8f2ffffff 90 58 c3", 6, endless=[slot])
+    flow = follow("ff2500010000 50 7406 e8f2ffffff 90 58 c3", 6, endless=[START + 6 + 0x100])
     assert 14 not in states(flow)
     assert states(flow)[15] == State(16, 0, None)
 
@@ -119,8 +117,7 @@ def test_padding_after_a_call_ends_the_function():
 
 def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_unwind_state():
     # 0: push rbx; jmp 4. 4: ret
-    flow = follow("53 eb01 90 c3", 0, 4)
-    assert states(flow) == {4: ENTRY}
+    assert states(follow("53 eb01 90 c3", 0, 4)) == {4: ENTRY}
 
 
 def test_switch_cases_are_analyzed_backwards_from_their_return():
@@ -133,8 +130,7 @@ def test_switch_cases_are_analyzed_backwards_from_their_return():
 
 
 def test_a_candidate_inside_a_function_does_not_start_a_function():
-    code = "4883ec08 90 4883c408 c3"
-    flow = follow(code)
+    flow = follow("4883ec08 90 4883c408 c3")
     flow.add_candidates([START + 4, START])
     assert states(flow)[4] == State(16, 0, None)
 
@@ -156,12 +152,10 @@ def test_every_byte_of_a_gap_has_an_entry():
         code, {"text": [Segment(0, len(code), START)]}, [0], [(START, START + 7)], 0
     )
     ((start, entry),) = maker.pairs
-    size = struct.unpack_from("<I", maker.frames, entry + 12)[0]
-    assert (start, size) == (START, 7)
+    assert (start, struct.unpack_from("<I", maker.frames, entry + 12)[0]) == (START, 7)
 
 
 def test_damaged_code_is_analyzed_quickly_and_without_an_error():
     code = bytes(range(256)) * 64
     parts = {"text": [Segment(0, len(code), START)]}
-    maker = make_frames(code, parts, [START + 3], [(START, START + len(code))], 0)
-    assert maker.pairs
+    assert make_frames(code, parts, [START + 3], [(START, START + len(code))], 0).pairs

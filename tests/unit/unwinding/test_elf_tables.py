@@ -39,8 +39,7 @@ def test_a_search_table_can_be_built_from_frames():
     data = content("static")
     assert find(data) is None
     source = ImageSource(data)
-    frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
-    assert frames == tuple(
+    assert find_section(source, read_elf(source, "x86_64"), b".eh_frame") == tuple(
         ELFFile(BytesIO(data)).get_section_by_name(".eh_frame")[key]
         for key in ("sh_offset", "sh_size", "sh_addr")
     )
@@ -176,8 +175,7 @@ def test_the_image_has_the_layout_that_the_bpf_program_expects():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
     elf = read_elf(source, "x86_64")
-    pages = image_pages(tables)
-    image = bytearray(pages * 4096)
+    image = bytearray(image_pages(tables) * 4096)
     write_image(memoryview(image), source, tables, elf, 7)
     serial, version, origin, frames_address, entries, frames_at, size, count = struct.unpack_from(
         "<IIQQIIII", image

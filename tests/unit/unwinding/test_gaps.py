@@ -23,10 +23,9 @@ def find(name, *, with_tables=True, entry=0):
 
 def test_gaps_are_the_code_outside_functions_with_unwind_rules():
     gaps, text = find("personality.so", entry=1)
-    dwarf = ELFFile(BytesIO(content("personality.so"))).get_dwarf_info()
     functions = [
         (entry["initial_location"], entry["initial_location"] + entry["address_range"])
-        for entry in dwarf.EH_CFI_entries()
+        for entry in ELFFile(BytesIO(content("personality.so"))).get_dwarf_info().EH_CFI_entries()
         if isinstance(entry, FDE)
     ]
     first, last = min(functions)[0], max(functions)[1]

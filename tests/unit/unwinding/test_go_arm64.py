@@ -173,8 +173,7 @@ def test_x29_of_the_caller_is_unknown_in_a_function_that_overwrites_it():
 def test_outermost_functions_end_the_stack_but_the_signal_handler_does_not():
     words = [*PROLOGUE, CALL, *EPILOGUE]
     assert assembly(words, flags=ASSEMBLY | TOP) == [(0, (SP, 0), KEPT, LOST)]
-    handler = assembly(words, name=b"runtime.sigtramp", flags=ASSEMBLY | TOP)
-    assert handler == [*BODY, RETURNED]
+    assert assembly(words, name=b"runtime.sigtramp", flags=ASSEMBLY | TOP) == [*BODY, RETURNED]
 
 
 def switching(name, words, sizes=SIZES):
@@ -310,8 +309,7 @@ KEEP, MOVE, RESTORE = 0x910003F4, 0x9100003F, 0x9100029F  # mov x20, sp; mov sp,
 
 
 def test_vdso_calls_are_unwound_by_the_frame_pointer():
-    words = [*PROLOGUE, KEEP, MOVE, CALL, RESTORE, *EPILOGUE]
-    assert switching(b"runtime.nanotime1", words) == [
+    assert switching(b"runtime.nanotime1", [*PROLOGUE, KEEP, MOVE, CALL, RESTORE, *EPILOGUE]) == [
         *BODY,
         (16, (0x8D, 56), saved(56), saved(48)),
         (28, (SP, 48), saved(56), saved(48)),

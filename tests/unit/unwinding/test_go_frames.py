@@ -184,8 +184,7 @@ def test_vdso_calls_are_unwound_through_r12():
 def test_functions_that_no_instruction_calls_are_marked_as_signal_frames(name):
     file, table, segments = go_file([*[ORDINARY] * 10, ORDINARY._replace(name=name)])
     entries = decode(make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64).frames)
-    last = entries.pop(max(entries))
-    assert "S" in str(last.cie.header.augmentation)
+    assert "S" in str(entries.pop(max(entries)).cie.header.augmentation)
     assert all("S" not in str(entry.cie.header.augmentation) for entry in entries.values())
 
 
@@ -261,10 +260,9 @@ def test_rows_match_debug_frame(tmp_path, target, flags):
         tables = index_go(file.fileno(), elf, table, text, None, children=Children())
     entries = decode(tables.made_frames, tables.frames.address + tables.made_at)
     with plain.open("rb") as file:
-        known = ELFFile(file).get_dwarf_info().CFI_entries()
         compared = sum(
             _compare(entry, entries[entry["initial_location"]], target.return_address)
-            for entry in known
+            for entry in ELFFile(file).get_dwarf_info().CFI_entries()
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
@@ -295,8 +293,7 @@ def _compare(known, made, return_address):
 def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path):
     """Linkers give a static program ``.eh_frame``, but no search table."""
     path = tmp_path / "program"
-    flags = "-linkmode external -extldflags -static"
-    command = ["go", "build", "-ldflags", flags, "-o", path, CGO]
+    command = ["go", "build", "-ldflags", "-linkmode external -extldflags -static", "-o", path, CGO]
     subprocess.run(command, check=True, env={**os.environ, "CGO_ENABLED": "1"})
     fd = os.open(path, os.O_RDONLY)
     opened = OpenedFile(fd, os.fstat(fd), str(path), "path", str(path))

@@ -184,8 +184,7 @@ def test_eh_frame_sections_that_took_too_long_are_indexed_again(tmp_path):
     frames += fde(frames, 0x3000)
     with pytest.raises(TableRefused, match="took over"):
         in_process(tmp_path, frames, children, timeout_s=0.0)
-    path = tmp_path / "frames"
-    with open(path, "rb") as file:
+    with open(tmp_path / "frames", "rb") as file:
         section = Segment(4, len(frames), 0x1000)
         assert index_frames(file.fileno(), section, children=children).entries == 1
 

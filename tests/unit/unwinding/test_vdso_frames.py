@@ -21,8 +21,7 @@ SP, LINK = 31, 30
 
 @pytest.fixture(scope="module")
 def vdso():
-    recorded = json.loads(content("arm64.json"))
-    return base64.b64decode(recorded["arm64"]["vdso"])
+    return base64.b64decode(json.loads(content("arm64.json"))["arm64"]["vdso"])
 
 
 def make(code, machine="aarch64"):

@@ -63,8 +63,7 @@ def resource(pid, name="nginx", host="web-1", **others):
 
 
 def window(groups, *, kind=ON_CPU, period=10_101_010, start=NOW - 5 * SECOND, lost=None):
-    profile = Profile(kind, period, groups, lost=lost or {})
-    return Window(start, start + 5 * SECOND, [profile])
+    return Window(start, start + 5 * SECOND, [Profile(kind, period, groups, lost=lost or {})])
 
 
 def sample(stack, times, *, tid=7, cpu=0, values=(), name="worker", cause=None):

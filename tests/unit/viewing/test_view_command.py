@@ -61,8 +61,7 @@ def write(path, times, start, frame=READ):
         )
         for pid, (name, its_times) in enumerate(times.items(), 7)
     )
-    window = make_window(start, start + 3 * SECOND, *groups, period_ns=10**7)
-    return write_otlp(path, window)
+    return write_otlp(path, make_window(start, start + 3 * SECOND, *groups, period_ns=10**7))
 
 
 @pytest.fixture

@@ -150,10 +150,9 @@ def packed_symbols():
 def stubs():
     """Returns a program with the maximum number of PLT stubs, with long names."""
     count = (1 << 20) // 8
-    entry = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)
     sections = [
         CODE,
-        (b".dynsym", 11, 0, 0, bytes(24) + entry, 2 + 1, 24),
+        (b".dynsym", 11, 0, 0, bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0), 2 + 1, 24),
         (b".dynstr", 3, 0, 0, b"\0" + b"n" * 1000 + b"\0", 0, 0),
     ]
     relocations = array("Q", bytes(24 * 5 * count))

@@ -75,13 +75,11 @@ def test_symbols_in_symtab_and_dynsym_are_kept_once(folder):
     entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
     names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]
     assert names.count("main") == 2
-    table = functions_of(path)
-    assert len(table) - len(set(stubs_of(path))) == len(set(names))
+    assert len(functions_of(path)) - len(set(stubs_of(path))) == len(set(names))
 
 
 def test_the_cold_part_of_a_function_has_its_own_name(program):
-    result = symbols_of(program)["shown.cold"]
-    assert names(functions_of(program), result) == "shown.cold"
+    assert names(functions_of(program), symbols_of(program)["shown.cold"]) == "shown.cold"
 
 
 def test_assembler_labels_are_left_out(assembly):
@@ -188,8 +186,7 @@ def test_stubs_of_arm64_are_named_after_their_targets(folder, options):
 
 
 def test_plt_stubs_are_named_in_programs_with_branch_tracking(folder):
-    path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
-    table = functions_of(path)
+    table = functions_of(build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection"))
     assert len(table.find("abort@plt")) == 2, "in .plt and in .plt.sec"
 
 
@@ -276,8 +273,7 @@ def test_no_debug_file_is_searched_for_if_all_functions_have_names(program):
 
 def test_a_damaged_source_does_not_affect_names_of_earlier_sources(program, folder):
     path = with_minidebuginfo(program, folder, b"no xz", "--keep-symbol=main")
-    start = symbols_of(program)["main"][0]
-    assert functions_of(path).lookup(start).name == "main"
+    assert functions_of(path).lookup(symbols_of(program)["main"][0]).name == "main"
 
 
 @pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])

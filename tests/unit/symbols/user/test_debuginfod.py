@@ -220,8 +220,7 @@ def test_redirects_are_followed(made, serve, cache):
         else:
             handler.reply(200, made[1])
 
-    server = serve(answer)
-    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[1]
+    assert read(Debuginfod([serve(answer).address], cache, LIMITS).fetch(made[0])) == made[1]
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
@@ -236,16 +235,14 @@ def test_reading_an_endless_response_stops_at_the_limit(status, made, serve, cac
             handler.wfile.write(bytes(1 << 20))
             sent.append(1)
 
-    server = serve(answer)
-    assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None
+    assert Debuginfod([serve(answer).address], cache, LIMITS).fetch(made[0]) is None
     assert len(sent) < 50
 
 
 def test_an_unreachable_server_does_not_prove_that_a_file_is_missing(made, cache):
     gone = Server(None)
     gone.close()
-    finder = Debuginfod([gone.address], cache, LIMITS)
-    assert finder.fetch(made[0]) is None
+    assert Debuginfod([gone.address], cache, LIMITS).fetch(made[0]) is None
     assert os.listdir(cache.path) == []
 
 

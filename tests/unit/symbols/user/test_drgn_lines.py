@@ -156,8 +156,7 @@ def test_malformed_worker_responses_are_rejected(answer):
 
 
 def test_a_worker_response_is_parsed():
-    answer = '[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]'
-    assert module.parse_answer(answer) == (
+    assert module.parse_answer('[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]') == (
         Line("leaf", "", "a.c", 7),
         Line("foo(int)", "_Z3fooi.cold"),
     )

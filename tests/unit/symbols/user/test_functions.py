@@ -88,8 +88,7 @@ def test_the_longest_of_too_many_functions_with_equal_starts_is_found():
 def test_a_function_takes_thirteen_bytes_plus_its_name():
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(10_000)]
     assert make_table(rows).nbytes < 10_000 * (13 + 11) + 1000
-    bare = [row._replace(name="") for row in rows]
-    assert make_table(bare).nbytes < 10_000 * 8 + 1000
+    assert make_table([row._replace(name="") for row in rows]).nbytes < 10_000 * 8 + 1000
 
 
 def read_resident_bytes(directory):

@@ -108,8 +108,7 @@ def test_the_least_recently_used_maps_are_evicted(host, monkeypatch):
     for number in range(3):
         host.ask(ProcessKey(number, 1))
         host.read()
-    closed = [one.closed for one in host.maps.values()]
-    assert closed == [True, False, False]
+    assert [one.closed for one in host.maps.values()] == [True, False, False]
 
 
 def test_the_number_of_processes_with_open_maps_is_bounded(host, monkeypatch):

@@ -98,8 +98,7 @@ def test_lines_are_looked_up_by_address():
     )  # fmt: skip
     with written(*records) as (dump, _):
         dump.update(10)
-        results = [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)]
-        assert results == [
+        assert [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)] == [
             ("", 0), ("/a.js", 7), ("/a.js", 7), ("/a.js", 9), ("/a.js", 8), ("/b.js", 2),
         ]  # fmt: skip
         assert dump.lookup(0x204, 10)[2:] == ("two", "", 0)
@@ -218,8 +217,7 @@ def test_timestamps_are_adjusted_for_the_time_namespace():
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
 def test_the_read_time_replaces_an_unusable_record_timestamp(flags, time_ns):
-    records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
-    with written(*records) as (dump, path):
+    with written(*(header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))) as (dump, path):
         dump.update(10)
         append(path, load(time_ns, 0x108, 0x10, b"new"))
         dump.update(20)
@@ -266,8 +264,7 @@ def test_records_larger_than_a_chunk_are_read():
     ids=["short", "without a name", "beyond memory", "huge"],
 )  # fmt: skip
 def test_a_damaged_record_is_skipped(damaged):
-    unknown = record(99, 1, b"whatever")
-    with written(header(), unknown, damaged, load(1, 5, 1, b"a")) as (dump, _):
+    with written(header(), record(99, 1, b"whatever"), damaged, load(1, 5, 1, b"a")) as (dump, _):
         dump.update(10)
         assert name_at(dump, 5, 10) == "a"
 
@@ -416,8 +413,7 @@ def test_a_name_is_valid_only_until_its_code_is_unmapped(then, write_map, open_c
             libc.mprotect(at, 4096, read)
         assert not code.update(later)
         assert code.lookup(at, now).name == "made", "the sample was before"
-        result = code.lookup(at, later)
-        assert (result is not None) == (then == "other permissions")
+        assert (code.lookup(at, later) is not None) == (then == "other permissions")
     finally:
         libc.munmap(at, 4096)
 

@@ -541,8 +541,7 @@ def test_a_forked_child_closes_the_files(make, tmp_path):
 
 
 def test_code_without_a_file_has_no_name(make):
-    found = make().name_code(ProcessKey(1, 1), 0x1000, 1)
-    assert found.unresolved is Unresolved.NO_FILE
+    assert make().name_code(ProcessKey(1, 1), 0x1000, 1).unresolved is Unresolved.NO_FILE
 
 
 def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
@@ -573,8 +572,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
     """The loader can abandon fewer threads than there are files."""
     count = 34
-    files = {f"f{number}": b"content" for number in range(count)}
-    with mounted(tmp_path / "fuse", files) as fuse:
+    with mounted(tmp_path / "fuse", {f"f{number}": b"content" for number in range(count)}) as fuse:
 
         def reopen(file):
             return (fuse.point / f"f{file.key.inode}").read_bytes()

@@ -273,8 +273,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
     names.files[LIBC] = {0x30000: READ._replace(is_interim=True)}
     resolver = UserResolver(known, names, max_frames=50)
     for number in range(200):
-        resolved = resolver.resolve(moved(number), None)
-        assert resolved.of(SAMPLE).frames[0].lines == READ.lines
+        assert resolver.resolve(moved(number), None).of(SAMPLE).frames[0].lines == READ.lines
         names.files[LIBC] = {0x30000: DROPPED}
 
 
