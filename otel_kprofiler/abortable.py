@@ -1,7 +1,5 @@
 """HTTP connections that log nothing, and whose requests another thread can abort."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Checks the types of values in untrusted JSON."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 TOP: Final = (1 << 64) - 1

@@ -7,8 +7,6 @@ opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing t
 changes the offset.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Delivers closed windows to each exporter's queue and accounts for their samples."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

@@ -9,8 +9,6 @@ be a service's first call into this package calls :func:`catch_up` before taking
 thread or using the parent's memory.
 """
 
-from __future__ import annotations
-
 import concurrent.futures.thread  # noqa: F401 - its hook frees a lock before ours
 import contextlib
 import enum

@@ -1,7 +1,5 @@
 """Loads the public names of a package on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Redacts secrets from addresses and messages."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Rate-limits repeated warnings to one per pattern and interval, and counts suppressed ones."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

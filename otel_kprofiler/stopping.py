@@ -6,8 +6,6 @@ threads. The log names the files that are still being read and, separately, all 
 are still working.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

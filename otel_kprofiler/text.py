@@ -6,8 +6,6 @@ pages, folded stacks) has no control characters. Output for programs (OTLP, ppro
 contains names unchanged, except for bytes that are not UTF-8.
 """
 
-from __future__ import annotations
-
 _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # bytes escaped by PEP 383
 
 

@@ -6,8 +6,6 @@ the worker waits forever for that thread to take the GIL. Threads must therefore
 worker.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The agent: life cycle, logs, health endpoint, systemd. Submodules are imported on first use."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.late import late_names

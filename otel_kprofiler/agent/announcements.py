@@ -1,7 +1,5 @@
 """The agent's log messages about what it samples, and about its final sample counts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from typing import Final

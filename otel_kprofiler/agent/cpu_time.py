@@ -1,7 +1,5 @@
 """Reads the agent's CPU time from all the places where the kernel accounts for it."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

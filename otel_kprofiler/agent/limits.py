@@ -1,7 +1,5 @@
 """Enforces the agent's resource limits by adapting the sampling rate."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """The agent's log: text on a terminal, one JSON object per line otherwise."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

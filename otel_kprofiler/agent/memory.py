@@ -1,7 +1,5 @@
 """Keeps the memory of a long-running process small."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

@@ -1,7 +1,5 @@
 """Opens the configured exporters, each behind its queue, and replaces them on a reload."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sends notifications to systemd with the protocol of sd_notify(3)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Detects and logs stalls of the main loop, without interfering with the loop."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Callers and callees of a function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

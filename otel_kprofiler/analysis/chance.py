@@ -1,7 +1,5 @@
 """Significance tests for the difference between two means, and between two counts."""
 
-from __future__ import annotations
-
 from math import exp, lgamma, log, log1p, sqrt
 from statistics import NormalDist
 from typing import Final

@@ -8,8 +8,6 @@ in 100 comparisons report any change (Holm, "A simple sequentially rejective mul
 procedure", 1979).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Groups samples by their frames (functions, lines, modules), or by process and thread."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Determines the groups that a stack counts towards: functions, lines, modules, and so on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from os.path import basename

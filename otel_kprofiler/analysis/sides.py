@@ -1,7 +1,5 @@
 """Selects the frames of stacks by side, such as kernel or user."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ When a thread leaves a span for a while, as an event-loop thread does at each ``
 fall into other spans, into no span, or into a wait for events.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, starmap

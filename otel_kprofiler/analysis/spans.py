@@ -1,7 +1,5 @@
 """Groups samples by span, and by the source lines that ran in each span."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from otel_kprofiler.analysis.groups import (

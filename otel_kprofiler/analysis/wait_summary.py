@@ -1,7 +1,5 @@
 """Estimates off-CPU time from wait samples, for comparison with the exact totals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from itertools import compress

@@ -6,8 +6,6 @@ our Python environment. The child gets no environment variables, and includes on
 ``stubs`` and from the source's directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """The bpf(2) system call."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

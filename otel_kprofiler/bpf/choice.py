@@ -1,7 +1,5 @@
 """Chooses the library that loads BPF programs."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.bpf.bcc import BccLoader

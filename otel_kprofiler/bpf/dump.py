@@ -1,7 +1,5 @@
 """Parses the rows from the program that dumps threads (``dump.bpf.c``), and accesses its maps."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Finds the offsets in kernel structs that lead to a perf event's attributes (``events.bpf.h``)."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

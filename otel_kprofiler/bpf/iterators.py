@@ -1,7 +1,5 @@
 """Runs BPF programs that iterate over the kernel's tasks, mappings, programs or symbols."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Final

@@ -1,7 +1,5 @@
 """The structs shared with sampler.bpf.c; change both files together."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Constants, settings and counters of the lock contention programs (``locks.bpf.h``)."""
 
-from __future__ import annotations
-
 import os
 import struct
 from typing import Final, NamedTuple

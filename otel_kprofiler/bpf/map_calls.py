@@ -1,7 +1,5 @@
 """Calls bpf(2) to create and change maps."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Maps BPF array maps into memory, so that accesses need no system call."""
 
-from __future__ import annotations
-
 import mmap
 
 

@@ -1,7 +1,5 @@
 """CPython object layouts for the BPF program that reads frames (structs in python_types.bpf.h)."""
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 See python_types.bpf.h for the structs.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """The maps used for Python frames: processes, layouts, descriptions and counts."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Locates a thread's current span in the interpreter's objects, for the sampler."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

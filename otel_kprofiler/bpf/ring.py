@@ -6,8 +6,6 @@ record that wraps around is contiguous. A record has an eight-byte header (lengt
 bits, page offset), and is padded to a multiple of eight bytes.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 import threading

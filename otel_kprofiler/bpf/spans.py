@@ -1,7 +1,5 @@
 """The memory layout of span contexts, which the sampler reads in the sampling interrupt."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """The offsets of the ``task_struct`` fields that the sampler reads."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes

@@ -1,7 +1,5 @@
 """Registers processes that publish thread contexts (OTEP 4947), and parses the contexts."""
 
-from __future__ import annotations
-
 import enum
 import platform
 import struct

@@ -1,7 +1,5 @@
 """Attaches programs to raw tracepoints, and packs their constants (``tracepoint.bpf.h``)."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Container

@@ -3,8 +3,6 @@
 The structs mirror ``programs/unwind_types.bpf.h``; change both files together.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Mapping, Sequence

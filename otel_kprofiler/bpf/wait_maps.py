@@ -1,7 +1,5 @@
 """The structs and maps of the off-CPU programs (``wait_types.bpf.h``)."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import mmap

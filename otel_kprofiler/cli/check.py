@@ -1,7 +1,5 @@
 """``otel-kprofiler check``: validate OTLP profiles against the data model's rules."""
 
-from __future__ import annotations
-
 import sys
 
 import click

@@ -1,7 +1,5 @@
 """Lays out columns of text for terminals of any width."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Reports the share of user stacks that are complete, and where most incomplete stacks end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Measures the CPU time of this process."""
 
-from __future__ import annotations
-
 import resource
 import time
 

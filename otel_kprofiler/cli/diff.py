@@ -1,7 +1,5 @@
 """``otel-kprofiler diff``: compare two profiles, and mark differences that may be due to chance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Formats the output of ``diff`` as text or as plain values for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final

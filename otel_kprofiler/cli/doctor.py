@@ -1,7 +1,5 @@
 """``otel-kprofiler doctor``: check whether this host can be profiled, and suggest fixes."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -1,7 +1,5 @@
 """``otel-kprofiler dump``: show what each thread of a process is doing right now."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Handles the signals that end a recording: SIGINT, SIGTERM and SIGHUP."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """Parses key presses from the bytes that a terminal sends."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from typing import Final

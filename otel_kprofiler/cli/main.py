@@ -1,7 +1,5 @@
 """``otel-kprofiler``: dispatches commands, and reports errors as cause, fix and exit status."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

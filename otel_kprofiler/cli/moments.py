@@ -1,7 +1,5 @@
 """Parses times given on the command line, either relative to a profile or as clock times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from math import copysign

@@ -1,7 +1,5 @@
 """Finds the parameters that were given on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import click

@@ -1,7 +1,5 @@
 """Explains which filter matches no sample, and which values exist."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace

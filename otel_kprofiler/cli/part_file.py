@@ -6,8 +6,6 @@ second. While the recording runs, the file is locked (flock(2)). The lock keeps 
 from writing the same output, and distinguishes the file from those of killed recordings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

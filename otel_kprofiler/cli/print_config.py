@@ -1,7 +1,5 @@
 """``otel-kprofiler print-config``: print every key with its effective value."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -1,7 +1,5 @@
 """Reads profile files, detecting their format from the content."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """Writes ``record --raw`` files: raw samples, and the data needed to replay them on any host."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Final, Self

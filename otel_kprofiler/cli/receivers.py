@@ -1,7 +1,5 @@
 """Opens the receivers of ``record --export`` and ``send``, and checks that they accept profiles."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """``otel-kprofiler record``: record a profile to a file or to an OTLP receiver."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

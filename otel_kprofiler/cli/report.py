@@ -1,7 +1,5 @@
 """``otel-kprofiler report``: show the contents of saved profiles."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

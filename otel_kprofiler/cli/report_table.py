@@ -1,7 +1,5 @@
 """Formats the tables of ``report``, for terminals of any width and for pipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Formats the output of ``report`` as tables, or as plain values for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

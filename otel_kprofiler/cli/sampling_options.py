@@ -1,7 +1,5 @@
 """The options of commands that sample this host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar

@@ -1,7 +1,5 @@
 """Controls a full-screen terminal, and restores it on every exit and on Ctrl-Z."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """``otel-kprofiler send``: send saved profiles to an OTLP receiver."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """``record --export``: send windows to a receiver during the recording."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType

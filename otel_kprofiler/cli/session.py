@@ -1,7 +1,5 @@
 """Runs a recording until its time limit, the exit of its command, or a signal."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Summarizes a recording: samples recorded and lost, and what to do next."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence

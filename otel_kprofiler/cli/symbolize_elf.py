@@ -1,7 +1,5 @@
 """``otel-kprofiler symbolize --elf``: resolve RVAs in kernel files and SVMAs in other files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import Protocol

@@ -1,7 +1,5 @@
 """``otel-kprofiler symbolize`` for the running kernel, or with files copied from a host."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Prints resolved addresses, as text or as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Final

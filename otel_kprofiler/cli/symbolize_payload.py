@@ -1,7 +1,5 @@
 """``otel-kprofiler symbolize --payload``: add names from this host's files to OTLP profiles."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """``otel-kprofiler symbolize --pid``: resolve addresses, names and file offsets in a process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import click

@@ -1,7 +1,5 @@
 """Parses the input of ``symbolize``: names with offsets, patterns, and the command's output."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Finds the processes to sample, by pid, name, cgroup, container, pod and unit."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

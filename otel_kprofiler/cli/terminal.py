@@ -1,7 +1,5 @@
 """Prints text safely to terminals."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import click

@@ -1,7 +1,5 @@
 """``otel-kprofiler top``: show a live view of this host in the terminal."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Formats the page of ``top`` as lines of text, for terminals of any size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os.path import basename

@@ -1,7 +1,5 @@
 """Keeps the interactive state of ``top``: the view, the sort order and the selection."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple

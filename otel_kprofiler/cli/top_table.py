@@ -1,7 +1,5 @@
 """Polls a ClickHouse table for the newest profiles, for ``top --from``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

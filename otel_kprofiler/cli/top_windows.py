@@ -1,7 +1,5 @@
 """Keeps a sliding window of samples for ``top``, and groups each second's samples only once."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Parameter types that commands share."""
 
-from __future__ import annotations
-
 import click
 
 from otel_kprofiler.config import parse_duration

@@ -1,7 +1,5 @@
 """Reports the shares of unnamed kernel and user frames, and the file with the most of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Saves unsent samples to a file, for ``send`` to send later."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """``otel-kprofiler validate``: check a configuration without starting the agent."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -1,7 +1,5 @@
 """Collects versions for bug reports: program, eBPF loader, Python and kernel."""
 
-from __future__ import annotations
-
 import os
 import platform
 

@@ -1,7 +1,5 @@
 """``otel-kprofiler view``: show profiles in the browser."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Opens the source of ``view``: files, tables, received OTLP profiles, or samples of this host."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

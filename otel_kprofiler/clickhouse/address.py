@@ -1,7 +1,5 @@
 """Addresses of ClickHouse tables: ``clickhouse://[user:password@]host[:port]/database[?…]``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final

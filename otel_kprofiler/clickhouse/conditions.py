@@ -4,8 +4,6 @@ Conditions only reduce the number of rows that are read. The caller then applies
 samples. A condition may therefore match more rows than the filter, but never fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 

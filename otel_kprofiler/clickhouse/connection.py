@@ -1,7 +1,5 @@
 """Connects to a ClickHouse server, streams rows, and adds hints to errors."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Sequence

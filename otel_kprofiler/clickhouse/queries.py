@@ -5,8 +5,6 @@ select samples by their exact times. An additional condition on ``Timestamp``, t
 profile, lets the server use the table's sort order to skip most other rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 

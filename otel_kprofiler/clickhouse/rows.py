@@ -1,7 +1,5 @@
 """Converts the rows that :func:`queries.samples` returns to windows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 

@@ -5,8 +5,6 @@ derived from its mapping and file, and inlining from equal addresses. The reason
 is available only if the sender put the reason in place of the name (``UnnamedFrames.NAMES``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

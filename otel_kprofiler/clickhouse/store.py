@@ -1,7 +1,5 @@
 """Reads samples from a ClickHouse table, after the server has merged equal samples."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

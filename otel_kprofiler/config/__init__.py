@@ -3,8 +3,6 @@
 Submodules are imported on first use, because pydantic and ruamel.yaml are slow to import.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.late import late_names

@@ -1,7 +1,5 @@
 """``python -m otel_kprofiler.config [--check]``: write (or check) the generated files."""
 
-from __future__ import annotations
-
 import sys
 
 from otel_kprofiler.config.generate import json_schema_text, reference, sample

@@ -1,7 +1,5 @@
 """Defines the root of the configuration schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

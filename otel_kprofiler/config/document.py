@@ -1,7 +1,5 @@
 """Parses YAML to plain values and their positions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

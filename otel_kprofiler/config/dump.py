@@ -1,7 +1,5 @@
 """Formats a complete configuration as YAML without secrets, optionally with the values' origins."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

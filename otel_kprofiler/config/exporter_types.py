@@ -1,7 +1,5 @@
 """Maps exporter types to their configuration schemas."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.config.debug import Debug

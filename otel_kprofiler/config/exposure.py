@@ -1,7 +1,5 @@
 """Finds secrets in configuration files that every user can read."""
 
-from __future__ import annotations
-
 import os
 import stat
 

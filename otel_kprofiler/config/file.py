@@ -1,7 +1,5 @@
 """The schema of ``exporters: file:``, which has the keys of the Collector's exporter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 

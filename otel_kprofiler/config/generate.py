@@ -1,7 +1,5 @@
 """Generates the sample file, the JSON Schema and the reference page from the schema."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Loads YAML as a :class:`Config`, and reports every problem with its position."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os

@@ -4,8 +4,6 @@ pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. There
 process loads them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The schemas of ``otlp_grpc:`` and ``otlp_http:``, with the keys of the Collector's exporters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The schema of ``receivers: kprofiler:``, which has the keys of opentelemetry-ebpf-profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

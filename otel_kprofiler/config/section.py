@@ -1,7 +1,5 @@
 """Defines base classes and field types of the configuration schema."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal

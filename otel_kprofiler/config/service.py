@@ -1,7 +1,5 @@
 """The schema of ``service:``, with the agent's pipelines, telemetry, limits and privileges."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 

@@ -4,8 +4,6 @@ Follows the OpenTelemetry specification, "Configuration data model", section "En
 substitution".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

@@ -4,8 +4,6 @@ Receiver keys come from opentelemetry-ebpf-profiler's receiver, and all other ke
 Collector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

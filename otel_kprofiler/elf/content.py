@@ -1,7 +1,5 @@
 """Reads the content of sections, decompressing sections with SHF_COMPRESSED (elf(5))."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import Final

@@ -4,8 +4,6 @@ Reads only a few hundred bytes of each file. pyelftools, which is used for kerne
 slow when many new programs start at the same time.
 """
 
-from __future__ import annotations
-
 import platform
 import struct
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Computes the hash that identifies a user file in OTLP."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Final
 

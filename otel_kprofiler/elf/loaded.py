@@ -6,8 +6,6 @@ the x86-64 ABI (relocations). The memory is untrusted: all reads are bounded, an
 raises :class:`ElfError`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple

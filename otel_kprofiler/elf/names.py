@@ -1,7 +1,5 @@
 """Recognizes mapping symbols and symbol versions among the names in symbol tables."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Parses the ELF notes in files, ``/sys/kernel/notes`` and ``/sys/module/*/notes``."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Defines the errors that reading an ELF file may raise."""
 
-from __future__ import annotations
-
 import enum
 
 from otel_kprofiler.errors import KProfilerError

@@ -1,7 +1,5 @@
 """Provides random access to the bytes of an ELF file, through a descriptor or in memory."""
 
-from __future__ import annotations
-
 import os
 from typing import Protocol
 

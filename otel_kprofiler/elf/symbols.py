@@ -1,7 +1,5 @@
 """Finds a few symbols in an ELF file by name, without parsing the entire symbol table."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 

@@ -3,8 +3,6 @@
 grpc and requests are imported only when an exporter first needs them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.export.base import (

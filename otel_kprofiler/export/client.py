@@ -1,7 +1,5 @@
 """Settings of OTLP exporters, shared by the configuration, SDK, commands and transports."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

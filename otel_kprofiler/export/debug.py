@@ -1,7 +1,5 @@
 """The debug exporter, which prints a summary of each batch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import enum
 import sys

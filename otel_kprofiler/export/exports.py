@@ -1,7 +1,5 @@
 """Exports batches one after another, and accounts for every sample."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ Exporter"). Each protobuf request is preceded by its length in four big-endian b
 files of the Collector's file exporter.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import errno
 import logging

@@ -4,8 +4,6 @@ grpcio makes blocking unary calls without an extra thread, and closing the chann
 gRPC's own retries are disabled, because :mod:`.retry` retries.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

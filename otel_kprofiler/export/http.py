@@ -5,8 +5,6 @@ a response are read, without decompression. An exchange that exceeds the attempt
 aborted, even if data still arrives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -4,8 +4,6 @@ The status alone decides whether a request was accepted. If the body of the resp
 request cannot be read, a partial success goes unnoticed.
 """
 
-from __future__ import annotations
-
 import email.utils
 import json
 import re

@@ -5,8 +5,6 @@ variables have the same meaning as for Python's other OTLP exporters: ``TIMEOUT`
 covers all attempts for a batch, and the default protocol is grpc.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

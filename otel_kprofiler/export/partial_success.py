@@ -1,7 +1,5 @@
 """Parses partial success: rejections that an OTLP receiver reports for an accepted request."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

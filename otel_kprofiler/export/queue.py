@@ -10,8 +10,6 @@ With a spool, a batch that cannot reach the receiver stays queued until the batc
 disk space is needed. Any other outcome of an export is final.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Recovers earlier runs' intact batches from a spool, and counts samples in damaged batches."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

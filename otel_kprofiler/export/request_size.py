@@ -1,7 +1,5 @@
 """Learns a receiver's maximum request size from the requests that it rejects."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Final

@@ -5,8 +5,6 @@ response", "Throttling"). Delays back off exponentially with jitter, with the se
 Collector's ``retry_on_failure``. A delay that the receiver requests is honored, up to five minutes.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import random

@@ -1,7 +1,5 @@
 """The base class of exporters that send to OTLP receivers."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import logging

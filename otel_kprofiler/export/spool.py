@@ -18,8 +18,6 @@ Anything removed from an open spool, even its directory, is recreated on the nex
 segment is restored completely. Losses in other segments are detected when those segments are read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

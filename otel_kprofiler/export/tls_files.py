@@ -4,8 +4,6 @@ A renewal replaces the certificate and the key one after the other. For a moment
 match, or a file is missing. Until the two match again, the existing connection stays in use.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

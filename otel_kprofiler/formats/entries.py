@@ -1,7 +1,5 @@
 """Makes stack entries for reports: names, reasons for missing names, colors and remarks."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -5,8 +5,6 @@ github.com/firefox-devtools/profiler. Later versions of Firefox Profiler upgrade
 format.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

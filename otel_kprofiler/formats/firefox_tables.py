@@ -3,8 +3,6 @@
 The columns are those in ``src/types/profile.ts`` of github.com/firefox-devtools/profiler.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """Writes folded stacks, one line per stack, for flamegraph.pl and compatible tools."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache

@@ -3,8 +3,6 @@
 ``make viewer`` builds the page from ``viewer/``, and this module only inserts the data.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

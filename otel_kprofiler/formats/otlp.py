@@ -1,7 +1,5 @@
 """Writes OTLP files, as binary messages or as the Collector's JSON lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

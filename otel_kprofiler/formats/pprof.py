@@ -1,7 +1,5 @@
 """Writes pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto)."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -4,8 +4,6 @@ Each value type is a sample kind. ``samples`` and CPU time together form the on-
 has no sample timestamps, so every sample gets the time of the profile.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lists the output formats of ``record``, with their file suffixes and writers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """Selects samples by module, and drops idle waits."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Writes profiles for https://www.speedscope.app, in its documented file format."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable

@@ -1,7 +1,5 @@
 """Writes a table of functions by share of samples, as plain text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Formats a dump of threads as text, JSON and folded stacks."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Computes weights of samples, for reports with one number per stack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

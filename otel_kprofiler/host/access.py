@@ -3,8 +3,6 @@
 All files in ``/proc`` and ``/sys`` are opened here, so that tests can use captured files instead.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

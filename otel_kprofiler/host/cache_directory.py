@@ -1,7 +1,5 @@
 """Keeps files in a cache directory of bounded size."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Reads a process's capabilities (capabilities(7)), and suggests fixes for missing ones."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

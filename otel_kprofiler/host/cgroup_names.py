@@ -20,8 +20,6 @@ The forms of paths, by runtime, are:
   leading ``_`` where the name would look like a control file
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Finds cgroups in the cgroup v2 hierarchy (cgroups(7)), and their mounts, ids and depths."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs a part of this program in a separate process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Measures the CPU time of child processes, and limits it according to the size of their input."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

@@ -4,8 +4,6 @@ If a cgroup reaches its limit, the kernel kills processes in it. Above ``memory.
 throttles all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst).
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reads container and pod names from files written by runtimes and the kubelet."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Finds the running containers on this host, with their names from the runtimes' files."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles

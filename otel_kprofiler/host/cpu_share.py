@@ -1,7 +1,5 @@
 """Limits work to a long-term share of one CPU."""
 
-from __future__ import annotations
-
 from typing import Final
 
 BURST_NS: Final = 1_000_000_000

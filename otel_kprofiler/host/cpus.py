@@ -1,7 +1,5 @@
 """Parses CPU lists such as ``0-3,8``, and reads the CPUs of this host."""
 
-from __future__ import annotations
-
 from otel_kprofiler.host.access import HostFiles
 
 _MAX_CPU = 8191  # NR_CPUS is at most 8192 (arch/x86/Kconfig)

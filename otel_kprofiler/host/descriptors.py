@@ -1,7 +1,5 @@
 """Makes system calls that a Python built against an old glibc does not wrap."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

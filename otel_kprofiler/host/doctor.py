@@ -1,7 +1,5 @@
 """Checks whether this user can profile this host, and suggests fixes for problems."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """Keeps a perf event on each CPU across hotplug."""
 
-from __future__ import annotations
-
 import abc
 import errno
 from collections.abc import Iterable

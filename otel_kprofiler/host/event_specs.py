@@ -4,8 +4,6 @@ Perf events are named as in ``perf list``, and numbered as in ``enum perf_sw_ids
 perf_hw_id`` in include/uapi/linux/perf_event.h.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

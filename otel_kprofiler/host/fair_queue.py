@@ -1,7 +1,5 @@
 """Fairly schedules the agent's work on behalf of processes, within a long-term share of one CPU."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar

@@ -4,8 +4,6 @@ A program may exit before its mapped files can be opened. Most of these files ar
 commands or libraries, next to files that other processes have mapped.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable, Iterator

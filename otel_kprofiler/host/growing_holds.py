@@ -1,7 +1,5 @@
 """Delays retries by intervals that grow with each failure."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Final
 

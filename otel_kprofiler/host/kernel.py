@@ -1,7 +1,5 @@
 """Reads the running kernel's release, settings, lockdown mode and symbol visibility."""
 
-from __future__ import annotations
-
 import enum
 import os
 import re

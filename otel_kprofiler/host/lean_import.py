@@ -4,8 +4,6 @@
 other modules.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

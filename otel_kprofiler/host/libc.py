@@ -1,7 +1,5 @@
 """Calls functions of the C library that set ``errno``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

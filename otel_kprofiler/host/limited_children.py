@@ -1,7 +1,5 @@
 """Runs child processes that read a file, with limits on memory, CPU time and wall time."""
 
-from __future__ import annotations
-
 import enum
 import os
 import signal

@@ -5,8 +5,6 @@ users, all links that the kernel allows are followed, because a link gives them 
 permissions.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

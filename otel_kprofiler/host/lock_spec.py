@@ -1,7 +1,5 @@
 """Defines the event for kernel lock contention."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import LOCK_CONTENTION, ProfileKind

@@ -7,8 +7,6 @@ In the text of maps, ``\012`` stands for a newline in a path, and a deleted file
 `` (deleted)``. A file's actual name may contain these sequences, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Explains errors caused by exhausted file descriptors."""
 
-from __future__ import annotations
-
 import errno
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Waits for child processes that read files, abandoning a child whose file system hangs."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

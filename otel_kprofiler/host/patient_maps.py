@@ -4,8 +4,6 @@ Reads of ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the proce
 A thread in mmap(2) holds this lock while it waits for a dead file server.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from errno import ENOENT

@@ -3,8 +3,6 @@
 ``struct perf_event_attr`` is in include/uapi/linux/perf_event.h (PERF_ATTR_SIZE_VER5).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Explains why the kernel refused to set up sampling, and suggests a fix."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.errors import PrivilegeError

@@ -5,8 +5,6 @@ capabilities that its job does not need. The thread's name identifies the job. T
 attaches the sampler drops unneeded capabilities afterwards. Descriptors opened earlier stay usable.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

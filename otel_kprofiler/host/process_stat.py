@@ -1,7 +1,5 @@
 """Parses ``/proc/PID/stat``, whose start time distinguishes processes with the same pid."""
 
-from __future__ import annotations
-
 import os
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Lists processes and their descendants, from ``/proc``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from otel_kprofiler.host.access import HostFiles

@@ -1,7 +1,5 @@
 """Remembers files on which a child process spent CPU time without a result."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

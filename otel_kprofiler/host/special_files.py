@@ -1,7 +1,5 @@
 """Opens paths that are not regular files: devices, FIFOs, sockets, descriptors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

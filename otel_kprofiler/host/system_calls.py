@@ -4,8 +4,6 @@ The sources are arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-gene
 Linux 6.18.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from typing import Final

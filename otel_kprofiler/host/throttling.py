@@ -7,8 +7,6 @@ per tick, some kernels, such as 6.18, stop the event after each sample. Every sa
 one period after a tick.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Gives coarse timers to polling threads that libraries start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final

@@ -3,8 +3,6 @@
 Events are named as in ``perf list``, with or without the subsystem.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping

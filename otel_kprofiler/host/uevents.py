@@ -4,8 +4,6 @@ pyroute2 only opens the socket. Its own reader would drop the sender's address a
 and stop after ``ENOBUFS``.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

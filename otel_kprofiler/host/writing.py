@@ -5,8 +5,6 @@ directory is opened once, names are resolved relative to it without following li
 written to a single descriptor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@
 from dynamic symbols, which strip(1) keeps.
 """
 
-from __future__ import annotations
-
 import mmap
 import platform
 import re

@@ -5,8 +5,6 @@ declared in Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h 
 Only new minor versions insert members.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Final

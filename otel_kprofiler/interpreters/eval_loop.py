@@ -6,8 +6,6 @@ loop's jumps into it. The cold part's bounds are taken from the unwind informati
 Base, "Exception Frames").
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from array import array

@@ -1,7 +1,5 @@
 """Finds interpreters in mapped files, reading each file once."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter, OrderedDict

@@ -6,8 +6,6 @@ fixed or computed from adjacent members. The fixed offsets are used only if adja
 the expected offsets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Finds and verifies the interpreter of this process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

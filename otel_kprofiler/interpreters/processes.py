@@ -1,7 +1,5 @@
 """Registers CPython processes so that their frames are read, until they exit."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

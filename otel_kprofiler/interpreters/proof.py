@@ -5,8 +5,6 @@ links to other threads change whenever a thread starts or exits, so they are rer
 agree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import opcode

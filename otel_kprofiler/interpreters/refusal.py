@@ -1,7 +1,5 @@
 """Defines the reasons for not reading an interpreter's frames."""
 
-from __future__ import annotations
-
 import enum
 
 from otel_kprofiler.errors import KProfilerError

@@ -1,7 +1,5 @@
 """Batches: encoded windows, ready for export."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Results of host checks."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ wrappers are often inlined or end in a tail call, so ``ksys_read`` or ``__do_sys
 instead of ``__x64_sys_read``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Final

@@ -1,7 +1,5 @@
 """Sample kinds and the meaning of their values."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 

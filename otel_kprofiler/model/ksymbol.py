@@ -1,7 +1,5 @@
 """Kernel code outside vmlinux and modules."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """CPython code objects, as described by the BPF program."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

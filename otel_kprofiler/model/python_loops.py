@@ -1,7 +1,5 @@
 """Address ranges of CPython's evaluation loops, by file."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.model.stack import BuildId

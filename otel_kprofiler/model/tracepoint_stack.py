@@ -1,7 +1,5 @@
 """Removes the sampler's program, and the kernel code that calls it, from tracepoint stacks."""
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 from typing import Final

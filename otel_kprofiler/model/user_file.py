@@ -1,7 +1,5 @@
 """The files of sampled user code."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Function names are from Linux 5.10 to 6.18. For functions that compilers inline,
 list their callers.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Detects pool threads waiting for work, by the functions on their stacks."""
 
-from __future__ import annotations
-
 import re
 from itertools import dropwhile, pairwise
 from typing import Final

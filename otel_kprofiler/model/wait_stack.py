@@ -1,7 +1,5 @@
 """Removes the scheduler's functions, in which all threads wait, from wait stacks."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from itertools import takewhile

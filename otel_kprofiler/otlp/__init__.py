@@ -4,8 +4,6 @@ Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-p
 and raise ``DependencyError`` if it is missing or older than 1.43.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.late import late_names

@@ -7,8 +7,6 @@ receiver. After a stream's last request, a receiver can verify that nothing is m
 samples plus the stream's losses outside the kernel must equal ``stream.samples``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

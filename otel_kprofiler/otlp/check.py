@@ -5,8 +5,6 @@ conventions, and all checks of ``profcheck`` (open-telemetry/sig-profiling). Rul
 serialized form are in ``payloads`` and ``json_read``.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Attribute names in OTLP: those of the semantic conventions, and ``otel_kprofiler.*``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

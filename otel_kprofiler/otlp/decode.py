@@ -4,8 +4,6 @@ Values that OTLP cannot represent get defaults, such as offset 0 for frames and 
 A stack side without a status counts as complete if it has frames, else as not collected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

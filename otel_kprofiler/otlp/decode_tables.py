@@ -1,7 +1,5 @@
 """Decodes a message's dictionary into model values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple

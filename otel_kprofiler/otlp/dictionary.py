@@ -1,7 +1,5 @@
 """Builds a request's dictionary, which contains each value in the request exactly once."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final

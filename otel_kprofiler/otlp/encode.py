@@ -5,8 +5,6 @@ are encoded again: first as many as are estimated to fit, then the rest. A reque
 contains only the values that the request uses.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

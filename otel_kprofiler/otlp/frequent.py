@@ -1,7 +1,5 @@
 """Assigns one-byte indices to a request's most frequent locations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain

@@ -5,8 +5,6 @@ Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integ
 with a comma, which is stripped from the first entry.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

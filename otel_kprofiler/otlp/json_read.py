@@ -5,8 +5,6 @@ base64, and unknown keys. The ``json_format`` module of protobuf neither accepts
 reports deviations.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any, Final

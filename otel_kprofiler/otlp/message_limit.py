@@ -1,7 +1,5 @@
 """Limits messages per request, because an empty message grows from 2 to 80 bytes when decoded."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ Releases before 1.43 have a different ``Sample`` under the same package and serv
 misread or miswrite data without an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -5,8 +5,6 @@ are in opentelemetry/proto/metrics/v1/metrics.proto and opentelemetry/proto/comm
 Default values are omitted.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

@@ -4,8 +4,6 @@ Accepts payloads from any producer. Apart from the names, payloads stay the same
 fields.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple

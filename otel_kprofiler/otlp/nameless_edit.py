@@ -3,8 +3,6 @@
 A protobuf message and the JSON that it was parsed from are edited identically, in place.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

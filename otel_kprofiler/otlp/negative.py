@@ -1,7 +1,5 @@
 """Rejects profiles with negative values, which reports cannot show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from otel_kprofiler.errors import PayloadError

@@ -4,8 +4,6 @@ There are three forms: a bare protobuf message; protobuf messages with a four-by
 prefix (the Collector's file exporter, ``format: proto``); and JSON with one message per line.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from collections.abc import Callable, Iterable, Iterator

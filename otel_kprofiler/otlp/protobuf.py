@@ -4,8 +4,6 @@ The field numbers are in opentelemetry/proto/profiles/v1development/profiles.pro
 opentelemetry/proto/common/v1/common.proto. Default values are omitted.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Finds and checks references from messages to their dictionary's tables, by field name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Registers rules for OTLP profiles, and resolves the indices in the messages to check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 

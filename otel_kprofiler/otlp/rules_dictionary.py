@@ -1,7 +1,5 @@
 """Rules for the dictionary: its tables, references to them, and their entries."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator

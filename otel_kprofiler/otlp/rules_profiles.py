@@ -1,7 +1,5 @@
 """Rules for resources, scopes, profiles and samples."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The instrumentation scope, which identifies the producer of profiles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from otel_kprofiler.model import Attributes

@@ -5,8 +5,6 @@ apply to the following profiles. Before a message is divided, the account is cop
 of the kind. Each part then keeps only the first copy of each kind's account.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 

@@ -6,8 +6,6 @@ into parts with fewer samples each, until the parts fit. Each part's dictionary 
 values that the part uses.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -4,8 +4,6 @@ Attributes can refer to strings in the dictionary and be nested, so an expanded 
 larger than its message. Therefore, the size of created text is limited.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Converts waits, and the wait totals of resources, to OTLP attributes and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

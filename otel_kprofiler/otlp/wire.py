@@ -1,7 +1,5 @@
 """Encodes and decodes protobuf's wire format: https://protobuf.dev/programming-guides/encoding."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from functools import lru_cache

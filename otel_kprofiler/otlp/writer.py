@@ -5,8 +5,6 @@ stands for index 0, which is not written. Entries and samples are self-contained
 request is the sum of the sizes of its entries and samples, plus a few length prefixes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

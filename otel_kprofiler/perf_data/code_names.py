@@ -1,7 +1,5 @@
 """Names the code in a recording by build id, using this host's files and kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from os.path import basename
 

@@ -1,7 +1,5 @@
 """Reads fields from binary data, checking that each lies within the data."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

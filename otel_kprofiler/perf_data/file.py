@@ -4,8 +4,6 @@ The format is described in Linux's ``tools/perf/Documentation/perf.data-file-for
 capital letters come from ``tools/perf/util/header.h`` and ``include/uapi/linux/perf_event.h``.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field

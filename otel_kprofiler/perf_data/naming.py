@@ -1,7 +1,5 @@
 """The interface for finding the names of code in a recording."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from otel_kprofiler.model import Frame, Module

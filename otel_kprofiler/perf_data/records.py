@@ -1,7 +1,5 @@
 """Decodes the kernel's records (``include/uapi/linux/perf_event.h``)."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Resolves callchains with the mappings at the time of the sample."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from os.path import basename

@@ -1,7 +1,5 @@
 """Converts the samples of a ``perf.data`` file to a window of profiles."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

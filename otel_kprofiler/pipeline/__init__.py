@@ -4,8 +4,6 @@ Imports most names on first use, so that reading the configuration loads only th
 module.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.late import late_names

@@ -1,7 +1,5 @@
 """Limits how much of the pipeline thread's time each process may use."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Opens pipelines for this host or for a recording."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Samples, module events and BPF symbol records arrive separately. If a sample wer
 as it is read, the symbols could be older or newer than the sample.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Waits for samples, and sleeps while there are none."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.clock import Clock

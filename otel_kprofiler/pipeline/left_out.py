@@ -1,7 +1,5 @@
 """Describes in a line what is sampled, and what settings or missing capabilities leave out."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 

@@ -12,8 +12,6 @@ into the window that contains it. Once a window's end has passed in event time, 
 and passed to the sink.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

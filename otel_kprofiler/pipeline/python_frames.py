@@ -1,7 +1,5 @@
 """Selects processes whose Python frames are read, and reports why other processes are excluded."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter

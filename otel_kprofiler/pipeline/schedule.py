@@ -1,7 +1,5 @@
 """The lengths of windows, and the intervals between drains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Dumps what the threads of processes are doing: reader → symbols → thread states."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence

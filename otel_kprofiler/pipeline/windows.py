@@ -1,7 +1,5 @@
 """Determines when windows end, and groups their samples."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence

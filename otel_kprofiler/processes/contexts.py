@@ -3,8 +3,6 @@
 Published attributes are unverified claims by the process.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -7,8 +7,6 @@ static programs, ``g`` is at offset -8 from the thread pointer. In other program
 64-bit processors are taken from the DWARF of each version's first and last release.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.bpf import ContextKind, ContextPlace, GoOffsets

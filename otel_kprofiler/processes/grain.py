@@ -1,7 +1,5 @@
 """Merges the Resources of several processes before encoding, as coarsely as configured."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Collection

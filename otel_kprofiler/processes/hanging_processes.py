@@ -1,7 +1,5 @@
 """Calls functions that read processes, and abandons calls that hang."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Final

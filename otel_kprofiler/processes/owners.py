@@ -1,7 +1,5 @@
 """Finds the names of the users who own processes."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

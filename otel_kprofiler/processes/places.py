@@ -1,7 +1,5 @@
 """Finds attributes that describe where processes run: container, pod and unit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Final

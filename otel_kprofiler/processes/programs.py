@@ -3,8 +3,6 @@
 Other arguments may be secrets, so they are neither kept nor exported.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple

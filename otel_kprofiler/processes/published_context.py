@@ -8,8 +8,6 @@ a header of 32 bytes in the host's byte order::
     16 published at (u64, boottime in ns, 0 while it changes)    24  address of the payload
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import time

@@ -1,7 +1,5 @@
 """Reads attributes of processes from ``/proc``."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Finds the Resource of each sample, which describes the sample's process, host and service."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections import OrderedDict

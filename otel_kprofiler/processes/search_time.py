@@ -1,7 +1,5 @@
 """Limits the time used by a search, not counting waits for a busy CPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

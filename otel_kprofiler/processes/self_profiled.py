@@ -5,8 +5,6 @@ attribute, so it is trusted only if the process has open BPF maps. Where unprivi
 disabled, creating a map requires the privileges of a profiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Final

@@ -5,8 +5,6 @@ According to the "Environment Variable Specification", ``OTEL_SERVICE_NAME`` tak
 values, and is ignored if any part is malformed.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Final
 from urllib.parse import unquote_to_bytes

@@ -1,7 +1,5 @@
 """Shares one Resource between all unread processes of the same cgroup, user and program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final

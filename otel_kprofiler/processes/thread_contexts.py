@@ -5,8 +5,6 @@ A process announces thread contexts in its process context: ``threadlocal.schema
 The writer for Node.js may add offsets within its objects (:func:`find_variable`).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

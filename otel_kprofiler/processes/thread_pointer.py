@@ -11,8 +11,6 @@ sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and musl's ldso/dynlink.
 pthread_arch.h.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from itertools import islice

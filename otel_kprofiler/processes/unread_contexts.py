@@ -1,7 +1,5 @@
 """Counts the processes whose contexts are not read, by reason."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from typing import Final

@@ -1,7 +1,5 @@
 """Stores the sampler's settings and counters in a recording."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple

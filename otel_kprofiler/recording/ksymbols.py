@@ -6,8 +6,6 @@ as ``[symbol, program, [[offset, file, line], …]]``. A symbol is ``[start, len
 since_ns, program_id]``, and a program consists of the fields of ``BpfProgram``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol

@@ -4,8 +4,6 @@ There are two streams. ``uevents`` has the kernel's module uevents, each with th
 it was received. ``modules`` has the results of each poll, as a JSON list of :class:`ModuleReading`.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Stores code objects in recordings, so that replays show Python functions and lines."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Serves the host's files from a recording."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Mapping

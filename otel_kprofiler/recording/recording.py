@@ -17,8 +17,6 @@ Times are boottimes in nanoseconds. Integers are little-endian. The modules that
 define the streams' names and payloads. Readers skip unknown streams.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Replays a recording through the sampler interface."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from otel_kprofiler.bpf import WaitRecords, number_kinds, parse_records

@@ -1,7 +1,5 @@
 """Stores file details in recordings, so that replays can map user-stack addresses to files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Final
 

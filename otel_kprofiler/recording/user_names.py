@@ -1,7 +1,5 @@
 """Stores user-frame names in recordings, so that replays need no files from the recorded host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 

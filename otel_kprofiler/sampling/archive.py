@@ -1,7 +1,5 @@
 """Reads untrusted zip archives within limits."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Delays the exec of a command until sampling has started."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Finds the program, script interpreters and libraries that a command maps when it starts."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

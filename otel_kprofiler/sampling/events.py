@@ -1,7 +1,5 @@
 """Opens the perf events that trigger the sampling program."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

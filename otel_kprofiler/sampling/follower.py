@@ -1,7 +1,5 @@
 """Follows processes and all their descendants until the last of them has exited."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Final
 

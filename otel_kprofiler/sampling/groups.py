@@ -4,8 +4,6 @@ Where possible, the BPF program filters by cgroup v2, so that each process is sa
 instruction on. Otherwise, it filters by process ids, which are looked up once a second.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

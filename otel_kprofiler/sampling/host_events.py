@@ -1,7 +1,5 @@
 """Combines all perf events and tracepoints that trigger programs on the CPUs of this host."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Plans the sampling of kernel lock waits, and attaches the programs."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator

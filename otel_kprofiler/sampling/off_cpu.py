@@ -1,7 +1,5 @@
 """Defines the settings of the off-CPU sampler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """Identifies the profiler's own threads, whose waits are excluded."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Final

@@ -1,7 +1,5 @@
 """Encodes the sampler's settings for the BPF program."""
 
-from __future__ import annotations
-
 import os
 import platform
 

@@ -1,7 +1,5 @@
 """Checks whether Python frames can be read on this host, and opens the maps for them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final

@@ -1,7 +1,5 @@
 """Waits for records in the ring, in the sampler's thread."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Chooses the size of the BPF ring buffer."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.bpf import RECORD_HEADER_BYTES, RECORD_OVERHEAD, ring_bytes

@@ -1,7 +1,5 @@
 """Defines the interface, settings and counters of samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol

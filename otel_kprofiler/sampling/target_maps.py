@@ -1,7 +1,5 @@
 """Fills the BPF maps that select which processes are sampled (targets.bpf.h)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Checks whether thread contexts can be read on this host, and opens the maps for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from otel_kprofiler.bpf import (

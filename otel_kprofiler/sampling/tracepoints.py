@@ -1,7 +1,5 @@
 """Plans sampling at raw tracepoints, and attaches the programs to them."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

@@ -1,7 +1,5 @@
 """Attaches the BPF programs that follow off-CPU threads, and reads the threads' totals."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

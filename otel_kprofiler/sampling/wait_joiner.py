@@ -1,7 +1,5 @@
 """Joins the records of wait starts and wait ends into wait samples."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable

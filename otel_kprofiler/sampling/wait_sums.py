@@ -1,7 +1,5 @@
 """Computes how much off-CPU time each process gained between two reads of its threads' sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from otel_kprofiler.bpf import WaitThread

@@ -3,8 +3,6 @@
 Names are imported on first use, because importing the OpenTelemetry SDK is slow.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Finds an ancestor that already samples this process, so that nothing is counted twice."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Final

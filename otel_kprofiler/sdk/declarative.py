@@ -1,7 +1,5 @@
 """Reads OTLP exporter settings from the OpenTelemetry SDK's declarative configuration."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Without ``OTEL_KPROFILER_*`` variables, the defaults apply and the schema is not imported.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

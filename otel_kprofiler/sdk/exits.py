@@ -4,8 +4,6 @@ A child forked by multiprocessing or billiard runs the finalizers registered sin
 then exits with ``os._exit``. A worker in a billiard pool (Celery) does not even run the finalizers.
 """
 
-from __future__ import annotations
-
 import atexit
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Creates the exporters that ``OTEL_PROFILES_EXPORTER`` selects for the embedded profiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -5,8 +5,6 @@ configuration (``instrumentation/development: {python: {kprofiler: {…}}}``). T
 are the fields of :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adds the kernel entry (system call, interrupt, …) to a service's samples, as an attribute."""
 
-from __future__ import annotations
-
 from otel_kprofiler.model import (
     UNKNOWN_ENTRY,
     USER_MODE,

@@ -1,7 +1,5 @@
 """The embedded profiler: start, pause, stop, and restart in forked children."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

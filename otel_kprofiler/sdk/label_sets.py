@@ -5,8 +5,6 @@ same way as the current span. The profiler looks up the label set when it adds t
 window.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Starts a profiler after a delay: in a forked child, or in uWSGI's workers."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -6,8 +6,6 @@ when it drains the samples. It looks up the roots' names when it closes a window
 that is set late is included.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Finds offsets in CPython's objects by searching objects with known content."""
 
-from __future__ import annotations
-
 import contextvars
 import ctypes
 import sys

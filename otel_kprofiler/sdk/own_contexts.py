@@ -5,8 +5,6 @@ cannot follow (:mod:`.span_path`). Reading thread contexts of this process requi
 process context nor privileges.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Yields the GIL during long work, so that the service's threads can run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar

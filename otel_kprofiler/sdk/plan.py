@@ -1,7 +1,5 @@
 """The settings of an embedded profiler, adapted to the process that it runs in."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

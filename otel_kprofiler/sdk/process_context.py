@@ -5,8 +5,6 @@ Readers find a page of memory by the name of its mapping. The page points to the
 published context costs nothing until it changes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import mmap

@@ -1,7 +1,5 @@
 """The profiler provider and its processors, which are used like those of other signals."""
 
-from __future__ import annotations
-
 import abc
 import atexit
 import logging

@@ -1,7 +1,5 @@
 """Publishes a service's Resource and its threads' spans for profilers outside the process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from opentelemetry.sdk.resources import Resource

@@ -1,7 +1,5 @@
 """Rejects interpreters that the profiler does not support."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import sys

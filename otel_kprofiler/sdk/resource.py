@@ -1,7 +1,5 @@
 """Finds the service's Resource, which profiles share with the service's other signals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

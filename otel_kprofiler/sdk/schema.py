@@ -1,7 +1,5 @@
 """The schema of the embedded profiler's settings."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs the embedded profiler: a sampling pipeline, and the thread that drains it."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Exports pending samples on SIGTERM, then lets the signal take effect."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

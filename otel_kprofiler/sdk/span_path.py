@@ -5,8 +5,6 @@ the path is used, :class:`.span_reader.SpanReader` must find the same spans as t
 contexts, dictionaries and spans of every expected form.
 """
 
-from __future__ import annotations
-
 import contextvars
 import inspect
 import os

@@ -5,8 +5,6 @@ sampler follows it. The structs are those of CPython 3.11 to 3.14 (pycore_contex
 pycore_dict.h and Objects/dictobject.c). ``python_span.bpf.h`` reads the same fields.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

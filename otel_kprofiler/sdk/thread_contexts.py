@@ -11,8 +11,6 @@ that enters it (``imports.c``). If the function is linked into the interpreter, 
 such a context is not published.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

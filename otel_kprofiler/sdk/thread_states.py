@@ -1,7 +1,5 @@
 """Finds and corrects the thread ids in the interpreter's thread states."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

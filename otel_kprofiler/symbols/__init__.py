@@ -14,8 +14,6 @@ A :class:`StackResolver` resolves samples, with a :class:`SideResolver` for each
 functions. A :class:`Symbolizer` resolves single addresses, kernel or user.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.late import late_names

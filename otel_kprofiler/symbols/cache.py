@@ -1,7 +1,5 @@
 """Provides bounded caches without locks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 

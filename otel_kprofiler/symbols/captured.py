@@ -1,7 +1,5 @@
 """Serves a host's files from captured copies: single files, directories and tar archives."""
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The resolver protocol and its results, for kernel and user code alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol

@@ -3,8 +3,6 @@
 ``build.sh`` compiles it for each processor, and the results are committed, like the eBPF objects.
 """
 
-from __future__ import annotations
-
 import importlib
 import platform
 from types import ModuleType

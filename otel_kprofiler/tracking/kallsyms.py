@@ -5,8 +5,6 @@ address to a BPF program. The iterator needs CAP_BPF, CAP_PERFMON and BTF, and i
 ``kernel.kptr_restrict``.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Final

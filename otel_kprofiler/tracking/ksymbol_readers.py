@@ -1,7 +1,5 @@
 """Reads the symbols of kernel code outside modules, with the best method available."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import re

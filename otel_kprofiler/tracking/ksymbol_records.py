@@ -4,8 +4,6 @@ Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_KSYMBOL``, ``_BPF_EVENT`
 ``struct perf_event_mmap_page``). Other records are ignored.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Iterable

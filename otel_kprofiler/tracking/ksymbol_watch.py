@@ -5,8 +5,6 @@ rings. From the first poll on, a thread empties half-full rings, handles CPU hot
 symbols again after records were lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

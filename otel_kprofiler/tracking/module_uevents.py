@@ -6,8 +6,6 @@ function has succeeded, and ``remove@/module/NAME`` after its exit function has 
 memory is freed. If the init function fails, the kernel sends nothing.
 """
 
-from __future__ import annotations
-
 import enum
 import threading
 from typing import Final, NamedTuple, Protocol

@@ -6,8 +6,6 @@ modules' symbol names. ``poll`` also checks the list of modules, because a modul
 while its init function is running, and never if the function fails.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import threading

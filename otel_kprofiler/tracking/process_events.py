@@ -11,8 +11,6 @@ already running are read from ``/proc``. Example::
                 print(event.process.tgid, event.mapping.path)
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_FORK``, ``_EXIT``, ``_CO
 ``_LOST``). The last eight bytes of each record are its time.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Performs no I/O: takes records and :class:`Reading` objects in time order, and returns events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 

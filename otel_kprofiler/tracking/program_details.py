@@ -3,8 +3,6 @@
 Formats: include/uapi/linux/bpf.h (``struct bpf_link_info``, ``enum bpf_prog_type``).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -3,8 +3,6 @@
 Running the iterators needs CAP_BPF, CAP_PERFMON and BTF; ``kernel.kptr_restrict`` has no effect.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from typing import Final

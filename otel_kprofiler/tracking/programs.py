@@ -4,8 +4,6 @@ Formats: include/uapi/linux/bpf.h (``union bpf_attr``, ``struct bpf_prog_info``,
 ``struct bpf_func_info``). Symbol names follow ``bpf_get_prog_name`` in kernel/bpf/core.c.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -3,8 +3,6 @@
 The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import logging

@@ -5,8 +5,6 @@ this module does not decode is assumed to change its destination register. Runs 
 so it imports only a few modules of this package.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final

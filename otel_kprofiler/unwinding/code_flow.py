@@ -8,8 +8,6 @@ an instruction cannot be decoded.
 Runs in a child process, so it imports only :mod:`code_state` and :mod:`x86_code`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple

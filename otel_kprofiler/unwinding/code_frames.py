@@ -12,8 +12,6 @@ ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
   ``data`` segments, and sections.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import struct

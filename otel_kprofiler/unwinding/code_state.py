@@ -3,8 +3,6 @@
 Runs in a child process, so it imports only :mod:`x86_code`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Counts the outcomes of requests for unwind tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

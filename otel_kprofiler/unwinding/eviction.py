@@ -1,7 +1,5 @@
 """Tracks loaded tables and their sizes, and selects victims for a new table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

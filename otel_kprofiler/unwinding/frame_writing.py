@@ -3,8 +3,6 @@
 Runs in child processes, so it imports nothing from this package.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import mmap

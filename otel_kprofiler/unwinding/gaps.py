@@ -1,7 +1,5 @@
 """Finds code without unwind rules, such as musl's code in a statically linked program."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

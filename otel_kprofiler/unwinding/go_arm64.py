@@ -8,8 +8,6 @@ Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s
 ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

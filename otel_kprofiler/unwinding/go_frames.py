@@ -13,8 +13,6 @@ base of the search table's pairs. The other arguments are parts of the file, as 
 the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import struct

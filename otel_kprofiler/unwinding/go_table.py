@@ -4,8 +4,6 @@ Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.2
 child process, so it imports only a few modules of this package.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Iterable, Iterator, Sequence

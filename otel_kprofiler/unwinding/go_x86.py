@@ -4,8 +4,6 @@ A call pushes the return address, and the function then pushes rbp. Functions th
 recognized by their code (``runtime/asm_amd64.s``, ``runtime/sys_linux_amd64.s``).
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -10,8 +10,6 @@ behind it               at least 512      zero: the program reads a window at a 
 ======================  ================  ====================================================
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

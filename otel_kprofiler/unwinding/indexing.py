@@ -1,7 +1,5 @@
 """Builds files' missing unwind tables, in processes with limited time and memory."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Turns a request into tables ready to be copied into a map."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Accesses the maps shared by the BPF program and the table store."""
 
-from __future__ import annotations
-
 import enum
 import errno
 import mmap

@@ -1,7 +1,5 @@
 """Reasons why a file's unwind tables are not used."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Parses the BPF program's requests for unwind tables."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final

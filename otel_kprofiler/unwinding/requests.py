@@ -3,8 +3,6 @@
 Files are opened first, because processes may exit. Tables are loaded as the CPU share allows.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple

@@ -3,8 +3,6 @@
 A BPF iterator (mapped_files.bpf.h) lists these files, identified by the same keys as in requests.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

@@ -4,8 +4,6 @@ One thread takes requests from their ring. A few others open files, and load and
 Publishing waits for an RCU grace period, about 15 ms, which several threads may share.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

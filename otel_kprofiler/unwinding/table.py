@@ -6,8 +6,6 @@ its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of
 every bound again, because the file may change between this check and the copy.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple

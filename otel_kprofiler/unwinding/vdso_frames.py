@@ -4,8 +4,6 @@ In Linux 6.1 and 6.12, the functions that read clocks do not change the register
 return address, the frame pointer and the stack pointer (``arch/arm64/kernel/vdso``).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.elf import MACHINES, ElfFile, Source, find_offset, find_symbols, read_sections

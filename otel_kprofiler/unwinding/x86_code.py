@@ -5,8 +5,6 @@ that compilers and C libraries use. Any other write is :attr:`Effect.LOSE_SP`. R
 processes, so it imports nothing from this package.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Receivers are imported on first use, because they load gRPC and protobuf.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Opens the SQLite file of the ``view`` store: location, lock and schema."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -5,8 +5,6 @@ would block that thread, so no call waits long for its message while others wait
 Senders retry cancelled calls.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Finds the user at the other end of a loopback connection."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Answers the page's queries from the store, with the samples in a time range as columns."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading

@@ -4,8 +4,6 @@ Requests are decoded one at a time. Requests that would wait too long are reject
 delay, as the OTLP specification allows.
 """
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ responses (CORS). Pages on other sites may link to the page but cannot request d
 (``Sec-Fetch-Site``). On loopback, only users returned by :func:`find_trusted_users` get responses.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -5,8 +5,6 @@ have a programming language's suffix or begin with ``#!``. The user who views th
 allowed to read the file. The text contains no control characters except tabs.
 """
 
-from __future__ import annotations
-
 import codecs
 import ctypes
 import io

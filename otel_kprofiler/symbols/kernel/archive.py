@@ -6,8 +6,6 @@ changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether sy
 pending]``.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from otel_kprofiler.checked import checked_number, checked_text

@@ -1,7 +1,5 @@
 """Finds functions in kernel ELF files by RVA, and names them as in a running kernel."""
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator

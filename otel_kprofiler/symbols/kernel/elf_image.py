@@ -1,7 +1,5 @@
 """Opens vmlinux, modules (compressed or not) and separate debug files."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -1,7 +1,5 @@
 """Explains an address: its names, its section, and why it resolves to its frame."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

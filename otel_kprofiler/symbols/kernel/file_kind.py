@@ -1,7 +1,5 @@
 """Recognizes kernel files, whose addresses are RVAs."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

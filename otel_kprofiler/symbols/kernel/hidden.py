@@ -1,7 +1,5 @@
 """Determines why the kernel hides its symbols from this process."""
 
-from __future__ import annotations
-
 import enum
 from contextlib import suppress
 

@@ -10,8 +10,6 @@ symbol stores use it as a key. For other code, the file id is the hash of a text
 - a BPF program or trampoline: the symbol's name; that of a program contains its tag.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from otel_kprofiler.model import BuildId, FileId

@@ -1,7 +1,5 @@
 """Reads a whole :class:`Snapshot` from a host's files."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final

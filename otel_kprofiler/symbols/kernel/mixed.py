@@ -1,7 +1,5 @@
 """Resolves kernel stacks with frames in BPF programs and other code outside modules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final

@@ -6,8 +6,6 @@ read-only data are separate allocations, so ranges from ``address`` and ``size``
 their memory is freed after loading and may be reused.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping

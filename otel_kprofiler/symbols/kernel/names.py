@@ -1,7 +1,5 @@
 """Interprets kernel symbol names: compiler suffixes, boundary markers, and alias ranks."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -5,8 +5,6 @@ library's ``fread`` reads 32 KiB in about 8 system calls, all without the GIL, s
 parsing adds almost no time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -7,8 +7,6 @@ numbers of chains and native frames differ, the Python frames follow all native 
 end of the stack.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Resolvers that wrap other resolvers: a chain, a cache and a process filter."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Resolves addresses in an ELF file, without a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

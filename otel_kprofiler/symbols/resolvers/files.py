@@ -1,7 +1,5 @@
 """Reads the segments and symbols of user files for resolvers, once for all processes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Final, Protocol

@@ -1,7 +1,5 @@
 """Resolves addresses in files that a profile identifies only by name and by build id or hash."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

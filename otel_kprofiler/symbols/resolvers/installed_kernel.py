@@ -1,7 +1,5 @@
 """Resolves RVAs of a kernel that a profile identifies only by build ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from otel_kprofiler.errors import KProfilerError

@@ -1,7 +1,5 @@
 """Names runtime-generated code, using the files that JIT compilers write for perf(1)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Resolves addresses in the running kernel."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

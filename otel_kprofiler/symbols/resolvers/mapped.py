@@ -1,7 +1,5 @@
 """Opens and caches the files that processes have mapped."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Resolves processes' user addresses, using their current mappings."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections.abc import Sequence

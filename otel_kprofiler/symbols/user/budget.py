@@ -1,7 +1,5 @@
 """Limits the memory held while symbols are read. The loader limits finished tables."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

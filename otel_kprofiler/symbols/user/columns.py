@@ -4,8 +4,6 @@ A lookup touches a few pages of a table. The other pages of a table in a file ar
 the kernel can reclaim, whereas anonymous memory would stay until the table is evicted.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from bisect import bisect_right

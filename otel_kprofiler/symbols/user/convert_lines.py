@@ -5,8 +5,6 @@ failure to standard error. The parent process limits memory and CPU time, becaus
 make the symbolic library use a lot of both, or abort.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

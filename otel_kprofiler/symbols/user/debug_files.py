@@ -3,8 +3,6 @@
 Candidates are verified by build id, or by checksum if the file has no build id.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import struct

@@ -1,7 +1,5 @@
 """Demangles C++ and Rust linkage names."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -3,8 +3,6 @@
 Unlike symbolic, drgn reads split DWARF (``.dwo``, ``.dwp``) and files with shared parts (``dwz``).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -6,8 +6,6 @@ JSON: ``[[function, file, line], …]``, innermost first. The process exits afte
 requests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

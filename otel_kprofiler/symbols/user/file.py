@@ -1,7 +1,5 @@
 """Looks up a file's functions, and makes the names that frames show."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import islice

@@ -3,8 +3,6 @@
 A function takes thirteen bytes plus its name's length, or eight bytes if it has no name.
 """
 
-from __future__ import annotations
-
 import sys
 from array import array
 from bisect import bisect_left, bisect_right

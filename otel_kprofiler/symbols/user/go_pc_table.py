@@ -1,7 +1,5 @@
 """Decodes the Go runtime's pc-value tables."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator

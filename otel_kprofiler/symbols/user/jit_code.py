@@ -1,7 +1,5 @@
 """Names runtime-generated code of a process, using its jitdump and its perf map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final

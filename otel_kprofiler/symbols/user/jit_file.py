@@ -1,7 +1,5 @@
 """Reads the files in which processes describe runtime-generated code, as the files grow."""
 
-from __future__ import annotations
-
 import os
 import stat
 import threading

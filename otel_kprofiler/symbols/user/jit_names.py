@@ -1,7 +1,5 @@
 """Names runtime-generated code from descriptions that are read in the background."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Final

@@ -4,8 +4,6 @@ Code memory is reused, so a name is valid for an address only during one time in
 never overlap: a new function replaces all functions that it overlaps.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque

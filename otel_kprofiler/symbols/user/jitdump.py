@@ -15,8 +15,6 @@ Compilers that buffer their output, such as V8, write their latest functions wit
 then, lookups at their addresses return the names of the former code.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_right
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Opens the source lines of a file with symbolic or drgn."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 

@@ -3,8 +3,6 @@
 symbolic converts a file's DWARF once, in a child process, to a format for fast lookups.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Defines the reasons why source lines of a file cannot be read."""
 
-from __future__ import annotations
-
 import enum
 
 from otel_kprofiler.errors import KProfilerError

@@ -1,7 +1,5 @@
 """Loads the symbols of user files in the background, once code in a file is first sampled."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Tracks the symbol loader's files: their symbol names, queue entries and counters."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Defines the settings for naming user code, and opens the loader that they configure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal

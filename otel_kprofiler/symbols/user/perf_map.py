@@ -17,8 +17,6 @@ them, as all writers above do. Until a writer flushes buffered lines, old names 
 names also remain if unlisted code takes the place of freed code.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

@@ -1,7 +1,5 @@
 """Reopens files whose symbols were evicted."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Demangles Rust's legacy names: ``_ZN…17h<hash>E``."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

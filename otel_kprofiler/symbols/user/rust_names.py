@@ -6,8 +6,6 @@ rustc-demangle's alternate form, the hashes of crates and the types of integer c
 omitted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads a user file's symbols from one source after another, until all functions have names."""
 
-from __future__ import annotations
-
 import logging
 import lzma
 from array import array

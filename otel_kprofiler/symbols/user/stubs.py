@@ -7,8 +7,6 @@ stub has 16 to 24 bytes, with an optional ``bti c`` and pointer authentication (
 elfnn-aarch64.c).
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Collection, Iterator

@@ -5,8 +5,6 @@ https://github.com/getsentry/symbolic), which consists of 32-bit little-endian w
 read in place, so a lookup touches a few pages of the mapped file.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import posixpath
