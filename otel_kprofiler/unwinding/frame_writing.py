@@ -37,6 +37,9 @@ NO_RULE: Final = b"\x16\x10\0"
 _ENTRY: Final = struct.Struct("<IIiIB")  # length, distance to CIE; start, size, no augmentation
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 
+PADDINGS: Final = tuple(bytes(-(_ENTRY.size + size) & 3) for size in range(4))
+"""Bytes (DW_CFA_nop) that pad a CFA program to a valid size, by the program's size modulo 4."""
+
 Rows = list[tuple[int, bytes]]
 """CFA instructions, by code offset."""
 
@@ -74,16 +77,20 @@ def make_program(rows: Rows, unit: int = 1) -> bytes:
     out, now = [], 0
     for at, code in rows:
         distance = (at - now) // unit
-        if distance < len(_ADVANCES):
-            out.append(_ADVANCES[distance])
-        elif distance < 1 << 16:
-            out.append(b"\3" + distance.to_bytes(2, "little"))
-        else:
-            out.append(b"\4" + distance.to_bytes(4, "little"))
+        out.append(_ADVANCES[distance] if distance < len(_ADVANCES) else advance(distance))
         out.append(code)
         now = at
     program = b"".join(out)
-    return program + bytes(-(_ENTRY.size + len(program)) % 4)
+    return program + PADDINGS[len(program) & 3]
+
+
+def advance(distance: int) -> bytes:
+    """Packs a CFA instruction that advances the code offset; empty for a distance of 0."""
+    if distance < len(_ADVANCES):
+        return _ADVANCES[distance]
+    if distance < 1 << 16:
+        return b"\3" + distance.to_bytes(2, "little")
+    return b"\4" + distance.to_bytes(4, "little")
 
 
 def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -> bytes:

@@ -21,6 +21,7 @@ from otel_kprofiler.unwinding.go_table import (
     Shape,
     Sizes,
     Table,
+    parse_sizes,
 )
 
 _NO_CALLER: Final = b"\7\x1e"  # undefined x30
@@ -141,6 +142,13 @@ class Arm64:
             table.number(b"runtime.asyncPreempt"): _make_preemption,
             table.number(b"runtime.asmcgocall"): _make_call_of_c,
         }
+
+    def make_packed_shape(self, packed: bytes) -> Shape | None:
+        """Returns the shape of functions with the given packed frame sizes; None if it is rare."""
+        try:
+            return self.make_shape(parse_sizes(packed, 0, self.QUANTUM))
+        except (IndexError, ValueError):
+            return None
 
     def make_shape(self, sizes: Sizes) -> Shape:
         """Returns the shape of functions with the given frame sizes."""

@@ -17,7 +17,7 @@ import itertools
 import mmap
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.unwinding.frame_writing import (
@@ -38,8 +38,39 @@ _SPARE_BYTES: Final = 4096
 """Bytes by which entries may exceed ``.gopclntab``. Usually, they take a fifth of that size."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions whose register-saving instructions are checked; share that must match."""
+_MAX_KEPT: Final = 1 << 15
+_MAX_KEPT_BYTES: Final = 256
+"""Maximum number of shapes kept for later files, and maximum size of their packed frame sizes."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """The makers of rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
+_kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
+
+
+class Shapes(dict[int, Shape]):
+    """The shapes of a table's functions, by the location of their frame sizes.
+
+    Shapes are also kept by their packed frame sizes, which define them, for later files: many
+    programs contain the same functions.
+    """
+
+    def __init__(self, table: Table, machine: X86 | Arm64) -> None:
+        super().__init__()
+        self._table, self.machine = table, machine
+        self._kept = _kept.setdefault(type(machine), {})
+
+    def __missing__(self, place: int) -> Shape:
+        packed = self._table.packed_sizes(place)
+        shape = self._kept.get(packed)
+        if shape is None:
+            shape = self.machine.make_packed_shape(packed)
+            if shape is None:
+                shape = self.machine.make_shape(self._table.sizes(place))
+            elif len(packed) <= _MAX_KEPT_BYTES:
+                if len(self._kept) >= _MAX_KEPT:
+                    self._kept.clear()
+                self._kept[packed] = shape
+        self[place] = shape
+        return shape
 
 
 class FrameMaker:
@@ -48,49 +79,57 @@ class FrameMaker:
     ``text`` is the SVMA that function offsets are relative to, from :func:`find_text`.
     """
 
-    def __init__(
-        self, table: Table, code: Code, text: int, address: int, machine: X86 | Arm64
-    ) -> None:
+    def __init__(self, table: Table, code: Code, text: int, address: int, shapes: Shapes) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
-        self._machine = machine
-        self._shapes: dict[int, Shape] = {}  # by the location of their frame sizes
+        self._shapes, self._machine = shapes, shapes.machine
+        machine = shapes.machine
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._special = {table.number(name) for name in machine.SPECIAL_NAMES} - {-1}
+        self._special_flags, self._sigreturn = machine.SPECIAL, machine.SIGRETURN
         cies = [pack_cie(letters, machine.CIE_REST) for letters in (b"zR", b"zRS")]
         self._signal_cie_at = len(cies[0])
         self.frames = bytearray(b"".join(cies))
         self.pairs: list[tuple[int, int]] = []
 
-    def add(self, function: Function) -> None:
-        """Add an entry. Raises the same exceptions as :class:`Table`."""
-        start, name, place, flags = function
-        start += self._text
-        if not place:
-            return  # not Go code
-        machine = self._machine
-        size, saving_at, saving, program = self._shapes.get(place) or self._add_shape(place)
-        special = not program or flags & machine.SPECIAL or name in self._special
-        if saving:
-            special = special or self._code.read(start + saving_at, len(saving)) != saving
-        elif self._code.read(start, len(machine.SIGRETURN)) == machine.SIGRETURN:
-            return  # handled by the BPF program
-        if special:
-            code = self._code.read(start, size)
-            rows = machine.make_rows(function, self._table.sizes(place), code)
-            if rows is None:
-                return
-            program = make_program(rows, machine.QUANTUM)
-        at = len(self.frames)
-        address = self._address + at
-        back = at + 4 - self._signal_cie_at * (name in self._injected)
-        self.frames += pack_entry(back, start, address, size, program)
-        self.pairs.append((start, address))
+    def add(self, functions: Iterable[tuple[int, int, int, int]], most_bytes: int) -> None:
+        """Add entries for functions, given with the fields of :class:`Function`.
 
-    def _add_shape(self, place: int) -> Shape:
-        return self._shapes.setdefault(place, self._machine.make_shape(self._table.sizes(place)))
+        Raises the same exceptions as :class:`Table`, and ``ValueError`` if the entries exceed
+        ``most_bytes``.
+        """
+        shapes, read, frames, pairs = self._shapes, self._code.read, self.frames, self.pairs
+        for offset, name, place, flags in functions:
+            if not place:
+                continue  # not Go code
+            start = self._text + offset
+            size, saving_at, saving, program = shapes[place]
+            special = not program or flags & self._special_flags or name in self._special
+            if saving:
+                special = special or read(start + saving_at, len(saving)) != saving
+            elif read(start, len(self._sigreturn)) == self._sigreturn:
+                continue  # handled by the BPF program
+            if special:
+                function = Function(offset, name, place, flags)
+                made = self._make_program(function, read(start, size))
+                if made is None:
+                    continue
+                program = made
+            at = len(frames)
+            address = self._address + at
+            back = at + 4 - self._signal_cie_at * (name in self._injected)
+            frames += pack_entry(back, start, address, size, program)
+            pairs.append((start, address))
+            if at > most_bytes:
+                break
+        if len(frames) > most_bytes:
+            raise ValueError("the unwind entries are larger than .gopclntab")
+
+    def _make_program(self, function: Function, code: bytes) -> bytes | None:
+        rows = self._machine.make_rows(function, self._table.sizes(function.sizes), code)
+        return None if rows is None else make_program(rows, self._machine.QUANTUM)
 
 
-def find_text(table: Table, address: int, code: Code, start: int, machine: X86 | Arm64) -> int:
+def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes) -> int:
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
     Go stores this address in ``moduledata`` and, before 1.26, in the table. A file that is
@@ -99,7 +138,7 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
     ``.gopclntab``, and ``start`` that of ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
-    savings = _find_savings(table, step, machine) or _find_savings(table, 1, machine)
+    savings = _find_savings(table, step, shapes) or _find_savings(table, 1, shapes)
     for text in itertools.chain((table.text, start), code.find_texts(address)):
         fits = sum(code.read(text + at, len(saving)) == saving for at, saving in savings)
         if fits > _FIT * len(savings):
@@ -107,12 +146,12 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
     raise ValueError("the code does not match .gopclntab")
 
 
-def _find_savings(table: Table, step: int, machine: X86 | Arm64) -> list[tuple[int, bytes]]:
+def _find_savings(table: Table, step: int, shapes: Shapes) -> list[tuple[int, bytes]]:
     savings = []
-    for function in table.functions(step):
-        shape = machine.make_shape(table.sizes(function.sizes)) if function.sizes else None
+    for start, _, place, _ in table.functions(step):
+        shape = shapes[place] if place else None
         if shape and shape.saving:
-            savings.append((function.start + shape.saving_at, shape.saving))
+            savings.append((start + shape.saving_at, shape.saving))
     return savings
 
 
@@ -135,14 +174,11 @@ def make_tables(
         raise ValueError(f".gopclntab is not supported on ELF machine {machine}")
     kind = _MACHINES[machine]
     table = Table(file[table_at.offset : table_at.offset + table_at.size], kind.QUANTUM)
-    code, rows = Code(file, segments), kind(table)
+    code, shapes = Code(file, segments), Shapes(table, kind(table))
     try:
-        text = find_text(table, table_at.address, code, start, rows)
-        maker = FrameMaker(table, code, text, address, rows)
-        for function in table.functions():
-            maker.add(function)
-            if len(maker.frames) > table_at.size + _SPARE_BYTES:
-                raise ValueError("the unwind entries are larger than .gopclntab")
+        text = find_text(table, table_at.address, code, start, shapes)
+        maker = FrameMaker(table, code, text, address, shapes)
+        maker.add(table.functions(), table_at.size + _SPARE_BYTES)
     except (IndexError, struct.error) as error:
         raise ValueError(f"the row of a function is damaged: {error}") from error
     return maker

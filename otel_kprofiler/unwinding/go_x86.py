@@ -19,17 +19,16 @@ from otel_kprofiler.unwinding.frame_writing import (
     make_program,
     pack_number,
 )
+from otel_kprofiler.unwinding.go_steps import CFA_OFFSET, PUSH, SAVED, StepMaker
 from otel_kprofiler.unwinding.go_table import TOP_FRAME, WRITES_SP, Function, Shape, Sizes, Table
 
-_CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _CODES: Final[dict[int, bytes]] = {}  # by frame size
-_SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
+_STEPS: Final = StepMaker()
 _ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
 
 _BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12 with a one-byte offset
 _MAX_BYTE: Final = 0x3F
 
-_PUSH: Final = b"\x55"  # push %rbp
 _PROLOGUE: Final = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
 _KEEP_SP: Final = b"\x49\x89\xe4"  # mov %rsp, %r12
 _RESTORE_SP: Final = b"\x4c\x89\xe4"  # mov %r12, %rsp
@@ -68,9 +67,9 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
     rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:
         if size != now:
-            code = _CODES.get(size) or _CODES.setdefault(size, _CFA_OFFSET + pack_number(size + 8))
+            code = _CODES.get(size) or _CODES.setdefault(size, CFA_OFFSET + pack_number(size + 8))
             if saves and not (size and now):
-                code += _SAVED if size else RBP_KEPT
+                code += SAVED if size else RBP_KEPT
             rows.append((at, code))
             now = size
         at = end
@@ -164,6 +163,11 @@ class X86:
         self._call_of_c = table.number(b"runtime.asmcgocall")
         self._called_by_c = table.number(b"runtime.cgocallback")  # same frames on both stacks
 
+    @staticmethod
+    def make_packed_shape(packed: bytes) -> Shape | None:
+        """Returns the shape of functions with the given packed frame sizes; None if it is rare."""
+        return _STEPS.find(packed)
+
     def make_shape(self, sizes: Sizes) -> Shape:
         """Returns the shape of functions with the given frame sizes."""
         size, depths = sizes[-1][0], [depth for _, depth in sizes]
@@ -171,7 +175,7 @@ class X86:
             return Shape(size, 0, b"", b"")
         program = make_program(make_rows(sizes, saves=not depths[0]))
         pushes = any(depths) and not depths[0]
-        return Shape(size, sizes[0][0] - 1, _PUSH if pushes else b"", program)
+        return Shape(size, sizes[0][0] - 1, PUSH if pushes else b"", program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows | None:
         """Makes the rows of any function; None if it needs no entry."""
@@ -179,7 +183,7 @@ class X86:
         if min(depths) < 0:
             return None  # the function pops its return address
         push = sizes[0][0] - 1
-        saves = not any(depths) or (not depths[0] and code[push : push + 1] == _PUSH)
+        saves = not any(depths) or (not depths[0] and code[push : push + 1] == PUSH)
         rows = make_rows(sizes, saves)
         if function.flags & self.SPECIAL and function.name != self._handler:
             return self._special_rows(function, sizes, code, rows)

@@ -3,6 +3,7 @@
 import bisect
 import functools
 import io
+import itertools
 import os
 import shutil
 import struct
@@ -14,17 +15,19 @@ import pytest
 from elftools.dwarf.callframe import FDE, CallFrameInfo
 from elftools.dwarf.structs import DWARFStructs
 from elftools.elf.elffile import ELFFile
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.elf import ElfFile, FileSource, find_section, read_elf, read_sections
 from otel_kprofiler.host import OpenedFile, limited_children
 from otel_kprofiler.unwinding import go_frames, go_x86, loading
 from otel_kprofiler.unwinding.frame_writing import Segment, pack_tables
-from otel_kprofiler.unwinding.go_frames import find_text, make_tables
-from otel_kprofiler.unwinding.go_table import Code, Table
+from otel_kprofiler.unwinding.go_frames import Shapes, find_text, make_tables
+from otel_kprofiler.unwinding.go_table import Code, Table, parse_sizes
 from otel_kprofiler.unwinding.indexing import Children, index_go
 from otel_kprofiler.unwinding.refusal import TableRefused
-from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
+from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file, pack_sizes
 
 ADDRESS = 0x700000
 X86_64 = 62
@@ -345,9 +348,38 @@ def test_a_few_functions_suffice_to_locate_the_code(functions, most, monkeypatch
     monkeypatch.setattr(go_frames, "_CHECKED", 10)
     file, table_at, segments = go_file(functions)
     table = Table(file[table_at.offset :], quantum=1)
-    decoded = []
-    sizes = table.sizes
-    monkeypatch.setattr(table, "sizes", lambda at: decoded.append(at) or sizes(at))
-    code = Code(file, segments)
-    assert find_text(table, table_at.address, code, TEXT + 0x100, go_x86.X86(table)) == TEXT
-    assert 0 < len(decoded) <= most
+    looked_at = []
+
+    class CountedShapes(Shapes):
+        def __getitem__(self, place):
+            looked_at.append(place)
+            return super().__getitem__(place)
+
+    code, shapes = Code(file, segments), CountedShapes(table, go_x86.X86(table))
+    assert find_text(table, table_at.address, code, TEXT + 0x100, shapes) == TEXT
+    assert 0 < len(looked_at) <= most
+
+
+FRAME_SIZES = st.lists(
+    st.tuples(st.integers(1, 1 << 18) | st.integers(1, 16), st.sampled_from([0, 8, 40, 1 << 20])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(FRAME_SIZES, st.binary(max_size=20) | st.just(b""))
+@example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0), (70, 40), (4, 8), (1, 0), (9, 0)], b"")
+@example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0)], b"")
+@example([(20, 0)], b"")
+def test_shapes_are_equal_however_they_are_made(lengths, damage):
+    sizes = [(end, size) for end, (_, size) in zip(
+        itertools.accumulate(length for length, _ in lengths), lengths, strict=True
+    )]  # fmt: skip
+    packed = damage.replace(b"\0", b"\1") + pack_sizes(sizes, 1)
+    made = go_x86.X86.make_packed_shape(packed[: packed.index(0) + 1])
+    file, table_at, _ = go_file([ORDINARY])
+    machine = go_x86.X86(Table(file[table_at.offset :], quantum=1))
+    if made is not None:
+        assert made == machine.make_shape(parse_sizes(packed, 0, 1))
+    else:
+        assert damage or lengths[0][1] or any(a[1] == b[1] for a, b in itertools.pairwise(lengths))

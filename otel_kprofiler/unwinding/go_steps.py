@@ -1,0 +1,140 @@
+"""Makes CFA programs for Go's functions on x86-64 directly from packed frame sizes.
+
+Most functions start without a frame, and their sizes are never negative. For such functions, this
+module makes the same programs as ``make_rows`` of go_x86.py, but decodes each combination of frame
+size and change only once. Runs in a child process, so it imports only a few modules of this
+package.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from otel_kprofiler.unwinding.frame_writing import PADDINGS, RBP_KEPT, advance, pack_number
+from otel_kprofiler.unwinding.go_table import Shape, parse_number
+
+CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
+SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
+PUSH: Final = b"\x55"  # push %rbp
+_FIRST: Final = b"\2"
+"""The first change, from size -1 to 0."""
+_VARINT: Final = rb"[\x80-\xff]*[\x00-\x7f]"
+_STEP: Final = re.compile(
+    b"(" + _VARINT + b")(" + _VARINT + rb"(?:[\x01-\x0f]\x0f\x01" + _VARINT + b")?)"
+)
+"""The distance to the next change, and the change. A change may include a return, which pops rbp
+(change -8), and the change after the return. The last change is 0."""
+_MAX_KEPT: Final = 1 << 16
+"""Maximum number of changes, and of distances, that are kept for later functions."""
+
+
+class _Unusual(Exception):  # noqa: N818 - an outcome
+    """Raised if frame sizes are negative or damaged."""
+
+
+class _Distances(dict[bytes, "tuple[int, bytes]"]):
+    """Distances between changes, each with the CFA instruction that advances by it."""
+
+    def __missing__(self, packed: bytes) -> tuple[int, bytes]:
+        (distance,) = _parse(packed)
+        if len(self) >= _MAX_KEPT:
+            self.clear()
+        self[packed] = distance, advance(distance)
+        return self[packed]
+
+
+class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
+    """Changes of a frame size: distance in bytes, CFA instructions, changes of the next size."""
+
+    def __init__(self, size: int, maker: StepMaker) -> None:
+        super().__init__()
+        self._size, self._maker = size, maker
+
+    def __missing__(self, packed: bytes) -> tuple[int, bytes, _Changes]:
+        change = self[packed] = self._maker.make(self._size, packed)
+        return change
+
+
+class StepMaker:
+    """Makes programs, and keeps their parts for later functions."""
+
+    def __init__(self) -> None:
+        self._distances = _Distances()
+        self._changes: dict[int, _Changes] = {}
+        self._first = self._find(0)
+        self._end = _Changes(-1, self)
+        self._count = 0
+
+    def find(self, packed: bytes) -> Shape | None:
+        """Returns the shape of packed frame sizes; None if they start with a frame or are odd.
+
+        ``packed`` must not contain a zero byte, except as its last byte.
+        """
+        if not packed.startswith(_FIRST):
+            return None
+        if self._count >= _MAX_KEPT:
+            self._clear()
+        changes, distances = self._first, self._distances
+        size = 0
+        parts: list[bytes] = []
+        try:
+            steps = _STEP.findall(packed, 1)
+            for packed_distance, packed_change in steps:
+                distance, advancing = distances[packed_distance]
+                more, part, changes = changes[packed_change]
+                size += distance + more
+                parts += advancing, part
+        except _Unusual:
+            return None
+        if changes is not self._end:
+            return None
+        if not part:
+            del parts[-2]  # nothing changes at the function's end
+        program = b"".join(parts)
+        saving = PUSH if program else b""
+        first, _ = distances[steps[0][0]]
+        return Shape(size, first - 1, saving, program + PADDINGS[len(program) & 3])
+
+    def make(self, size: int, packed: bytes) -> tuple[int, bytes, _Changes]:
+        """Makes changes of a frame size. Raises ``_Unusual`` if a size is negative."""
+        self._count += 1
+        distance = 0
+        parts: list[bytes] = []
+        numbers = _parse(packed)
+        for number, length in zip(numbers[::2], (0, *numbers[1::2]), strict=True):
+            distance += length
+            if not number:
+                return distance, b"".join(parts), self._end
+            after = size + (number >> 1 ^ -(number & 1))
+            if after < 0:
+                raise _Unusual
+            parts += advance(length), CFA_OFFSET, pack_number(after + 8)
+            if not (size and after):
+                parts.append(SAVED if after else RBP_KEPT)
+            size = after
+        return distance, b"".join(parts), self._find(size)
+
+    def _clear(self) -> None:
+        for changes in self._changes.values():
+            changes.clear()  # they refer to each other, and nothing collects cycles
+        self._changes.clear()
+        self._count = 0
+        self._first = self._find(0)
+
+    def _find(self, size: int) -> _Changes:
+        if (changes := self._changes.get(size)) is None:
+            changes = self._changes[size] = _Changes(size, self)
+        return changes
+
+
+def _parse(packed: bytes) -> list[int]:
+    """Parses consecutive varints. Raises ``_Unusual`` if one has more than 32 bits."""
+    numbers, at = [], 0
+    try:
+        while at < len(packed):
+            number, at = parse_number(packed, at)
+            numbers.append(number)
+    except ValueError:
+        raise _Unusual from None
+    return numbers
