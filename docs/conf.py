@@ -7,6 +7,7 @@ linked files are downloads, and each linked directory gets a page that lists its
 from __future__ import annotations
 
 import html
+import os
 import posixpath
 import shutil
 import sys
@@ -21,6 +22,9 @@ from otel_kprofiler import __version__
 
 sys.path.insert(0, str(Path(__file__).parent))
 from api_pages import document_package
+
+# Signatures show the repr of default values, which contains the variables of the build.
+type(os.environ).__repr__ = lambda _: "os.environ"
 
 ROOT = Path(__file__).parents[1]
 CONTENTS = {

@@ -94,6 +94,12 @@ def test_the_api_pages_describe_every_public_name(site):
 
 
 @pytest.mark.long
+def test_the_api_pages_do_not_contain_the_environment_of_the_build(site):
+    pages = (site / "docs/api").glob("*.html")
+    assert not [page.name for page in pages if "environ({" in page.read_text()]
+
+
+@pytest.mark.long
 def test_a_linked_directory_gets_a_page_with_its_files(site):
     page = Page((site / "docs/troubleshooting.html").read_text())
     assert "../files/config/collector.html" in page.links
