@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -142,8 +142,8 @@ class ExportQueue:
         """Returns a consistent snapshot of the counts."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
-            size = sum(batch.size for batch in held)
-            return self._ledgers.counts(_sum_samples(held), len(held), size)
+            samples = sum((batch.samples for batch in held), SampleCounts())
+            return self._ledgers.counts(samples, len(held), sum(batch.size for batch in held))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait until all batches added so far are exported or lost. Return False on timeout."""
@@ -437,7 +437,3 @@ class ExportQueue:
             held = held._replace(samples=samples, batches=tuple(left))
         self._waiting.appendleft(held)
         return False
-
-
-def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
-    return sum((batch.samples for batch in held), SampleCounts())

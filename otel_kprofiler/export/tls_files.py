@@ -76,7 +76,7 @@ class TlsFiles:
         is_new, self.contents = contents != self.contents, contents
         return is_new
 
-    def find_problem(self, now: datetime | None = None) -> str:
+    def find_problem(self) -> str:
         """Returns a problem with the files and how to fix it; empty if there is none."""
         tls = self._tls
         try:
@@ -93,7 +93,7 @@ class TlsFiles:
                 f"the client certificate {tls.cert_file} and the key {tls.key_file} cannot be used"
                 f" together ({reason}): replace both"
             )
-        return _find_invalid(tls.cert_file, now or datetime.now(UTC))
+        return _find_invalid(tls.cert_file, datetime.now(UTC))
 
     def _look(self) -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []

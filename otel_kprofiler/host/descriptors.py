@@ -48,3 +48,15 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
         return call_libc("memfd_create", "memfd_create", os.fsencode(name), ctypes.c_uint(flags))
     except AttributeError as error:  # glibc 2.27 and musl have the function
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+
+
+def open_in_memory(name: str, content: bytes) -> int:
+    """Open a file in memory at the start of its content; the caller closes the descriptor.
+
+    Raises ``OSError``.
+    """
+    descriptor = create_memfd(name)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -14,6 +14,7 @@ from otel_kprofiler.model import RawSample, SampleCounts
 MAX_WAIT_NS: Final = 500_000_000
 """Maximum time, in nanoseconds, that a sample waits for the symbols up to its timestamp."""
 
+_MAX_STALL_NS: Final = 10_000_000_000
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")
 
@@ -27,16 +28,15 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Not thread-safe.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive even later
+    sampler with a stalled watermark by at most ten seconds. Samples that arrive even later
     count towards the window that is then open.
 
     Attributes:
         counts: the number of waiting samples, by kind.
     """
 
-    def __init__(self, max_wait_ns: int = MAX_WAIT_NS, max_stall_ns: int = 10_000_000_000) -> None:
+    def __init__(self, max_wait_ns: int = MAX_WAIT_NS) -> None:
         self._max_wait_ns = max_wait_ns
-        self._max_stall_ns = max_stall_ns
         self._waiting: list[RawSample] = []
         self.counts = SampleCounts()
 
@@ -51,7 +51,7 @@ class EventTimeGate:
         All samples before the boottime ``samples_ns`` must have been pushed, and all symbol events
         before ``symbols_ns`` applied.
         """
-        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
+        samples_ns = max(samples_ns, now_ns - _MAX_STALL_NS)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))
 
     def find_earliest_ns(self) -> int | None:

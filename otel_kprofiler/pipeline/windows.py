@@ -214,7 +214,9 @@ class WindowBuilder:
             renew: returns replacements for Resources that have changed since they were first seen.
         """
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
-        again = self._resolved_again(resolve_again) if resolve_again else {}
+        again: dict[Stack, Stack] = {}
+        if resolve_again:
+            again = {stack: resolve_again(sample) for stack, sample in self._unfinished.items()}
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
         resources |= {
             resource: resource for kind_counts in counts.values() for resource in kind_counts.waits
@@ -275,9 +277,6 @@ class WindowBuilder:
             start = min([start, *(series[0] for series in all_series)])
         end = max([end_boot_ns, *(series[-2] + 1 for series in all_series)])
         return self._clock.interval(start, end)
-
-    def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
-        return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
 
     def _samples(
         self,

@@ -1,8 +1,7 @@
 """Reads attributes of processes from ``/proc``."""
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_owner, read_stat
@@ -31,17 +30,11 @@ class ProcessReader:
     interpreters run. Such reads can block.
     """
 
-    def __init__(
-        self,
-        files: HostFiles,
-        monotonic: Callable[[], float] = time.monotonic,
-        *,
-        reads_arguments: bool = True,
-    ) -> None:
+    def __init__(self, files: HostFiles, *, reads_arguments: bool = True) -> None:
         self._files = files
         self._reads_arguments = reads_arguments
-        self._owners = Owners(files, monotonic)
-        self._places = Places(files, monotonic)
+        self._owners = Owners(files)
+        self._places = Places(files)
         self._programs: OrderedDict[tuple[int, int], tuple[bytes, Mapping[str, AttributeValue]]] = (
             OrderedDict()
         )

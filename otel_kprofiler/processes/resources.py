@@ -161,7 +161,7 @@ class ProcessResources:
         self._ended: Resource | None = None
         # Reading command lines can block, so they are left to the thread that reads contexts.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
-        self._shared = SharedResources(self._reader, self._make_shared)
+        self._shared = SharedResources(self._reader, self._make)
 
     def fix(self, pid: int, resource: Resource) -> None:
         """Set the Resource of a process permanently, except for the user, which may change."""
@@ -209,7 +209,7 @@ class ProcessResources:
         """Returns a Resource that unread processes share; see :class:`SharedResources`."""
         return self._shared.get(sample)
 
-    def _make_shared(self, attributes: Attributes) -> Resource:
+    def _make(self, attributes: Attributes) -> Resource:
         return Resource(self._complete({**self._base, **attributes}, {}), SCHEMA_URL)
 
     def _place(self, sample: RawSample) -> tuple[ProcessKey, int]:
@@ -244,8 +244,7 @@ class ProcessResources:
 
     def _get_ended(self) -> Resource:
         if self._ended is None:
-            attributes = {**self._base, ENDED_PROCESSES: True}
-            self._ended = Resource(self._complete(attributes, {}), SCHEMA_URL)
+            self._ended = self._make({ENDED_PROCESSES: True})
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:

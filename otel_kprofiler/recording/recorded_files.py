@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Mapping
 
-from otel_kprofiler.host import create_memfd
+from otel_kprofiler.host import open_in_memory
 from otel_kprofiler.sampling import Archive
 
 
@@ -20,12 +20,7 @@ class RecordedFiles:
 
     def open_fd(self, path: str) -> int:
         """Open an in-memory copy of a file. The caller closes the descriptor."""
-        content = self.read_bytes(path)
-        fd = create_memfd("recorded")
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
+        return open_in_memory("recorded", self.read_bytes(path))
 
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file."""

@@ -18,7 +18,7 @@ from otel_kprofiler.bpf import (
     number_kinds,
     parse_records,
 )
-from otel_kprofiler.clock import SystemTime, TimeSource
+from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.host import Access, ReferableFiles, find_open_files_error
@@ -81,7 +81,6 @@ class EbpfSampler(ForkAware):
         *,
         access: ReferableFiles | None = None,
         loader: Loader | None = None,
-        time_source: TimeSource | None = None,
         raw_sink: RawSink | None = None,
         user_files: KnownFiles | None = None,
         python_codes: KnownCodes | None = None,
@@ -91,7 +90,7 @@ class EbpfSampler(ForkAware):
         self.user_files = user_files or KnownFiles()
         self._files = access or Access()
         self._loader = loader
-        self._time = time_source or SystemTime()
+        self._time = SystemTime()
         self._raw_sink = raw_sink
         # Held while mapped memory is read, to prevent concurrent forks.
         self._lock = ProcessLock()

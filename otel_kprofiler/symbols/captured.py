@@ -7,7 +7,7 @@ from io import BytesIO
 from itertools import islice, takewhile
 
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import create_memfd
+from otel_kprofiler.host import open_in_memory
 from otel_kprofiler.reading import read_up_to
 from otel_kprofiler.symbols.compressed import (
     COMPRESSED_SUFFIXES,
@@ -55,12 +55,7 @@ class CapturedFiles:
             if not compressed:
                 return descriptor
             os.close(descriptor)
-        data = self.read_bytes(path)
-        descriptor = create_memfd(os.path.basename(path))
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.write(data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        return descriptor
+        return open_in_memory(os.path.basename(path), self.read_bytes(path))
 
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file.

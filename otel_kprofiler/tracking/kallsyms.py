@@ -6,7 +6,6 @@ address to a BPF program. The iterator needs CAP_BPF, CAP_PERFMON and BTF, and i
 """
 
 import logging
-import os
 from typing import Final
 
 from otel_kprofiler.bpf import LibbpfLoader
@@ -14,7 +13,7 @@ from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.host import (
     HostFiles,
     SymbolsVisibility,
-    create_memfd,
+    open_in_memory,
     read_capabilities,
     read_symbols_visibility,
 )
@@ -47,13 +46,7 @@ class IteratedKallsyms:
     def open_fd(self, path: str) -> int:
         """Open a file for reading; the caller closes the descriptor."""
         text = self._read(path)
-        if text is None:
-            return self._files.open_fd(path)
-        descriptor = create_memfd("kallsyms")
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(text)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        return descriptor
+        return self._files.open_fd(path) if text is None else open_in_memory("kallsyms", text)
 
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file."""

@@ -202,7 +202,7 @@ MUTATIONS = [
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
     Mutation("suspend", PIPELINE, "                    windows.skip_to(min(passed_ns, earliest_ns))\n", "                    pass\n", "tests/unit/pipeline/test_pipeline.py"),
-    Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/pipeline/test_pipeline.py"),
+    Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - _MAX_STALL_NS)\n", "", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._missed_checks += 1\n", "", "tests/unit/test_agent_limits.py"),
     Mutation("a foreign file in place of an output", "otel_kprofiler/export/file.py", "        except ExportError as error:\n            # The path now", "        except ZeroDivisionError as error:\n            # Another", "tests/unit/export/test_file_exporter.py::test_samples_are_counted_as_lost_while_a_foreign_file_is_at_the_path"),
     Mutation("foreign signals", RUN, "        signal.signal(number, signal.SIG_IGN)\n", "        pass\n", f"{FREEZES}::test_unrelated_signals_neither_kill_nor_disturb_the_agent"),

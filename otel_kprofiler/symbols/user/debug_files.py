@@ -158,10 +158,7 @@ class DebugLinkDirectories:
 
 
 def find_alternate(
-    debug: DebugFile,
-    files: ReferableFiles,
-    directories: Sequence[str] = DEBUG_DIRECTORIES,
-    search: DebugSearch = HOST_SEARCH,
+    debug: DebugFile, files: ReferableFiles, search: DebugSearch = HOST_SEARCH
 ) -> DebugFile | None:
     """Opens the alternate debug file written by dwz(1); None if there is no such file.
 
@@ -178,8 +175,8 @@ def find_alternate(
     for place in dict.fromkeys((root, "")):
         for alternate in _open_same(files, place, path, wanted, None):
             return alternate
-    by_id = BuildIdDirectories(files, directories)
-    return next(by_id.find(WantedDebugFile(debug.path, root, wanted, None)), None)
+    by_id = BuildIdDirectories(files).find(WantedDebugFile(debug.path, root, wanted, None))
+    return next(by_id, None)
 
 
 def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:

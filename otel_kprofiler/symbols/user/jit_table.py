@@ -45,8 +45,7 @@ class JitTable:
         nbytes: approximate memory used by current functions.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._starts = array("Q")
         self._sizes = array("I")
         self._since = array("Q")
@@ -145,7 +144,7 @@ class JitTable:
         return last - first == 1 and self._code(first) == code
 
     def _insert(self, index: int, code: JitCode, since_ns: int, seen_ns: int) -> None:
-        if self.nbytes + _size(code) > self._max_bytes:
+        if self.nbytes + _size(code) > MAX_BYTES:
             self.has_dropped = True
             return
         self.nbytes += _size(code)

@@ -16,7 +16,7 @@ from otel_kprofiler.symbols.user.rust_legacy import LEGACY, demangle_legacy, fin
 _V0: Final = re.compile(r"_?_R([A-Z][0-9A-Za-z_]*)(?:\..*)?", re.DOTALL)
 
 _LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
-_NUMBER: Final = re.compile("([0-9A-Za-z]{0,11})_")  # 64 bits
+_NUMBER: Final = re.compile("[0-9A-Za-z]{0,11}_")  # 64 bits
 _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100
@@ -117,16 +117,20 @@ class _Printer:
         self._depth -= 1
         self._at = back
 
-    def _number(self) -> int:
-        """Reads a number: ``_`` is 0, ``0_`` is 1, and so on in base 62."""
-        match = _NUMBER.match(self._body, self._at)
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self._body, self._at)
         if match is None:
             raise _DamagedError
         self._at = match.end()
-        if not match[1]:
+        return match[0]
+
+    def _number(self) -> int:
+        """Reads a number: ``_`` is 0, ``0_`` is 1, and so on in base 62."""
+        digits = self._take(_NUMBER)[:-1]
+        if not digits:
             return 0
         value = 0
-        for digit in match[1]:
+        for digit in digits:
             value = value * 62 + _BASE_62[digit]
         return value + 1
 
@@ -135,13 +139,10 @@ class _Printer:
 
     def _identifier(self) -> str:
         is_punycode = self._eat("u")
-        match = _LENGTH.match(self._body, self._at)
-        if match is None:
-            raise _DamagedError
-        self._at = match.end()
+        length = int(self._take(_LENGTH))
         self._eat("_")
-        text = self._body[self._at : self._at + int(match[0])]
-        if len(text) < int(match[0]):
+        text = self._body[self._at : self._at + length]
+        if len(text) < length:
             raise _DamagedError
         self._at += len(text)
         return _decode_punycode(text) if is_punycode else text
@@ -362,11 +363,7 @@ class _Printer:
         read()
 
     def _digits(self) -> str:
-        match = _HEX.match(self._body, self._at)
-        if match is None:
-            raise _DamagedError
-        self._at = match.end()
-        return match[0][:-1]
+        return self._take(_HEX)[:-1]
 
     def _scalar(self, tag: str) -> str:
         if tag == "p":
