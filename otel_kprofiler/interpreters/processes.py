@@ -10,9 +10,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf import ProcessSeen, Program, PythonLayout, PythonProcess
+from otel_kprofiler.bpf import ProcessSeen, Program, PythonLayout, PythonMaps, PythonProcess
 from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     Access,
@@ -49,31 +49,6 @@ _MAX_RETRIES: Final = 1024
 """Maximum number of processes that wait to be examined again."""
 
 _log = logging.getLogger(__name__)
-
-
-class PythonRegistry(Protocol):
-    """The BPF program's table of CPython processes; thread-safe."""
-
-    def fileno(self) -> int:
-        """Returns a descriptor that becomes readable when new processes are sampled."""
-
-    def take_seen(self) -> list[ProcessSeen]:
-        """Returns unregistered processes sampled since the last call."""
-
-    def register(
-        self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
-    ) -> bool:
-        """Start reading a process's frames. Returns False if the table is full.
-
-        ``image`` identifies the program that the process must be running; 0 to accept the program
-        of the process's next sample.
-        """
-
-    def pass_over(self, program: Program) -> None:
-        """For a while, :meth:`take_seen` returns no processes that run this program."""
-
-    def release(self, tgid: int) -> bool:
-        """Stop reading a process's frames, and return whether the process was registered."""
 
 
 class _Registered(NamedTuple):
@@ -113,7 +88,7 @@ class PythonProcesses:
 
     def __init__(
         self,
-        registry: PythonRegistry,
+        registry: PythonMaps,
         files: ReferableFiles,
         on_found: Callable[[Interpreter], None] | None = None,
     ) -> None:
@@ -259,7 +234,7 @@ class PythonTracking:
 
     def __init__(
         self,
-        registry: PythonRegistry,
+        registry: PythonMaps,
         pids: Collection[int] = (),
         *,
         children: bool = False,

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
@@ -80,13 +80,8 @@ class WindowCounts(NamedTuple):
     locks: LockTotals = MappingProxyType({})
 
 
-class ContextDecoder(Protocol):
-    """Decodes the thread context of a sample; see :meth:`ProcessResources.decode_context`."""
-
-    def __call__(
-        self, key: ProcessKey, context: bytes, link: SpanLink | None
-    ) -> tuple[SpanLink | None, LabelSet]:
-        """Returns the link with the local root's name, and all other attributes as labels."""
+ContextDecoder = Callable[[ProcessKey, bytes, SpanLink | None], tuple[SpanLink | None, LabelSet]]
+"""Decodes the thread context of a sample; see :meth:`ProcessResources.decode_context`."""
 
 
 class WindowBuilder:

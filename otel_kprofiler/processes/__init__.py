@@ -22,7 +22,6 @@ from otel_kprofiler.processes.self_profiled import (
 from otel_kprofiler.processes.thread_contexts import (
     KEY_MAP,
     SCHEMA,
-    ContextReader,
     SearchTooLongError,
     find_place,
 )

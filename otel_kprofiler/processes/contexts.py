@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
+from otel_kprofiler.bpf import ThreadContexts
 from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_stat
 from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext
@@ -19,12 +20,7 @@ from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.published_context import Published, find_context, opened
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 from otel_kprofiler.processes.service_variables import read_environment
-from otel_kprofiler.processes.thread_contexts import (
-    ANNOUNCED,
-    ContextReader,
-    PublishedThreads,
-    decode_context,
-)
+from otel_kprofiler.processes.thread_contexts import ANNOUNCED, PublishedThreads, decode_context
 from otel_kprofiler.processes.unread_contexts import UnreadContexts
 from otel_kprofiler.text import decode_name
 
@@ -119,7 +115,7 @@ class ProcessContexts:
         self._threads: PublishedThreads | None = None
         self.unread = UnreadContexts(files)
 
-    def follow_threads(self, reader: ContextReader) -> None:
+    def follow_threads(self, reader: ThreadContexts) -> None:
         """Register processes that publish thread contexts; call before the first sample."""
         self._threads = PublishedThreads(self._files, reader, self.unread)
 

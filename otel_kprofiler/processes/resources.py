@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from otel_kprofiler.bpf import ThreadContexts
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks, read_stat
 from otel_kprofiler.model import (
@@ -23,7 +24,7 @@ from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.processes.shared_resources import SharedResources
-from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context, name_root
+from otel_kprofiler.processes.thread_contexts import decode_context, name_root
 from otel_kprofiler.text import decode_name
 
 _IDLE: Final = "swapper"  # the idle tasks of all CPUs, which /proc does not list
@@ -364,7 +365,7 @@ class ProcessResources:
         """Counts the processes whose contexts are not read, by reason. Thread-safe."""
         return self._contexts.unread.as_dict() if self._contexts else {}
 
-    def follow_threads(self, reader: ContextReader) -> None:
+    def follow_threads(self, reader: ThreadContexts) -> None:
         """Read the thread contexts of processes that publish them; call before the first sample."""
         if self._contexts and self._reads_threads:
             self._contexts.follow_threads(reader)

@@ -11,7 +11,7 @@ import platform
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import (
     IS_GO,
@@ -19,6 +19,7 @@ from otel_kprofiler.bpf import (
     TRACE_LABEL,
     ContextKind,
     ContextPlace,
+    ThreadContexts,
     split_named,
 )
 from otel_kprofiler.elf import Read
@@ -83,18 +84,6 @@ _SHARE: Final = 20
 _log = logging.getLogger(__name__)
 
 KeyMap = tuple[str, ...]
-
-
-class ContextReader(Protocol):
-    """Reads thread contexts; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
-
-    def register(
-        self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
-    ) -> None:
-        """Start reading a process's thread contexts. Raises ``OSError``."""
-
-    def release(self, tgid: int) -> bool:
-        """Stop reading a process's thread contexts."""
 
 
 class _Variable(NamedTuple):
@@ -242,7 +231,7 @@ class PublishedThreads:
     """
 
     def __init__(
-        self, files: HostFiles, reader: ContextReader, unread: UnreadContexts | None = None
+        self, files: HostFiles, reader: ThreadContexts, unread: UnreadContexts | None = None
     ) -> None:
         self._files = files
         self._reader = reader

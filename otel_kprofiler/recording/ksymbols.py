@@ -8,7 +8,7 @@ since_ns, program_id]``, and a program consists of the fields of ``BpfProgram``.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import (
@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     ModuleKind,
 )
 from otel_kprofiler.recording.recording import EventReader, Recording
+from otel_kprofiler.symbols import KsymbolSource
 
 _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
@@ -30,17 +31,10 @@ EventSink = Callable[[str, int, bytes], None]
 """
 
 
-class _Source(Protocol):
-    def poll(self, now_ns: int) -> KsymbolBatch: ...
-    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None: ...
-    def count_lost(self) -> Mapping[str, int]: ...
-    def close(self) -> None: ...
-
-
 class RecordedKsymbols:
     """Forwards ksymbol changes from ``source``, and records them in ``sink``; not thread-safe."""
 
-    def __init__(self, source: _Source, sink: EventSink) -> None:
+    def __init__(self, source: KsymbolSource, sink: EventSink) -> None:
         self._source = source
         self._sink = sink
         self._complete_until_ns = 0

@@ -9,10 +9,11 @@ import logging
 import os
 from collections.abc import Iterable
 
+from otel_kprofiler.bpf import ThreadContexts
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import RawSample
-from otel_kprofiler.processes import ContextReader, SearchTooLongError, find_place
+from otel_kprofiler.processes import SearchTooLongError, find_place
 from otel_kprofiler.sdk.span_path import find_other_classes
 from otel_kprofiler.sdk.thread_contexts import write_records
 
@@ -32,7 +33,7 @@ class OwnContexts:
     """
 
     def __init__(
-        self, files: HostFiles, reader: ContextReader | None, *, follows_spans: bool
+        self, files: HostFiles, reader: ThreadContexts | None, *, follows_spans: bool
     ) -> None:
         self._files = files
         self._reader = reader

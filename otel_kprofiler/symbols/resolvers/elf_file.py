@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from otel_kprofiler.elf import FileSource, ImageSource
 from otel_kprofiler.model import Frame, Unresolved
 from otel_kprofiler.symbols.resolution import Resolution, make_unknown
-from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader, read_code_file
+from otel_kprofiler.symbols.resolvers.files import CodeFile, read_code_file
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
@@ -25,7 +25,7 @@ class ElfResolver:
     """
 
     def __init__(
-        self, file: str | os.PathLike[str] | int | bytes, *, symbols: SymbolReader | None = None
+        self, file: str | os.PathLike[str] | int | bytes, *, symbols: SymbolSources | None = None
     ) -> None:
         self._code = _read(file, symbols or SymbolSources())
         self.path = self._code.details.path
@@ -64,7 +64,7 @@ class ElfResolver:
         return Resolution(frame.address, frame, None, self.path, offset)
 
 
-def _read(file: str | os.PathLike[str] | int | bytes, symbols: SymbolReader) -> CodeFile:
+def _read(file: str | os.PathLike[str] | int | bytes, symbols: SymbolSources) -> CodeFile:
     if isinstance(file, bytes):
         return read_code_file(ImageSource(file), "", symbols)
     path = f"/proc/self/fd/{file}" if isinstance(file, int) else os.fspath(file)

@@ -2,31 +2,19 @@
 
 import logging
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
-from otel_kprofiler.elf import ElfFile, Source, find_address, hash_file, read_debug_elf, read_elf
+from otel_kprofiler.elf import Source, find_address, hash_file, read_debug_elf, read_elf
 from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.model import USER_SIDE, FileDetails, Frame, Module, Segment, Unresolved
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.resolver import make_module
+from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FRAMES_CACHED: Final = 4_096
 """Maximum number of cached frames per file. A frame takes about 400 bytes."""
 _log: Final = logging.getLogger(__name__)
-
-
-class SymbolReader(Protocol):
-    """Reads the symbols of files; implemented by :class:`SymbolSources`."""
-
-    def read(
-        self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
-    ) -> FileSymbols:
-        """Reads a file's symbols, given its bytes, headers and other details.
-
-        ``root`` is the root directory of a process that has mapped the file. Raises
-        ``KProfilerError`` or ``OSError`` if the symbols cannot be used.
-        """
 
 
 class CodeFile:
@@ -106,7 +94,7 @@ class CodeFile:
 
 
 def read_code_file(
-    source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
+    source: Source, path: str, symbols: SymbolSources, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
     """Reads a file, which may then be closed. If its symbols are damaged, functions have no names.
 

@@ -18,8 +18,9 @@ from otel_kprofiler.host import (
     open_mapped,
 )
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, ProcessKey, Unresolved
-from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader, read_code_file
+from otel_kprofiler.symbols.resolvers.files import CodeFile, read_code_file
 from otel_kprofiler.symbols.user.loader_files import lacks_lines
+from otel_kprofiler.symbols.user.sources import SymbolSources
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_PLACES: Final = 16_384
@@ -44,7 +45,7 @@ class MappedCode:
 
     def __init__(
         self,
-        symbols: SymbolReader,
+        symbols: SymbolSources,
         files: ReferableFiles,
         max_bytes: int = DEFAULT_MAX_BYTES,
         now_s: Callable[[], float] = time.monotonic,

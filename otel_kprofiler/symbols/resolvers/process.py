@@ -18,7 +18,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import USER_SIDE, Frame, ProcessKey, Unresolved
 from otel_kprofiler.symbols.resolution import Resolution, make_unknown
-from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader
+from otel_kprofiler.symbols.resolvers.files import CodeFile
 from otel_kprofiler.symbols.resolvers.jit import MadeCode
 from otel_kprofiler.symbols.resolvers.mapped import DEFAULT_MAX_BYTES, MappedCode
 from otel_kprofiler.symbols.user.sources import SymbolSources
@@ -50,7 +50,7 @@ class ProcessesResolver:
     def __init__(
         self,
         *,
-        symbols: SymbolReader | None = None,
+        symbols: SymbolSources | None = None,
         files: ReferableFiles | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
