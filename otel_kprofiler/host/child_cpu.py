@@ -50,10 +50,13 @@ class CpuRate(NamedTuple):
         return CpuGrant(max(1, math.ceil(seconds)), input_bytes)
 
 
-def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child's CPU time. At the limit, SIGXCPU kills the child without a core dump."""
+def limit_cpu(pid: int, grant: CpuGrant, earlier_s: float = 0.0) -> None:
+    """Limit a child's CPU time. At the limit, SIGXCPU kills the child without a core dump.
+
+    ``earlier_s`` is the CPU time in seconds that the child has spent on other files.
+    """
     with suppress(OSError):  # the child has exited
-        limit_resources({resource.RLIMIT_CPU: grant.seconds}, pid)
+        limit_resources({resource.RLIMIT_CPU: grant.seconds + math.ceil(earlier_s)}, pid)
 
 
 def has_exceeded_cpu(status: int) -> bool:
@@ -66,12 +69,17 @@ class MeteredChild(subprocess.Popen[bytes]):
 
     Attributes:
         cpu_ns: CPU time of all threads of the child, set when the child exits or is abandoned.
+        is_idle: whether the child has done its work, but can do more.
         has_status: whether ``returncode`` is reliable. ``returncode`` may be 0 for a failed child
             if other code reaped it, or if this process ignores SIGCHLD.
     """
 
     cpu_ns = 0
+    is_idle = False
     has_status = False
+
+    def begin(self) -> None:
+        """Begin work, within the limits that have been set."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the child to exit, as ``Popen.wait`` does; ``communicate`` calls this method."""

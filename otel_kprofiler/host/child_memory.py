@@ -91,18 +91,18 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 
 @contextmanager
-def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
+def limit_memory(pid: int, grant: MemoryGrant, *, is_final: bool = True) -> Iterator[None]:
     """Limit a child to its grant, and make the OOM killer choose the child before other processes.
 
     The child must run as the same user as this process. The grant counts as used until the context
-    ends.
+    ends. Unless the limit ``is_final``, a later grant for the same child may be larger.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
     with suppress(OSError):  # the child has exited
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
         most = grant.count_bytes if hard == resource.RLIM_INFINITY else min(grant.count_bytes, hard)
-        resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
+        resource.prlimit(pid, resource.RLIMIT_DATA, (most, most if is_final else hard))
     _running[pid] = grant.count_bytes
     try:
         yield

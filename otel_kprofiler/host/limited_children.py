@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import describe_error, describe_status
 from otel_kprofiler.host.child_cpu import CpuGrant, MeteredChild, has_exceeded_cpu, limit_cpu
 from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_memory
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
+from otel_kprofiler.host.served_child import ServedChild
 
 DONE: Final = b"\x04"
 """Last byte (EOT) on standard error of a child that succeeds. Some scripts do not import this
@@ -34,6 +36,10 @@ class ChildProblem(enum.Enum):
     CPU_TIME = "cpu_time"
     TIME = "time"
     FAILED = "failed"
+
+
+_RETRIED: Final = (ChildProblem.FAILED, ChildProblem.MEMORY, ChildProblem.NO_PROCESS)
+"""Problems for which earlier files may be the cause, in a child that has read others."""
 
 
 class ChildFailed(Exception):  # noqa: N818 - an outcome
@@ -79,6 +85,7 @@ class LimitedChildren:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[MeteredChild] = set()
+        self._idle: list[ServedChild] = []
         self._stopped = False
         self._patient = PatientChildren()
 
@@ -92,17 +99,53 @@ class LimitedChildren:
         ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output
         goes there instead. Raises ``ChildFailed``.
         """
+
+        def start() -> MeteredChild:
+            return MeteredChild(command, stdin=fd, stdout=output, stderr=subprocess.PIPE, cwd="/")
+
+        return self._wait(start, fd, limits)
+
+    def serve(
+        self, command: Sequence[str], words: Sequence[str], fd: int, limits: ChildLimits
+    ) -> bytes:
+        """Let a :class:`ServedChild` read a file, wait for it, and return its reply.
+
+        A child reads one file at a time, and only files that have the same owner. If a child that
+        has already read other files fails, or runs out of memory, a new child reads the file.
+        Raises ``ChildFailed``.
+        """
+        owner = os.fstat(fd).st_uid
+        child: ServedChild | None = None
+        may_reuse = True
+
+        def start() -> ServedChild:
+            nonlocal child
+            idle = self._take_idle(command, owner) if may_reuse else None
+            child = idle or ServedChild(command, owner)
+            child.prepare(words, fd)
+            return child
+
+        try:
+            return self._wait(start, fd, limits)
+        except ChildFailed as error:
+            if child is None or not child.earlier_cpu_s or error.problem not in _RETRIED:
+                raise
+        may_reuse = False
+        return self._wait(start, fd, limits)
+
+    def _wait(self, start: Callable[[], MeteredChild], fd: int, limits: ChildLimits) -> bytes:
         device = os.fstat(fd).st_dev
         try:
             self._patient.check(device)
-            child, grant = self._start(command, fd, limits, output)
+            child, grant = self._start(start, limits)
+            earlier_s = child.earlier_cpu_s if isinstance(child, ServedChild) else 0.0
             try:
-                limit_cpu(child.pid, limits.cpu)
-                with limit_memory(child.pid, grant):
+                limit_cpu(child.pid, limits.cpu, earlier_s)
+                with limit_memory(child.pid, grant, is_final=not isinstance(child, ServedChild)):
+                    child.begin()
                     made, errors = self._patient.wait(child, device, limits.wall_s)
             finally:
-                with self._lock:
-                    self._running.discard(child)
+                self._put(child)
         except DeviceHangs as error:
             raise ChildFailed(ChildProblem.UNANSWERED, str(error)) from error
         except subprocess.TimeoutExpired as error:
@@ -120,7 +163,7 @@ class LimitedChildren:
         raise ChildFailed(problem, text, grant, may_pass=may_pass)
 
     def _start(
-        self, command: Sequence[str], fd: int, limits: ChildLimits, output: int
+        self, start: Callable[[], MeteredChild], limits: ChildLimits
     ) -> tuple[MeteredChild, MemoryGrant]:
         with self._lock:
             if self._stopped:
@@ -129,14 +172,45 @@ class LimitedChildren:
             if grant.count_bytes < limits.least_bytes:
                 raise ChildFailed(ChildProblem.MEMORY, "there is too little memory", grant)
             try:
-                child = MeteredChild(
-                    command, stdin=fd, stdout=output, stderr=subprocess.PIPE, cwd="/"
-                )
+                child = start()
             except OSError as error:
                 text = f"no process could be started: {describe_error(error)}"
                 raise ChildFailed(ChildProblem.NO_PROCESS, text) from error
             self._running.add(child)
             return child, grant
+
+    def _take_idle(self, command: Sequence[str], owner: int) -> ServedChild | None:
+        for child in [c for c in self._idle if (c.command, c.owner) == (command, owner)]:
+            self._idle.remove(child)
+            if child.poll() is None:
+                return child
+            child.end()
+        return None
+
+    def _put(self, child: MeteredChild) -> None:
+        """Ends a child's work; a child that can read more files waits for them."""
+        with self._lock:
+            self._running.discard(child)
+            if isinstance(child, ServedChild) and child.is_idle:
+                if self._stopped:
+                    child.end()
+                else:
+                    self._idle.append(child)
+
+    def end_idle(self, after_s: float = 0.0) -> float | None:
+        """End children that have waited for a file for ``after_s`` seconds.
+
+        Returns the seconds until the next of the other waiting children is due; None if there are
+        none.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            due = [child for child in self._idle if now_s >= child.idle_since_s + after_s]
+            for child in due:
+                self._idle.remove(child)
+                child.end()
+            next_s = min((child.idle_since_s for child in self._idle), default=None)
+            return None if next_s is None else next_s + after_s - now_s
 
     def stop(self) -> None:
         """Kill running children, and reject new ones."""
@@ -144,3 +218,4 @@ class LimitedChildren:
             self._stopped = True
             for child in self._running:
                 child.kill()
+        self.end_idle()

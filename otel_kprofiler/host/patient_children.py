@@ -73,8 +73,8 @@ class PatientChildren:
             charge_child(child)
 
     def _end(self, child: MeteredChild) -> bool:
-        """Kill a child that is still running, and return whether it has exited."""
-        if child.returncode is None:
+        """Kill a child that is still working, and return whether it has exited or is idle."""
+        if child.returncode is None and not child.is_idle:
             child.kill()
             try:
                 child.communicate(timeout=self._patience_s)

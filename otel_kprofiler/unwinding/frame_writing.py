@@ -118,19 +118,33 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
     """Map the file on standard input, and write its tables to standard output.
 
-    Limits the address space to ``MEMORY_BYTES``. ``make`` returns the packed tables of the mapped
+    Limits this process's memory. ``make`` returns the packed tables of the mapped
     file. If ``make`` fails, ``SystemExit`` is raised with the reason, which Python prints to
     standard error.
     """
+    limit_memory()
+    write_all(make_tables(0, make))
+    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
+
+
+def limit_memory() -> None:
+    """Limit the address space of this process to ``MEMORY_BYTES``."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     gc.disable()  # the many objects contain no cycles to collect
+
+
+def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
+    """Maps a file, and returns its tables. For errors, see :func:`write_tables`."""
     try:
-        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
-            result = make(file)
+        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
+            return make(file)
     except (ValueError, OSError, MemoryError, struct.error) as error:
         raise SystemExit(str(error) or type(error).__name__) from error
+
+
+def write_all(result: bytes) -> None:
+    """Write all bytes to standard output."""
     while result:
         result = result[os.write(1, result) :]
-    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py

@@ -4,9 +4,10 @@ Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the cal
 that has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``,
 which has the frame size at every instruction.
 
-:func:`main` runs in a child process that imports only a few modules of this package:
+:func:`main` runs in a child process that imports only a few modules of this package. It receives
+files, each with these arguments, and replies with the number of pairs, the pairs and the frames:
 
-MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
+MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT…
 
 MACHINE is the file's ``e_machine``, ADDRESS the address of the new ``.eh_frame``, and ORIGIN the
 base of the search table's pairs. The other arguments are parts of the file, as offset:size:address:
@@ -16,17 +17,16 @@ the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
 import itertools
 import mmap
 import struct
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
     Segment,
     make_program,
     pack_cie,
     pack_entry,
     pack_tables,
-    write_tables,
 )
 from otel_kprofiler.unwinding.go_arm64 import Arm64
 from otel_kprofiler.unwinding.go_table import Code, File, Function, Shape, Table
@@ -185,14 +185,14 @@ def make_tables(
 
 
 def main() -> None:
-    """Make the tables of a file; see :func:`write_tables`."""
-    machine, address, origin = map(int, sys.argv[1:4])
-    parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[4:]]
-    pairs, table, text, *segments = parts
+    """Make the tables of each file that arrives; see :func:`serve_tables`."""
 
-    def make(file: mmap.mmap) -> bytes:
+    def make(words: list[str], file: mmap.mmap) -> bytes:
+        machine, address, origin = map(int, words[:3])
+        parts = [Segment(*map(int, word.split(":"))) for word in words[3:]]
+        pairs, table, text, *segments = parts
         maker = make_tables(file, table, text.address, segments, address, machine=machine)
         others = file[pairs.offset : pairs.offset + pairs.size]
         return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
 
-    write_tables(make)
+    serve_tables(make)

@@ -38,6 +38,7 @@ CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
 """Modules that child processes run. If imported here, they would stay in the agent's memory."""
+_PYTHON: Final = (sys.executable, "-I", "-S")
 _RUN_MODULE: Final = """
 import sys, types
 for name, path in {packages}:
@@ -79,19 +80,22 @@ class Children(LimitedChildren):
 
         For arguments and errors, see :meth:`run_script`.
         """
-        path = Path(__file__).parent
-        packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
-        script = _RUN_MODULE.format(packages=packages, module=module)
-        return self._run(["-c", script, *map(str, arguments)], fd, limits)
+        return self._run([*_run_module(module), *map(str, arguments)], fd, limits)
+
+    def serve_module(
+        self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
+    ) -> bytes:
+        """Let a module's ``main`` read a file, and return its reply; see ``LimitedChildren.serve``.
+
+        For the module and errors, see :meth:`run_module`.
+        """
+        command = [*_PYTHON, *_run_module(module)]
+        with _refusing():
+            return self.serve(command, list(map(str, arguments)), fd, limits)
 
     def _run(self, words: list[str], fd: int, limits: ChildLimits) -> bytes:
-        command = [sys.executable, "-I", "-S", *words]
-        try:
-            return self.run(command, fd, limits)
-        except ChildFailed as error:
-            others = Refusal.FAILED if error.may_pass else Refusal.NOT_INDEXED
-            refusal = _REFUSALS.get(error.problem, others)
-            raise TableRefused(refusal, str(error)) from error
+        with _refusing():
+            return self.run([*_PYTHON, *words], fd, limits)
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
@@ -109,6 +113,22 @@ class Children(LimitedChildren):
             if error.refusal not in _MAY_PASS:
                 self._refused.add(key, (error.refusal, error.detail))
             raise
+
+
+def _run_module(module: str) -> list[str]:
+    path = Path(__file__).parent
+    packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
+    return ["-c", _RUN_MODULE.format(packages=packages, module=module)]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except ChildFailed as error:
+        others = Refusal.FAILED if error.may_pass else Refusal.NOT_INDEXED
+        refusal = _REFUSALS.get(error.problem, others)
+        raise TableRefused(refusal, str(error)) from error
 
 
 def index_frames(
@@ -158,7 +178,7 @@ def index_go(
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
     with children.trying_once(fd, ".gopclntab"):
         limits = ChildLimits(MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)
-        return _parse_made(children.run_module(_GO_FRAMES, fd, arguments, limits), tables)
+        return _parse_made(children.serve_module(_GO_FRAMES, fd, arguments, limits), tables)
 
 
 def index_code(

@@ -59,6 +59,8 @@ _EARLY_MAKERS: Final = _LOADERS - 1
 """Number of tables made at once before the first sample. Later, tables are made one by one."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
+_IDLE_S: Final = 2.0
+"""Time in seconds for which a child that makes tables waits for the next file."""
 
 _FIRST_PLACES: Final = 4
 _MOST_GONE: Final = 16
@@ -211,6 +213,7 @@ class TableStore:
     def before_fork(self) -> None:
         """Wait for running work, so that a child inherits no open files or ring views."""
         self._gate.before_fork()
+        self._children.end_idle()
 
     def after_fork(self) -> None:
         """Resume work in the parent."""
@@ -225,17 +228,24 @@ class TableStore:
                     self.request(request)
                 self._end_holds()
                 self._resume()
-            self._epoll.poll(self._find_wait_s())
+                idle_s = self._children.end_idle(_IDLE_S)
+            self._epoll.poll(self._find_wait_s(idle_s))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
 
-    def _find_wait_s(self) -> float | None:
-        """Returns the seconds until work other than requests is due; None if there is none."""
+    def _find_wait_s(self, idle_s: float | None) -> float | None:
+        """Returns the seconds until work other than requests is due; None if there is none.
+
+        ``idle_s`` is the time until an idle child has to be ended; None if there is none.
+        """
+        waits_s = [] if idle_s is None else [idle_s]
         with self._lock:
             if self._postponed:
-                return _POLL_S
+                waits_s.append(_POLL_S)
             next_ns = min((until for until in self._refused.values() if until), default=None)
-        return None if next_ns is None else max(0.0, (next_ns - self._now_ns()) / 1e9)
+        if next_ns is not None:
+            waits_s.append((next_ns - self._now_ns()) / 1e9)
+        return max(0.0, min(waits_s)) if waits_s else None
 
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
@@ -400,6 +410,7 @@ class TableStore:
         try:
             return make(children=self._children)
         finally:
+            self._wake()  # the child may be idle now
             with self._lock:
                 now_ns = children_time_ns()
                 cpu_ns = now_ns - max(began_ns, self._counted_ns)

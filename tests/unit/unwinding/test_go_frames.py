@@ -229,6 +229,13 @@ def test_table_pairs_of_c_code_are_kept_and_sorted():
     assert packed[4 + 8 * count :] == bytes(maker.frames)
 
 
+@pytest.fixture
+def children():
+    children = Children()
+    yield children
+    children.stop()
+
+
 class Target(NamedTuple):
     """A processor for which Go compiles: its names, and the numbers of its registers."""
 
@@ -246,7 +253,7 @@ X86, ARM64 = Target("amd64", "x86_64", RIP), Target("arm64", "aarch64", 30)
     ("target", "flags"),
     [(X86, ()), (X86, ("-ldflags=-s",)), (X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))],
 )
-def test_rows_match_debug_frame(tmp_path, target, flags):
+def test_rows_match_debug_frame(tmp_path, target, flags, children):
     """The compiler also writes the frame sizes to ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]
@@ -260,7 +267,7 @@ def test_rows_match_debug_frame(tmp_path, target, flags):
         names = {section.name for section in read_sections(source, elf)}
         (where,) = names & {b".gopclntab", b".data.rel.ro.gopclntab"}
         table, text = find_section(source, elf, where), find_section(source, elf, b".text")
-        tables = index_go(file.fileno(), elf, table, text, None, children=Children())
+        tables = index_go(file.fileno(), elf, table, text, None, children=children)
     entries = decode(tables.made_frames, tables.frames.address + tables.made_at)
     with plain.open("rb") as file:
         compared = sum(
@@ -293,7 +300,7 @@ def _compare(known, made, return_address):
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
-def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path):
+def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path, children):
     """Linkers give a static program ``.eh_frame``, but no search table."""
     path = tmp_path / "program"
     command = ["go", "build", "-ldflags", "-linkmode external -extldflags -static", "-o", path, CGO]
@@ -302,7 +309,7 @@ def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path):
     opened = OpenedFile(fd, os.fstat(fd), str(path), "path", str(path))
     source = FileSource(fd, path.stat().st_size)
     code = loading.Code(source, read_elf(source), opened)
-    loadable = loading.find_loadable(code, lambda make: make(children=Children()))
+    loadable = loading.find_loadable(code, lambda make: make(children=children))
     image = bytearray(loadable.pages * PAGE_BYTES)
     loadable.fill(memoryview(image), 1)
     code.close()
@@ -317,17 +324,17 @@ def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path):
 
 
 @pytest.mark.system
-def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, monkeypatch):
+def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, monkeypatch, children):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"
     path.write_bytes(file[: table.offset] + bytes(table.size))
     elf = ElfFile(tuple(segments), (), None, None, 0, (0, 0, 0), X86_64)
     with path.open("rb") as opened:
         words = opened.fileno(), elf, table, Segment(0, 0, TEXT), None
-        index = functools.partial(index_go, *words, children=Children())
+        index = functools.partial(index_go, *words, children=children)
         with pytest.raises(TableRefused, match=r"unsupported \.gopclntab header"):
             index()
-        monkeypatch.setattr(limited_children, "MeteredChild", None)
+        monkeypatch.setattr(limited_children, "ServedChild", None)
         with pytest.raises(TableRefused, match=r"unsupported \.gopclntab header"):
             index()
 
