@@ -65,6 +65,15 @@ def find_missing():
     ]
 
 
+def require_pythons(minor):
+    """Returns the interpreters of a version such as 3.12, or skips the test if there are none."""
+    import pytest
+
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    return [python for python in find_pythons() if python.minor == minor]
+
+
 class Journal:
     """A registry of processes that records what is registered.
 

@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+TWO = ("bpf", "perfmon")
+"""The capabilities that suffice to sample."""
 _IMPORTS = "import otel_kprofiler.cli.record, tests.truth.python.nobody"
 _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
@@ -42,6 +44,12 @@ class PublicPython(NamedTuple):
     @property
     def root(self) -> str:
         return self.paths[-1]
+
+
+def as_nobody(*capabilities: str) -> list[str]:
+    """Returns the words that run a program as an unprivileged user with some capabilities."""
+    sets = ",".join(["-all", *(f"+{name}" for name in capabilities)])
+    return [*NOBODY, f"--inh-caps={sets}", f"--ambient-caps={sets}"]
 
 
 _copies: list[str] = []

@@ -23,14 +23,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "faults")]
-sys.path.append(str(Path(__file__).parent / "collector"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Imported through the paths added above.
-import conftest as faults  # noqa: E402
-
-from benchmarks.usage import cpu_seconds  # noqa: E402
-from otel_kprofiler.agent.memory import read_resident_bytes  # noqa: E402
+from benchmarks.usage import cpu_seconds
+from otel_kprofiler.agent.memory import read_resident_bytes
+from tests.faults import conftest as faults
+from tests.faults.accounts import Arrived
 
 GROWTH_MB = 8
 DESCRIPTORS = 4
@@ -109,7 +107,7 @@ def many_processes(_soak: Soak) -> Iterator[None]:
 
 
 def reloaded(soak: Soak) -> Iterator[None]:
-    soak.process.send_signal(signal.SIGHUP)
+    soak.agents["fake"].reload()
     yield
 
 
@@ -118,7 +116,7 @@ FAULTS: list[Callable[[Soak], Iterator[None]]] = [
 ]  # fmt: skip
 
 
-def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]:
+def unaccounted(account: dict, arrived: Arrived, kills: int) -> list[str]:
     exporter = account["exporters"]["otlp_grpc"]
     problems = list(account["gaps"])
     if exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"] != (
@@ -151,20 +149,13 @@ def account_of(agent: faults.Agent) -> dict:
 @contextlib.contextmanager
 def collector() -> Iterator[str]:
     """Yields the endpoint of a real Collector, or an endpoint where nobody listens."""
-    import importlib.util
+    from tests.collector.conftest import VERSIONS, Collector
 
-    path = Path(__file__).parent / "collector" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("collectors", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with tempfile.TemporaryDirectory() as directory:
-        running = module.Collector(module.VERSIONS[0], Path(directory))
-        try:
-            yield running.grpc_endpoint
-        finally:
-            running.stop()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Collector(VERSIONS[0], Path(directory)) as running,
+    ):
+        yield running.grpc_endpoint
 
 
 def main() -> int:
@@ -226,7 +217,7 @@ def main() -> int:
             print(json.dumps(account))
             problems += account["gaps"]
             if name == "fake":
-                problems += unaccounted(account, faults.Arrived(receiver.payloads), kills)
+                problems += unaccounted(account, Arrived(receiver.payloads), kills)
     print("\n".join(problems) or "every sample is accounted for, and nothing grew")
     return 1 if problems else 0
 

@@ -3,9 +3,16 @@
 import time
 
 
-def wait_until(condition, seconds=60):
-    """Waits until a condition holds. Fails the test if it does not hold within ``seconds``."""
+def wait_until(condition, seconds=60, say=str):
+    """Waits until a condition holds, and returns its value.
+
+    Fails the test if it does not hold within ``seconds``, with the message that ``say`` returns.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        ended = time.monotonic()
+        assert ended < deadline, say()
+        time.sleep(min(max(0.01, ended - began), 0.2))  # less often if it takes CPU time

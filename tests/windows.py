@@ -14,8 +14,9 @@ from otel_kprofiler.model import (
     ResourceSamples,
     Stack,
     Window,
+    WindowSample,
 )
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, read_profiles
 
 VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
@@ -56,6 +57,11 @@ def write_otlp(path, window: Window) -> str:
     """Writes a window to a file. Returns its path."""
     path.write_bytes(encode(window))
     return str(path)
+
+
+def read_samples(path) -> list[tuple[Resource, WindowSample]]:
+    """Returns the Resource and the sample, for each sample in a file."""
+    return [pair for window in read_profiles(str(path)) for pair in window.samples]
 
 
 def send(window: Window, form=Form.PROTOBUF) -> Window:

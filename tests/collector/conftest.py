@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import pytest
 from tests.cache import cache_directory
 from tests.collector.go_tools import BUILD_SECONDS, build_once
 from tests.further import further
+from tests.processes import LoggedProcess
 from tests.servers import HttpServer, free_ports
 
 VERSIONS = ("0.161.0", "0.159.0")
@@ -81,7 +81,7 @@ def pytest_collection_finish(session):
     is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if not wanted or not is_first or session.config.option.collectonly:
         return
-    if all(map(is_built, ALL_VERSIONS)):
+    if all(program_path(version).exists() for version in ALL_VERSIONS):
         return
     command = ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"]
     process = subprocess.Popen(
@@ -109,10 +109,6 @@ def program_path(version):
     return cache_directory() / f"otelcol-v{version}-{digest}"
 
 
-def is_built(version):
-    return program_path(version).exists()
-
-
 def build(version):
     """Returns the path of a Collector binary, which is built if it is not cached."""
     builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
@@ -128,7 +124,7 @@ def build(version):
     return build_once(program_path(version).name, commands)
 
 
-class Collector:
+class Collector(LoggedProcess):
     """A running Collector.
 
     Attributes:
@@ -145,7 +141,6 @@ class Collector:
         self.output = directory / "profiles.jsonl"
         self.traces = directory / "traces.jsonl"
         self.metrics = directory / "metrics.jsonl"
-        self.log = directory / "collector.log"
         grpc, http = free_ports(2)
         self.grpc_endpoint = f"127.0.0.1:{grpc}"
         self.http_endpoint = f"http://127.0.0.1:{http}"
@@ -160,16 +155,8 @@ class Collector:
             text = self.files.replace_file_exporters(text)
         config.write_text(text)
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
-        self.wait_until(lambda: "Everything is ready" in self.log.read_text())
-
-    def wait_until(self, condition, seconds=120):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                pytest.fail(f"Collector {self.version}:\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.02)
+        super().__init__(arguments, directory / "collector.log")
+        self.wait_for_line("Everything is ready")
 
     def requests(self, count):
         self.wait_until(lambda: self.output.read_bytes().count(b"\n") >= count)
@@ -180,15 +167,13 @@ class Collector:
         lines = self.output.read_bytes().splitlines(keepends=True) if self.output.exists() else []
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
-    def stop(self):
+    def end(self):
         """Stops the Collector, which first flushes received data to its files."""
-        self.process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(120)
-        self.process.kill()
-        self.process.wait()
+        super().end()
         if self.files:
             self.files.close()
+
+    stop = end
 
 
 class FileReceiver(HttpServer):

@@ -1,16 +1,13 @@
 """The agent with a real Collector: every sample taken by the kernel arrives exactly once."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
 
-from tests.agent_account import parse_account
-from tests.public import get_public_python
+from tests.agents import Agent
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -31,25 +28,12 @@ service:
 
 
 def run_agent(directory, endpoint, seconds):
-    config = directory / "agent.yaml"
-    config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
-    agent = subprocess.Popen(
-        [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
-        stdout=subprocess.PIPE,
-    )
     own = directory / "own.jsonl"
-    deadline = time.monotonic() + 60
-    while not own.exists() or not own.stat().st_size:  # until the agent samples and exports
-        assert agent.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
-    time.sleep(seconds)
-    load.wait(120)
-    agent.send_signal(signal.SIGTERM)
-    out, _ = agent.communicate(timeout=60)
-    assert agent.returncode == 0
-    return parse_account(out)
+    with Agent(directory, CONFIG.format(endpoint=endpoint, own=own)) as agent:
+        agent.wait_until(lambda: own.exists() and own.stat().st_size)  # it samples and exports
+        load = ["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)]
+        subprocess.run(load, check=True, timeout=seconds + 120)
+        return agent.stop()
 
 
 def lines(path):

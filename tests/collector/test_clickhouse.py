@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -61,11 +60,13 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from tests import page
-from tests.agent_account import parse_account
+from tests.agents import Agent
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import GATE
-from tests.public import get_public_python
+from tests.commands import COMMAND, run_checked, run_command
+from tests.processes import LoggedProcess
 from tests.servers import free_ports
+from tests.waiting import wait_until
 
 NEEDS_ENGINE = pytest.mark.skipif(
     not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),
@@ -75,7 +76,6 @@ pytestmark = NEEDS_ENGINE
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config" / "collector"
 DOCS = ROOT / "docs" / "backends.md"
-COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 PATIENCE_S = 120
 TABLE = "otel.otel_profiles"
 SECOND = 1_000_000_000
@@ -222,12 +222,12 @@ class Engine:
             return [line.split("\t") for line in answer.read().decode().splitlines()]
 
     def wait_for(self, samples):
-        deadline, result = time.monotonic() + PATIENCE_S, 0
-        while result < samples and time.monotonic() < deadline:
-            time.sleep(0.2)
-            ((count,),) = self.ask(f"SELECT sum(length(TimestampsUnixNano)) FROM {TABLE}")
-            result = int(count)
-        assert result == samples
+        def count():
+            ((result,),) = self.ask(f"SELECT sum(length(TimestampsUnixNano)) FROM {TABLE}")
+            return int(result)
+
+        wait_until(lambda: count() >= samples, PATIENCE_S)
+        assert count() == samples
 
     def close(self):
         self._process.kill()
@@ -245,29 +245,14 @@ def engine(tmp_path_factory):
 def gateway(program, engine, directory):
     """Runs the shipped gateway. Yields its gRPC and HTTP addresses and the file that it writes."""
     grpc, http = free_ports(2)
-    file, extra, log = (directory / name for name in ("profiles.jsonl", "extra.yaml", "log"))
+    file, extra = directory / "profiles.jsonl", directory / "extra.yaml"
     extra.write_text(GATEWAY.format(grpc=grpc, http=http, file=file))
     configs = [CONFIG / "gateway-clickhouse.yaml", extra]
-    environ = {**os.environ, "CLICKHOUSE": f"http://127.0.0.1:{engine.port}?compress=none"}
-    with open(log, "wb") as out:
-        process = subprocess.Popen(
-            [program, *(f"--config={config}" for config in configs), GATE],
-            stdout=out, stderr=subprocess.STDOUT, env=environ,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while "Everything is ready" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+    command = [program, *(f"--config={config}" for config in configs), GATE]
+    environ = {"CLICKHOUSE": f"http://127.0.0.1:{engine.port}?compress=none"}
+    with LoggedProcess(command, directory / "log", environ=environ) as process:
+        process.wait_for_line("Everything is ready")
         yield f"grpc://127.0.0.1:{grpc}", f"http://127.0.0.1:{http}", file
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(PATIENCE_S)
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -287,10 +272,7 @@ def stored(engine, tmp_path_factory):
 
 
 def run(*words, status=0, environ=None):
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE_S,
-        env={**os.environ, **(environ or {})},
-    )  # fmt: skip
+    done = run_command(*words, env={**os.environ, **(environ or {})})
     assert done.returncode == status, done.stderr
     return done.stdout if not status else done.stderr
 
@@ -417,18 +399,12 @@ def newest(engine, seconds, service):
     return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)
 
 
-def wait_for_step(table):
-    deadline = time.monotonic() + PATIENCE_S
-    while not table.step():
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize("by", ["function", "process", "syscall", "thread"])
 def test_top_shows_the_last_few_seconds_of_a_clickhouse_table(engine, stored, by):
     seconds = 11
     with newest(engine, seconds, "shop") as table:
         table.start()
-        wait_for_step(table)
+        wait_until(table.step, PATIENCE_S)
         shown = table.shown()
     words = ["--service", "shop", "--kind", "on_cpu", "--by", by, "-n", "0"]
     (reported,) = report(*words, "--from", f"{WINDOWS - seconds}s", engine.address())
@@ -449,17 +425,17 @@ def test_top_keeps_its_samples_while_clickhouse_does_not_respond(
 
     with newest(engine, 11, "shop") as table:
         table.start()
-        wait_for_step(table)
+        wait_until(table.step, PATIENCE_S)
         with monkeypatch.context() as patch:
             patch.setattr(ProfileStore, "read", refuse)
             while not table.status.is_stale:
-                wait_for_step(table)
+                wait_until(table.step, PATIENCE_S)
             before = table.shown()
-            wait_for_step(table)
+            wait_until(table.step, PATIENCE_S)
             assert table.shown() is before
             assert before.samples
         while table.status.is_stale:
-            wait_for_step(table)
+            wait_until(table.step, PATIENCE_S)
         assert table.shown().samples == before.samples
     reported = [
         record.getMessage() for record in caplog.records if record.name == top_table.__name__
@@ -564,10 +540,7 @@ def test_clickhouse_errors_name_cause_and_fix_without_secrets(engine, stored):
 
 
 def test_the_last_hour_is_reported_by_default_even_if_it_has_no_samples(engine, stored):
-    done = subprocess.run(
-        [*COMMAND, "report", engine.address()], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0
+    done = run_checked("report", engine.address())
     assert "the last hour" in done.stderr
     assert "no matching samples" in done.stderr
     assert done.stdout == "no samples\n"
@@ -626,28 +599,14 @@ def test_a_report_from_clickhouse_counts_every_sample_of_the_agent(
 ):
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()
     with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
-        config = tmp_path / "agent.yaml"
-        config.write_text(AGENT.format(endpoint=grpc.removeprefix("grpc://")))
-        log = tmp_path / "agent.log"
-        with log.open("w") as stderr:
-            agent = subprocess.Popen(
-                [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-        deadline = time.monotonic() + PATIENCE_S
-        while "sampling" not in log.read_text():
-            assert agent.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        load = "import time\nend = time.time() + 1\nwhile time.time() < end: pass"
-        subprocess.run([sys.executable, "-c", load], check=True)
-        agent.send_signal(signal.SIGTERM)
-        account = parse_account(agent.communicate(timeout=PATIENCE_S)[0])
+        with Agent(tmp_path, AGENT.format(endpoint=grpc.removeprefix("grpc://"))) as agent:
+            agent.wait_until_it_samples()
+            load = "import time\nend = time.time() + 1\nwhile time.time() < end: pass"
+            subprocess.run([sys.executable, "-c", load], check=True)
+            account = agent.stop()
         sent = account["exporters"]["otlp_grpc"]
         lost = sum(account["lost"].values()) + sum(sent["lost"].values())
-        assert sent["exported"] == account["taken"] - lost > 0, f"{account}\n{log.read_text()}"
+        assert sent["exported"] == account["taken"] - lost > 0, f"{account}\n{agent.log}"
         engine.wait_for(SAMPLES + sent["exported"])
     for by in ("process", "syscall", "line", "cpu"):
         of_table = report("--from", began, "--by", by, engine.address())

@@ -4,13 +4,10 @@ The tests need no images. They run the page, the Collector, ClickHouse's engine 
 this host, with the commands and files that Compose resolves, but with other addresses.
 """
 
-import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -19,12 +16,13 @@ import pytest
 from otel_kprofiler.config import load_config
 from otel_kprofiler.version import __version__
 from tests import page
+from tests.agents import Agent
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import VERSIONS, build
 from tests.collector.go_tools import BUILD_SECONDS, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine
 from tests.collector.test_kubernetes import documents
-from tests.public import get_public_python
+from tests.processes import LoggedProcess
 from tests.servers import free_ports
 
 __all__ = ["engine"]  # a fixture
@@ -127,33 +125,6 @@ def test_addresses_in_the_configuration_refer_to_existing_services(services):
     assert services["report"]["entrypoint"][-1].startswith("clickhouse://clickhouse:")
 
 
-@contextlib.contextmanager
-def running(command, log, environ=None):
-    with open(log, "wb") as out:
-        process = subprocess.Popen(
-            [*map(str, command)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environ or {})},
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-
-
-def wait_until(condition, log):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
-    return result
-
-
 def replace_all(text, pairs):
     for old, new in pairs.items():
         assert old in text
@@ -180,7 +151,7 @@ def stored_services(engine):
 @pytest.mark.usefixtures("sampling_host")
 def test_source_lines_of_the_demo_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
     grpc, http, shown, web = free_ports(4)
-    logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector", "agent")}
+    logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector")}
     command = [str(shown).join(word.split("4317")) for word in services["page"]["command"]]
     command[command.index("8080")] = str(web)
     view = [sys.executable, "-m", "otel_kprofiler", *command, "--listen-http", "127.0.0.1:0"]
@@ -209,27 +180,22 @@ def test_source_lines_of_the_demo_service_reach_clickhouse_and_the_page(services
         "CLICKHOUSE_PASSWORD": PASSWORD,
     }
     collector = [build(VERSIONS[0]), *words, f"--config={extra}"]
-    config = tmp_path / "agent.yaml"
     pairs = {
         "collector:4317": f"127.0.0.1:{grpc}",
         "/var/lib/otel-kprofiler/spool": str(tmp_path / "spool"),
     }
-    config.write_text(replace_all((DEMO / "agent.yaml").read_text(), pairs))
-    agent = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
+    configuration = replace_all((DEMO / "agent.yaml").read_text(), pairs)
     script = sources(services["orders"])["/app/slow_orders.py"]
-    orders = [sys.executable, script]
+    of_orders = services["orders"]["environment"]
     with (
-        running(orders, logs["orders"], services["orders"]["environment"]),
-        running(view, logs["page"]),
-        running(collector, logs["collector"], environ),
+        LoggedProcess([sys.executable, script], logs["orders"], environ=of_orders),
+        LoggedProcess(view, logs["page"]) as shows,
+        LoggedProcess(collector, logs["collector"], environ=environ) as stores,
     ):
-        wait_until(
-            lambda: "Everything is ready" in logs["collector"].read_text(), logs["collector"]
-        )
-        address = wait_until(
-            lambda: re.search(r"http://\S+", logs["page"].read_text()), logs["page"]
-        )[0].replace("0.0.0.0", "127.0.0.1")
-        with running(agent, logs["agent"]):
-            both = {("orders", "samples"), ("orders", "off_cpu")}
-            wait_until(lambda: both <= stored_services(engine), logs["collector"])
-            wait_until(lambda: shows_the_service(address), logs["page"])
+        stores.wait_for_line("Everything is ready")
+        address = shows.wait_until(lambda: re.search(r"http://\S+", shows.log))[0]
+        address = address.replace("0.0.0.0", "127.0.0.1")
+        both = {("orders", "samples"), ("orders", "off_cpu")}
+        with Agent(tmp_path, configuration):
+            stores.wait_until(lambda: both <= stored_services(engine), PATIENCE_S)
+            shows.wait_until(lambda: shows_the_service(address), PATIENCE_S)

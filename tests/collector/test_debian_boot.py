@@ -13,14 +13,9 @@ import pytest
 from tests.collector.debian import build_twice, dependencies
 from tests.collector.roots import make_archive
 from tests.collector.units import capability_mask, unit_capabilities
+from tests.needs import PACKAGES
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
-    ),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500), PACKAGES]
 
 TOOLS = ("dpkg-deb", "mmdebstrap", "strip", "systemd-nspawn")
 NAME = "otel-kprofiler"

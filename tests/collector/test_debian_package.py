@@ -13,32 +13,27 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.agent_account import parse_account
 from tests.collector.debian import build, build_twice, dependencies, read_field
 from tests.collector.roots import Root, make_archive
 from tests.collector.units import (
     ROOT,
+    UnitProcess,
     as_the_unit_says,
+    assert_systemd_accepts,
     capability_mask,
     count_timestamps,
     parse_unit,
 )
+from tests.needs import PACKAGES
+from tests.processes import LoggedProcess
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
-    ),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500), PACKAGES]
 
 TOOLS = ("dpkg-deb", "mmdebstrap", "unshare", "nsenter", "chroot", "ip", "strip")
 GATE = "--feature-gates=service.profilesSupport"
@@ -110,11 +105,10 @@ def root(packages, tmp_path, sampling_host):
     shutil.rmtree(path)
 
 
-class Unit:
+class Unit(UnitProcess):
     """The installed unit, started as systemd would, except for the sandbox."""
 
     def __init__(self, root):
-        self._root = root
         settings = parse_unit((root.path / UNIT).read_text())
         environ = {"PATH": "/usr/sbin:/usr/bin"}
         for kind, parent in (("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")):
@@ -125,60 +119,22 @@ class Unit:
             environ[re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).upper()] = directory
         (start,) = settings["ExecStart"]
         self._busy = subprocess.Popen(["sh", "-c", "while cat /proc/stat; do :; done > /dev/null"])
-        with open(root.path / "tmp/agent.log", "wb") as log:
-            self.process = subprocess.Popen(
-                root.command(*as_the_unit_says(settings), *start.split()),
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd="/",
-                text=True,
-            )
+        command = root.command(*as_the_unit_says(settings), *start.split())
+        super().__init__(command, root.path / "tmp/agent.log", env=environ, cwd="/")
 
-    @property
-    def log(self):
-        return (self._root.path / "tmp/agent.log").read_text()
-
-    def status(self):
-        with open(f"/proc/{self.process.pid}/status") as file:
-            return {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
-
-    def wait_until(self, condition, seconds=180):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.2)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0, self.log
-        return parse_account(output)
-
-    def close(self):
-        for process in (self._busy, self.process):
-            process.kill()
-            process.communicate()
+    def __exit__(self, *_):
+        self._busy.kill()
+        self._busy.wait()
+        self.kill()
 
 
 @contextlib.contextmanager
 def run_collector(root, program, directory):
     config = root.path / "usr/share/doc/otel-kprofiler/examples/collector/file.yaml"
-    with open(directory / "collector.log", "wb") as log:
-        process = subprocess.Popen(
-            root.beside(program, "--config", config, GATE),
-            env={**os.environ, "OTELCOL_DATA": str(directory)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+    command = root.beside(program, "--config", config, GATE)
+    environ = {"OTELCOL_DATA": str(directory)}
+    with LoggedProcess(command, directory / "collector.log", environ=environ):
         yield directory / "profiles.jsonl"
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
 
 
 SEGMENT_HEAD = 1000
@@ -216,7 +172,7 @@ def test_the_package_installs_runs_upgrades_and_purges(packages, root, collector
     assert user[5:] == ["/nonexistent", "/usr/sbin/nologin"]
 
     # Without a receiver, samples wait in the spool.
-    with contextlib.closing(Unit(root)) as unit:
+    with Unit(root) as unit:
         unit.wait_until(lambda: len(b"".join(spooled_bytes(root).values())) > SEGMENT_HEAD)
         status = unit.status()
         assert status["Uid"].split() == [user[2]] * 4
@@ -243,10 +199,7 @@ def test_the_package_installs_runs_upgrades_and_purges(packages, root, collector
     )
     assert config.read_text() == kept
     assert spooled_bytes(root) == spooled
-    with (
-        run_collector(root, collector_program, tmp_path) as output,
-        contextlib.closing(Unit(root)) as unit,
-    ):
+    with run_collector(root, collector_program, tmp_path) as output, Unit(root) as unit:
         unit.wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
         account = unit.stop()
     assert count_timestamps(output) == waiting["taken"] + account["taken"]
@@ -268,8 +221,6 @@ def test_the_package_installs_runs_upgrades_and_purges(packages, root, collector
 
 
 def test_systemd_accepts_the_installed_unit(packages, tmp_path):
-    if not shutil.which("systemd-analyze"):
-        pytest.skip("needs systemd-analyze")
     tree = tmp_path / "tree"
     subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
     unit = tmp_path / "otel-kprofiler.service"
@@ -277,13 +228,7 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
     assert "/opt/" not in text
     # systemd-analyze checks that the unit's command exists on this system.
     unit.write_text(text.replace("/usr/bin/", f"{tree}/usr/bin/"))
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    rated = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--threshold=30", unit],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert rated.returncode == 0, rated.stdout[-500:]
+    assert_systemd_accepts(unit)
 
 
 def test_the_package_has_no_trace_of_the_build_machine(packages, tmp_path):

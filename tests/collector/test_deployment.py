@@ -9,22 +9,22 @@ checks the rest of the sandbox. User 65534 stands in for the dynamic user.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.agent_account import parse_account
 from tests.collector.units import (
     ROOT,
     UNIT,
+    UnitProcess,
     as_the_unit_says,
+    assert_systemd_accepts,
     capability_mask,
     count_timestamps,
     parse_unit,
 )
+from tests.processes import LoggedProcess
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -94,28 +94,16 @@ def run_collector(namespaces, collector_program, tmp_path):
     started = []
 
     def start(name):
-        log = tmp_path / "collector.log"
-        with open(log, "wb") as file:
-            process = subprocess.Popen(
-                namespaces.command(
-                    collector_program, "--config", ROOT / "config/collector" / name, GATE
-                ),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OTELCOL_DATA": str(tmp_path)},
-            )
-        started.append(process)
-        deadline = time.monotonic() + 120
-        while "Everything is ready" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        return process, log
+        config = ROOT / "config/collector" / name
+        command = namespaces.command(collector_program, "--config", config, GATE)
+        environ = {"OTELCOL_DATA": str(tmp_path)}
+        started.append(LoggedProcess(command, tmp_path / "collector.log", environ=environ))
+        started[-1].wait_for_line("Everything is ready")
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.wait()
 
 
 def busy(seconds):
@@ -123,50 +111,36 @@ def busy(seconds):
     subprocess.run(loop, shell=True)
 
 
-def run_unit(namespaces, seconds, is_sampling):
+def run_unit(namespaces, directory, seconds, is_sampling):
     """Runs the unit's command as its user, for ``seconds`` after its first profile.
 
     Returns the final counts, the log, and the fields of /proc/PID/status.
     """
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
-    agent = subprocess.Popen(
-        namespaces.command(*as_the_unit_says(settings, NOBODY), *start.split()),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not is_sampling():
-            assert agent.poll() is None, agent.stderr.read()
-            assert time.monotonic() < deadline
-            busy(0.5)
+    command = namespaces.command(*as_the_unit_says(settings, NOBODY), *start.split())
+
+    def is_busy_and_sampling():
+        busy(0.5)
+        return is_sampling()
+
+    with UnitProcess(command, directory / "agent.log", cwd="/") as unit:
+        unit.wait_until(is_busy_and_sampling)
         busy(seconds)
-        with open(f"/proc/{agent.pid}/status") as file:
-            status = {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
-        agent.send_signal(signal.SIGTERM)
-        out, log = agent.communicate(timeout=60)
-    finally:
-        agent.kill()
-    assert agent.returncode == 0, log
-    return parse_account(out), log, status
+        status = unit.status()
+        return unit.stop(), unit.log, status
 
 
 @pytest.mark.long
 def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     installed, run_collector, tmp_path
 ):
-    collector, _ = run_collector("file.yaml")
+    collector = run_collector("file.yaml")
     file = tmp_path / "profiles.jsonl"
-
-    def has_content():
-        return file.exists() and file.stat().st_size > 0
-
-    account, log, status = run_unit(installed, SECONDS, has_content)
-    collector.send_signal(signal.SIGTERM)
-    collector.wait(120)
+    account, log, status = run_unit(
+        installed, tmp_path, SECONDS, lambda: file.exists() and file.stat().st_size > 0
+    )
+    collector.end()
     assert status["Uid"].split()[1] == NOBODY
     assert status["NoNewPrivs"] == "1"
     assert int(status["CapBnd"], 16) == capability_mask()  # dropped after startup
@@ -187,25 +161,13 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
 
 
 @pytest.mark.long
-def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_collector):
-    _, collector_log = run_collector("debug.yaml")
-    account, _, _ = run_unit(installed, 4, lambda: PROFILES in collector_log.read_text())
+def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_collector, tmp_path):
+    collector = run_collector("debug.yaml")
+    account, _, _ = run_unit(installed, tmp_path, 4, lambda: PROFILES in collector.log)
     assert account["gaps"] == []
-    shown = collector_log.read_text()
-    assert PROFILES in shown
-    assert '"otelcol.signal": "metrics"' in shown
+    assert '"otelcol.signal": "metrics"' in collector.log
 
 
 @pytest.mark.long
 def test_systemd_accepts_the_unit(installed):
-    if not shutil.which("systemd-analyze"):
-        pytest.skip("needs systemd-analyze")
-    done = subprocess.run(
-        installed.command("systemd-analyze", "verify", UNIT), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    rated = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--threshold=30", UNIT],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert rated.returncode == 0, rated.stdout[-500:]
+    assert_systemd_accepts(UNIT, installed.command)

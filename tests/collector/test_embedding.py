@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run_checked
 from tests.further import further
+from tests.processes import LoggedProcess
 from tests.servers import free_port
+from tests.waiting import wait_until
 from tests.warnings_of_load import without_lost_records
 
 pytestmark = [pytest.mark.live]
@@ -57,25 +60,17 @@ def get(port):
 @contextlib.contextmanager
 def running(command, port, env, log):
     """Runs a service during the block, and asserts that it then exits cleanly on SIGTERM."""
-    with open(log, "wb") as output:
-        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert process.poll() is None, Path(log).read_text()
-            assert time.monotonic() < deadline, Path(log).read_text()
-            with contextlib.suppress(OSError):
-                get(port)
-                break
-            time.sleep(0.05)
-        yield process
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0, Path(log).read_text()
-    finally:
-        process.kill()
-        process.wait()
-    text = Path(log).read_text()
-    assert "Traceback" not in text, text
+
+    def is_serving():
+        with contextlib.suppress(OSError):
+            return get(port)
+
+    with LoggedProcess(command, log, env=env) as service:
+        service.wait_until(is_serving)
+        yield
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(120) == 0, service.log
+    assert "Traceback" not in service.log, service.log
 
 
 def load(port, seconds, clients=4):
@@ -155,17 +150,17 @@ def linked_samples(collector, samples_of):
 
 def load_until(condition, port, seconds):
     """Runs a load for some time, and then until a condition holds."""
-    load(port, seconds)
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline
+
+    def is_met():
         load(port, 1)
+        return condition()
+
+    load(port, seconds - 1)
+    wait_until(is_met, 240)
 
 
 def report_by_span(path):
-    command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    (kind,) = json.loads(done.stdout)["kinds"]
+    (kind,) = json.loads(run_checked("report", "--json", "--by", "span", path).stdout)["kinds"]
     return {
         (row["place"] or "", row["name"] if row["place"] else ""): row["samples"]
         for row in kind["groups"]

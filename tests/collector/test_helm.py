@@ -134,10 +134,7 @@ def test_chart_values_reach_the_pod_and_the_agents_configuration(tmp_path):
     config = agent_of(text, tmp_path)
     assert config.exporters.keys() == {"otlp_http"}
     assert config.receivers.kprofiler.samples_per_second == 97
-    assert config.receivers.kprofiler.resource == {
-        "host.name": "worker",
-        "k8s.node.name": "worker",
-    }
+    assert config.receivers.kprofiler.resource == {"host.name": "worker", "k8s.node.name": "worker"}
     pod = pod_of(text)
     (container,) = pod["containers"]
     assert container["image"] == "registry.example/otel-kprofiler:1.2.3"

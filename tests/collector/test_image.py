@@ -15,14 +15,9 @@ from ruamel.yaml import YAML
 
 from tests.collector.roots import Root, find_certificates, make_archive
 from tests.collector.units import ROOT
+from tests.needs import PACKAGES
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
-    ),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500), PACKAGES]
 
 TOOLS = ("buildah", "mmdebstrap", "unshare", "nsenter", "chroot", "setpriv", "ip")
 DIRECTORY = ROOT / "config/kubernetes"

@@ -5,14 +5,11 @@ tests that agents send the attributes by which the processor identifies pods.
 """
 
 import contextlib
-import http.server
 import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
-import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -21,10 +18,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from otel_kprofiler.model import COARSE
+from tests.agents import Agent
 from tests.collector.conftest import GATE, build
 from tests.collector.go_tools import build_program
-from tests.public import get_public_python
-from tests.servers import free_ports
+from tests.processes import LoggedProcess
+from tests.servers import HttpServer, free_ports
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -144,39 +142,35 @@ POD = {
 OBJECTS = {"/api/v1/pods": ("Pod", POD)}
 
 
-class ApiServer(http.server.ThreadingHTTPServer):
+class ApiServer(HttpServer):
     """Serves a pod through list and watch, and records requests."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), ApiHandler)
-        self.asked = set()
-        self.closing = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.asked, self.closing = set(), threading.Event()
+        super().__init__(self._answer)
 
     def close(self):
         self.closing.set()
-        self.shutdown()
-        self.server_close()
+        super().close()
 
-
-class ApiHandler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-    def do_GET(self):
-        parts = urlsplit(self.path)
+    def _answer(self, request):
+        parts = urlsplit(request.path)
         query = parse_qs(parts.query)
-        self.server.asked.add(parts.path)
+        self.asked.add(parts.path)
+        request.close_connection = True
         if parts.path not in OBJECTS:
-            self.send_error(403)
+            request.send_error(403)
             return
         kind, results = OBJECTS[parts.path]
         results = {"apiVersion": "v1", "kind": kind, **results}
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Connection", "close")
+        request.end_headers()
+
+        def write(value):
+            request.wfile.write(json.dumps(value).encode() + b"\n")
+
         if query.get("watch") in (["true"], ["1"]):
             if query.get("sendInitialEvents") == ["true"]:
                 done = {
@@ -185,48 +179,20 @@ class ApiHandler(http.server.BaseHTTPRequestHandler):
                 }
                 bookmark = {"apiVersion": "v1", "kind": kind, "metadata": done}
                 for event, about in (("ADDED", results), ("BOOKMARK", bookmark)):
-                    self.write({"type": event, "object": about})
-            self.server.closing.wait(120)
+                    write({"type": event, "object": about})
+            self.closing.wait(120)
             return
         listed = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}
-        self.write({**listed, "items": [results]})
-
-    def write(self, value):
-        self.wfile.write(json.dumps(value).encode() + b"\n")
-        self.wfile.flush()
-
-
-def wait_until(condition, process, log, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def running(command, log, environ):
-    with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command, env={**os.environ, **environ}, stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+        write({**listed, "items": [results]})
 
 
 @contextlib.contextmanager
 def spinning(path, environ):
     """Runs a CPU-bound program whose comm is the file name of ``path``."""
     shutil.copy("/bin/bash", path)
-    process = subprocess.Popen([path, "-c", "while :; do :; done"], env={**os.environ, **environ})
-    try:
+    command = [path, "-c", "while :; do :; done"]
+    with LoggedProcess(command, path.with_suffix(".log"), environ=environ):
         yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def answers(url):
@@ -282,31 +248,28 @@ def test_the_gateway_adds_pod_names_to_profiles_of_containers(tmp_path, sampling
     exporter["sending_queue"]["storage"] = str(tmp_path / "spool")
     agent["service"]["health"]["endpoint"] = f"127.0.0.1:{agent_health}"
     (tmp_path / "gateway.json").write_text(json.dumps(gateway))
-    (tmp_path / "agent.yaml").write_text(json.dumps(agent))
     cluster = {"name": "test", "cluster": {}}
     api = ApiServer()
-    cluster["cluster"]["server"] = f"http://127.0.0.1:{api.server_port}"
+    cluster["cluster"]["server"] = api.url
     access = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "users": []}
     access["contexts"] = [{"name": "test", "context": {"cluster": "test", "user": ""}}]
     access["current-context"] = "test"
     (tmp_path / "kubeconfig").write_text(json.dumps(access))
     collector = [program, "--config", tmp_path / "gateway.json", GATE]
-    run = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", tmp_path / "agent.yaml"]
-    logs = tmp_path / "gateway.log", tmp_path / "agent.log"
+    of_gateway = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     with (
         contextlib.closing(api),
         spinning(tmp_path / "unnamed", {}),
         spinning(tmp_path / "named", {"OTEL_SERVICE_NAME": "checkout"}),
-        running(collector, logs[0], {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as receiving,
+        LoggedProcess(collector, tmp_path / "gateway.log", environ=of_gateway) as receiving,
     ):
-        wait_until(lambda: answers(f"http://127.0.0.1:{health}/"), receiving, logs[0])
-        with running(run, logs[1], {"NODE_NAME": "worker"}) as sending:
+        receiving.wait_until(lambda: answers(f"http://127.0.0.1:{health}/"))
+        with Agent(tmp_path, json.dumps(agent), environ={"NODE_NAME": "worker"}) as sending:
             for path in ("livez", "readyz"):
                 url = f"http://127.0.0.1:{agent_health}/{path}"
-                wait_until(lambda url=url: answers(url), sending, logs[1])
-            wait_until(lambda: services(output) == {"cart", "checkout"}, sending, logs[1])
-            sending.send_signal(signal.SIGTERM)
-            assert sending.wait(60) == 0, logs[1].read_text()
+                sending.wait_until(lambda url=url: answers(url))
+            sending.wait_until(lambda: services(output) == {"cart", "checkout"})
+            sending.stop()
     resources = list(read_resources(output.read_text()))
     expected = {
         "container.id": CONTAINER,

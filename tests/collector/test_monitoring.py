@@ -7,9 +7,7 @@ exist under the queried name and labels.
 import contextlib
 import json
 import re
-import signal
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -25,6 +23,7 @@ from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
 from tests.collector.go_tools import BUILD_SECONDS, build_program, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine, stored
+from tests.processes import LoggedProcess
 from tests.servers import free_ports
 
 __all__ = ["engine", "stored"]  # fixtures
@@ -64,7 +63,7 @@ def expressions():
             yield panel["title"], text, target["legendFormat"]
 
 
-class Prometheus:
+class Prometheus(LoggedProcess):
     """A running Prometheus that accepts OTLP."""
 
     def __init__(self, directory):
@@ -80,38 +79,26 @@ class Prometheus:
         assert promoted.strip() in " ".join(RULES.read_text().split()), "as its head says"
         config.write_text(f"{promoted}rule_files: ['{RULES}']\n")
         self.address = f"http://127.0.0.1:{port}"
-        self.log = directory / "log"
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={directory}/data",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                    "--web.enable-otlp-receiver",
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        command = [
+            program,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={directory}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--web.enable-otlp-receiver",
+        ]
+        super().__init__(command, directory / "log")
 
     def ask(self, path, **words):
         address = f"{self.address}/api/v1/{path}?{urllib.parse.urlencode(words)}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             return json.loads(answer.read())["data"]
 
-    def wait_until(self, condition):
-        deadline = time.monotonic() + 120
-        while True:
+    def wait_until(self, condition, *options):
+        def is_met():
             with contextlib.suppress(OSError):
-                if condition():
-                    return
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
+                return condition()
 
-    def close(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        return super().wait_until(is_met, *options)
 
 
 def lossy_account():
@@ -125,7 +112,7 @@ def lossy_account():
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
     running = Prometheus(tmp_path_factory.mktemp("prometheus"))
-    with contextlib.closing(running):
+    with running:
         running.wait_until(lambda: running.ask("status/buildinfo"))
         telemetry = Telemetry(Readings(
             lossy_account, lambda: 7, lambda: {"queue_full": 4},

@@ -73,10 +73,7 @@ def changed(sample):
     resource = dict(sample[0])
     if resource["service.name"] == "service-3":
         return None
-    resource |= {
-        "deployment.environment.name": "test",
-        "service.copy": resource["service.name"],
-    }
+    resource |= {"deployment.environment.name": "test", "service.copy": resource["service.name"]}
     return (tuple(sorted(resource.items())), *sample[1:])
 
 

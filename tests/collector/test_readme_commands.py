@@ -13,6 +13,7 @@ import pytest
 
 from tests.collector.roots import ENVIRON, Root, find_certificates, make_archive
 from tests.collector.units import ROOT
+from tests.needs import PACKAGES
 from tests.readme import block_below
 
 TOOLS = ("mmdebstrap", "git", "unshare", "nsenter", "chroot")
@@ -24,9 +25,7 @@ exec /usr/bin/python3 -c "import sys; sys.version_info = (3, 9, 2); exec(sys.arg
 pytestmark = [
     pytest.mark.live,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(
-        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
-    ),
+    PACKAGES,
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(map(shutil.which, TOOLS)),
         reason=f"needs root and {', '.join(TOOLS)}",

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pytest
 from tests.collector.conftest import NEWEST, build
 from tests.collector.units import ROOT
 from tests.readme import block_below
+from tests.waiting import wait_until
 
 TOOLS = ("unshare", "nsenter", "ip")
 LOAD = """
@@ -93,14 +93,12 @@ def arrived(start, tmp_path):
 
 
 def wait_for(seen, arrived, log, samples_of, seconds=300):
-    deadline = time.monotonic() + seconds
-    while True:
+    def find():
         lines = arrived.read_bytes().splitlines(keepends=True)
         samples = samples_of([json.loads(line) for line in lines if line.endswith(b"\n")])
-        if seen(samples):
-            return samples
-        assert time.monotonic() < deadline, (len(samples), log.read_text()[-3000:])
-        time.sleep(1)
+        return samples if seen(samples) else None
+
+    return wait_until(find, seconds, lambda: log.read_text()[-3000:])
 
 
 def summarize(samples):

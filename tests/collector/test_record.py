@@ -3,28 +3,24 @@
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from otel_kprofiler.otlp import read_profiles
+from tests.commands import COMMAND, run_command
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
 
-RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-d", "2s", "-F", "199"]
-
-
-def record(*words, cwd=None):
-    return subprocess.run([*RECORD, *words], capture_output=True, text=True, timeout=300, cwd=cwd)
+RECORD = ["record", "-F", "199", "-d", "1h"]
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kind):
     address = collector.http_endpoint if kind == "http" else f"grpc://{collector.grpc_endpoint}"
-    words = ["--idle", "--stacks", "both", "-d", "1h", "--export", address]
-    with subprocess.Popen([*RECORD, *words], stderr=subprocess.PIPE, text=True) as running:
+    command = [*COMMAND, *RECORD, "--idle", "--stacks", "both", "--export", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
             collector.requests(1)  # while it samples
             time.sleep(1)
@@ -57,7 +53,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
         (without_profiles.http_endpoint, "404", "profilesSupport"),
     ):  # fmt: skip
         started = time.monotonic()
-        done = record("-d", "1h", "-o", "x.html", "--export", address, cwd=tmp_path)
+        done = run_command(*RECORD, "-o", "x.html", "--export", address, cwd=tmp_path)
         assert time.monotonic() - started < 30
         assert done.returncode == 1
         assert done.stderr.startswith(f"error: cannot send profiles to {address}: ")
@@ -72,7 +68,8 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
 def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
-    command = [*RECORD, "--idle", "-d", "1h", "-o", "x.otlp", "--export", collector.http_endpoint]
+    words = [*RECORD, "--idle", "-o", "x.otlp", "--export", collector.http_endpoint]
+    command = [*COMMAND, *words]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     collector.requests(1)
     collector.process.kill()
@@ -96,6 +93,6 @@ def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp
 
 
 def test_an_invalid_address_is_reported_before_sampling():
-    done = record("--export", "ftp://h:1")
+    done = run_command(*RECORD, "--export", "ftp://h:1")
     assert done.returncode == 2
     assert "ftp://h:1 is not the address of a receiver" in done.stderr

@@ -1,13 +1,12 @@
 """``send`` sends files written by this package and by Collectors to a Collector."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, Frame, Line, Side, Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
+from tests.commands import run_checked
 from tests.windows import make_window
 
 SECOND = 1_000_000_000
@@ -30,15 +29,6 @@ def window(number):
     return make_window(start, start + SECOND, *groups)
 
 
-def send(path, address):
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "send", path, address],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def received(collector):
     collector.stop()
     return [json.loads(line) for line in collector.output.read_bytes().splitlines()]
@@ -55,8 +45,8 @@ def test_files_written_by_this_package_or_a_collector_are_delivered_unchanged(
     def send_to_new(path):
         collector = open_collector()
         grpc, http = f"grpc://{collector.grpc_endpoint}", collector.http_endpoint
-        said = send(path, grpc if kind == "grpc" else http)
-        assert "sent 12 samples in 3 requests to " in said
+        done = run_checked("send", path, grpc if kind == "grpc" else http, timeout=300)
+        assert "sent 12 samples in 3 requests to " in done.stdout
         return collector.output, samples_of(received(collector))
 
     written, first = send_to_new(path)

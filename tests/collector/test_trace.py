@@ -4,11 +4,8 @@ import contextlib
 import json
 import re
 import secrets
-import signal
 import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,20 +13,16 @@ import pytest
 
 from otel_kprofiler.otlp import read_profiles
 from tests import java_writer, nodejs_writer, npm
-from tests.agent_account import parse_account
+from tests.agents import Agent
 from tests.collector.test_clickhouse import DOCS, NEEDS_ENGINE, PATIENCE_S, Engine, gateway, run
-from tests.public import get_public_python
+from tests.processes import LoggedProcess
 from tests.servers import free_ports
 
 pytestmark = [NEEDS_ENGINE, pytest.mark.live, pytest.mark.long]
 SERVICES = Path(__file__).parents[1] / "data" / "trace"
 TRACES, WORK_MS = 2, 400
 """The number of requests, and the ms for which each span computes, reads and sleeps."""
-ENDPOINTS = {
-    "front": "GET /checkout",
-    "orders": "POST /orders",
-    "stock": "GET /stock/{item}",
-}
+ENDPOINTS = {"front": "GET /checkout", "orders": "POST /orders", "stock": "GET /stock/{item}"}
 AGENT = """
 receivers:
   kprofiler:
@@ -78,53 +71,17 @@ def services(tmp_path):
             "--bind", f"127.0.0.1:{ports[2]}", "stock:app",
         ],
     ]  # fmt: skip
-    log = tmp_path / "services.log"
-    with contextlib.ExitStack() as running, log.open("w") as out:
-        started = []
-        for command in commands:
-            process = subprocess.Popen(list(map(str, command)), stdout=out, stderr=out)
-            running.callback(process.wait)
-            running.callback(process.terminate)
-            started.append(process)
-        deadline = time.monotonic() + PATIENCE_S
-        for port in reversed(ports):  # a service calls the next one
-            while not is_open(port):
-                assert time.monotonic() < deadline, log.read_text()
-                assert all(process.poll() is None for process in started), log.read_text()
-                time.sleep(0.2)
+    with contextlib.ExitStack() as running:
+        started = [
+            running.enter_context(LoggedProcess(command, tmp_path / f"{name}.log"))
+            for name, command in zip(ENDPOINTS, commands, strict=True)
+        ]
+        for process, port in zip(started, ports, strict=True):
+            process.wait_until(lambda port=port: is_open(port))
         ask(ports[0], secrets.token_hex(16), 1)  # gunicorn now has a worker
         *pids, master = (process.pid for process in started)
         children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
         yield ports[0], [*pids, *map(int, children)]
-
-
-class Agent:
-    def __init__(self, directory, endpoint, pids):
-        config, self._log = directory / "agent.yaml", directory / "agent.log"
-        config.write_text(AGENT.format(endpoint=endpoint.removeprefix("grpc://"), pids=pids))
-        words = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(config)]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
-
-    def __enter__(self):
-        deadline = time.monotonic() + PATIENCE_S
-        while "sampling" not in self._log.read_text():
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.1)
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.communicate()
-
-    def stop(self):
-        """Stops the agent. Returns its number of samples. The Collector must have accepted all."""
-        self._process.send_signal(signal.SIGTERM)
-        account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
-        exported = account["exporters"]["otlp_grpc"]["exported"]
-        assert exported == account["taken"] > 0, self._log.read_text()
-        return exported
 
 
 def linked_services(file):
@@ -146,14 +103,20 @@ def recorded(services, collector_program, tmp_path, sampling_host):
     engine = Engine(tmp_path / "data")
     try:
         with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
-            with Agent(tmp_path, grpc, pids) as agent:
-                deadline = time.monotonic() + PATIENCE_S
-                while linked_services(file) != set(ENDPOINTS):  # the first samples have no spans
-                    assert time.monotonic() < deadline, linked_services(file)
+            text = AGENT.format(endpoint=grpc.removeprefix("grpc://"), pids=pids)
+            with Agent(tmp_path, text) as agent:
+                agent.wait_until_it_samples()
+
+                def has_spans():  # the first samples have none
                     ask(port, secrets.token_hex(16), 50)
+                    return linked_services(file) == set(ENDPOINTS)
+
+                agent.wait_until(has_spans, PATIENCE_S, lambda: linked_services(file))
                 traces = [secrets.token_hex(16) for _ in range(TRACES)]
                 measured = {trace: ask(port, trace, WORK_MS) for trace in traces}
-                exported = agent.stop()
+                account = agent.stop()
+            exported = account["exporters"]["otlp_grpc"]["exported"]
+            assert exported == account["taken"] > 0, agent.log
             engine.wait_for(exported)
         yield engine, file, measured
     finally:

@@ -14,13 +14,14 @@ import time
 import urllib.request
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from tests import page
-from tests.agent_account import parse_account
+from tests.agents import Agent
+from tests.commands import COMMAND, run_checked
 from tests.further import further
-from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtures("sampling_host")]
 
@@ -29,7 +30,6 @@ STEP_S = 60 if SECONDS > 120 else 3
 SIDES = {1: "[kernel]", 4: "[user]", 5: "[python]"}
 """The name that ``report`` prints for each frame kind of the page."""
 MAX_RSS_KIB = 150 << 10
-COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 PIPELINES = """
     profiles: {receivers: [otlp], exporters: [file, debug, %s]}
 """
@@ -62,22 +62,16 @@ def view():
 
 def run_agent(directory, endpoint, is_enough):
     """Runs the agent with a load until enough samples have arrived, and returns those exported."""
-    config = directory / "agent.yaml"
-    config.write_text(AGENT.format(endpoint=endpoint))
-    command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
-        assert any(b"sampling" in line for line in iter(agent.stderr.readline, b"")), "it ended"
+
+    def is_loaded():
         load = ["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)]
-        until = time.monotonic() + SECONDS + 120
-        while True:
-            subprocess.run(load, timeout=SECONDS + 120)
-            if is_enough():
-                break
-            assert time.monotonic() < until
-        agent.send_signal(signal.SIGTERM)
-        out, _ = agent.communicate(timeout=120)
-        assert agent.returncode == 0
-    return parse_account(out)["exporters"]["otlp_grpc"]["exported"]
+        subprocess.run(load, timeout=SECONDS + 120)
+        return is_enough()
+
+    with Agent(directory, AGENT.format(endpoint=endpoint)) as agent:
+        agent.wait_until_it_samples()
+        agent.wait_until(is_loaded, SECONDS + 120)
+        return agent.stop()["exporters"]["otlp_grpc"]["exported"]
 
 
 def ask(address, **query):
@@ -113,12 +107,8 @@ def functions(data):
 
 def reported(path, start, end):
     """Returns the self and total samples of each function in ``report``, and of all functions."""
-    times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
-    words = zip(("--from", "--to"), times, strict=True)
-    done = subprocess.run(
-        [*COMMAND, "report", str(path), "--json", *(word for pair in words for word in pair)],
-        stdout=subprocess.PIPE, check=True, timeout=300,
-    )  # fmt: skip
+    since, until = (datetime.fromtimestamp(each, tz=UTC).isoformat() for each in (start, end))
+    done = run_checked("report", path, "--json", "--from", since, "--to", until, timeout=300)
     kinds = json.loads(done.stdout)["kinds"]
     own, total = Counter(), Counter()
     for group in (group for kind in kinds for group in kind["groups"]):
@@ -126,11 +116,6 @@ def reported(path, start, end):
         period = kinds[0]["total"] // kinds[0]["samples"]
         own[key], total[key] = group["samples"], group["total"] // period
     return own, total, sum(kind["samples"] for kind in kinds)
-
-
-def high_water_kib(pid):
-    with open(f"/proc/{pid}/status") as status:
-        return int(re.search(r"VmHWM:\s+(\d+)", status.read())[1])
 
 
 @pytest.mark.parametrize("kind", ["otlp", *further("otlphttp")][: 1 if SECONDS > 120 else 2])
@@ -157,7 +142,8 @@ def test_the_page_agrees_with_report_on_the_collectors_file(
         assert functions(shown) == (+own, +total)
         compared += samples
     assert compared == count == exported > 99
-    peak = high_water_kib(command.pid)
+    status = Path(f"/proc/{command.pid}/status").read_text()
+    peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1])
     size = f"{count:,} samples, {len(whole['nodes']['frame']):,} nodes"
     sys.stdout.write(f"{size}, at most {peak >> 10} MB\n")
     assert peak <= MAX_RSS_KIB

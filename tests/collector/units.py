@@ -1,9 +1,15 @@
 """Runs a systemd unit without systemd."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from otel_kprofiler.host.capabilities import CAPABILITIES
+from tests.agents import Agent
+from tests.processes import LoggedProcess
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config/systemd/otel-kprofiler.service"
@@ -42,6 +48,34 @@ def as_the_unit_says(settings, dynamic=None):
         *("setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"),
         *(f"--bounding-set={sets}", f"--inh-caps={sets}", f"--ambient-caps={sets}"),
     ]
+
+
+class UnitProcess(LoggedProcess):
+    """The process of a unit that runs the agent."""
+
+    def __init__(self, command, log, **options):
+        super().__init__(command, log, stdout=subprocess.PIPE, **options)
+
+    __exit__ = Agent.__exit__
+    stop = Agent.stop
+
+    def status(self):
+        """Returns the fields of /proc/PID/status."""
+        with open(f"/proc/{self.pid}/status") as file:
+            return {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
+
+
+def assert_systemd_accepts(unit, command=lambda *words: words):
+    """Verifies a unit by ``systemd-analyze``, which is run by ``command``, and rates its safety."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    done = subprocess.run(
+        command("systemd-analyze", "verify", unit), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rate = ["systemd-analyze", "security", "--offline=yes", "--threshold=30", unit]
+    rated = subprocess.run(rate, capture_output=True, text=True)
+    assert rated.returncode == 0, rated.stdout[-500:]
 
 
 def count_timestamps(path):

@@ -2,18 +2,13 @@
 
 import contextlib
 import gzip
-import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.agent_account import parse_account
-from tests.public import get_public_python
+from tests import agents
 from tests.servers import HttpServer, free_port, serve_grpc
 
 REPOSITORY = Path(__file__).parents[2]
@@ -94,75 +89,28 @@ class HttpReceiver:
         request.reply(200 if len(body) <= self.max_bytes else 413)
 
 
-class Agent:
+class Agent(agents.Agent):
     """A running agent. ``health`` is the ``host:port`` of its health endpoint."""
 
-    def __init__(
-        self,
-        directory,
-        endpoint,
-        *,
-        limits=(),
-        environment=None,
-        stdout=subprocess.PIPE,
-        stderr=None,
-        **settings,
-    ):
-        assert settings.keys() <= SETTINGS.keys()
+    def __init__(self, directory, endpoint, *, limits=(), **settings):
+        options = {name: settings.pop(name) for name in settings.keys() - SETTINGS.keys()}
         settings = {**SETTINGS, **settings}
         tls = "tls: {insecure: true}" if settings["exporter"] == "otlp_grpc" else ""
         self.health = f"127.0.0.1:{free_port()}"
-        self.log = directory / "agent.log"
-        self.config = directory / "agent.yaml"
-        self.config.write_text(
-            CONFIG.format(endpoint=endpoint, health=self.health, tls=tls, **settings)
-        )
-        command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", self.config]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*limits, *command],
-                stdout=stdout,
-                stderr=stderr or log,
-                cwd=REPOSITORY,
-                env={**os.environ, **(environment or {})},
-            )
+        text = CONFIG.format(endpoint=endpoint, health=self.health, tls=tls, **settings)
+        super().__init__(directory, text, prefix=limits, cwd=REPOSITORY, **options)
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
     def get(self, path):
-        """Returns the health endpoint's status and response, or status 0 if it does not respond."""
-        import urllib.error
-        import urllib.request
-
-        try:
-            with urllib.request.urlopen(f"http://{self.health}{path}", timeout=5) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-        except OSError:
-            return 0, {}
+        return agents.ask_agent(self.health, path)
 
     def count_pending(self):
         return self.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"]
 
-    def wait_until(self, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                pytest.fail(f"the agent:\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.05)
-
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=90)
-        assert self.process.returncode == 0, self.log.read_text()[-3000:]
-        account = parse_account(out)
+        account = super().stop()
         assert account["gaps"] == []
         return account
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +32,7 @@ from otel_kprofiler.export import ExportQueue, Spool
 from otel_kprofiler.export.queue import QueueCounts
 from otel_kprofiler.model import Batch
 from otel_kprofiler.sdk import InMemoryProfileExporter
+from tests.agents import Agent
 from tests.faults.table.kinds.receivers import FINAL, GOOD, LOSING, TRANSIENT, at_random
 from tests.faults.table.payloads import EARLIER, STREAM, Received
 from tests.faults.table.receivers import HttpReceiver, Request
@@ -85,32 +83,10 @@ def check_unknown(received: Received) -> list[str]:
     return wrong
 
 
-class Agent:
-    """An agent process. It may still be starting."""
-
-    def __init__(self, config: Path) -> None:
-        self._log = config.parent / "log"
-        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
-
-    def wait_until_it_samples(self) -> None:
-        deadline = time.monotonic() + 60
-        while b'"sampling ' not in self._log.read_bytes():
-            assert time.monotonic() < deadline, self._log.read_text()
-            assert self._process.poll() is None, self._log.read_text()
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        assert self._process.poll() is None, self._log.read_text()
-        self._process.kill()
-        self._process.communicate()
-
-    def stop(self) -> dict:
-        self._process.send_signal(signal.SIGTERM)
-        out, _ = self._process.communicate(timeout=60)
-        assert self._process.returncode == 0, self._log.read_text()
-        return json.loads(out)["account"]["on_cpu"]
+def kill(agent: Agent) -> None:
+    """Kills an agent, which may still be starting, but must not have ended by itself."""
+    assert agent.process.poll() is None, agent.log
+    agent.kill()
 
 
 class Result(NamedTuple):
@@ -131,20 +107,18 @@ class Result(NamedTuple):
 def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
     chance = random.Random(seed)
     receiver = HttpReceiver(at_random(*ANSWERS, seed=seed))
-    config = directory / "agent.yaml"
-    port = receiver.address[1]
-    config.write_text(CONFIG.format(port=port, spool=directory / "spool", fsync=fsync))
+    text = CONFIG.format(port=receiver.address[1], spool=directory / "spool", fsync=fsync)
     for _ in range(kills):
-        agent = Agent(config)
+        agent = Agent(directory, text)
         if chance.random() < SHARE_OF_RUNS:
             agent.wait_until_it_samples()
         time.sleep(chance.uniform(0, LONGEST_S))
-        agent.kill()
+        kill(agent)
     receiver.heal()
-    agent = Agent(config)
+    agent = Agent(directory, text)
     agent.wait_until_it_samples()
     time.sleep(LAST_RUN_S)
-    account = agent.stop()
+    account = agent.stop()["kinds"]["on_cpu"]
     receiver.close()
     assert account["gaps"] == []
     assert account["exporters"]["otlp_http"]["pending"] == 0, account
@@ -174,16 +148,15 @@ def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
     segment must be later than ``unknown_since_unix_ns``, or be counted.
     """
     chance = random.Random(seed)
-    config = directory / "agent.yaml"
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # reserves a port on which nobody listens
         port = nobody.getsockname()[1]
-        config.write_text(CONFIG.format(port=port, spool=directory / "spool", fsync="never"))
+        text = CONFIG.format(port=port, spool=directory / "spool", fsync="never")
         for _ in range(3):
-            agent = Agent(config)
+            agent = Agent(directory, text)
             agent.wait_until_it_samples()
             time.sleep(LONGEST_S)
-            agent.kill()
+            kill(agent)
     (spool,) = (directory / "spool").iterdir()
     whole, _, _ = deliver(Path(shutil.copytree(spool, directory / "whole")))
     segments = sorted(path.name for path in spool.glob("*.spool"))

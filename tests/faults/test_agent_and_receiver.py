@@ -114,7 +114,7 @@ def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     )
     agent.wait_until(lambda: len(receiver.payloads) > 20)
     account, delivery, got = stop_and_check(agent, receiver, exporter)
-    assert "rejects requests of" in agent.log.read_text()
+    assert "rejects requests of" in agent.log
     assert max(map(len, receiver.payloads)) <= 3000
     assert got.in_order
     assert got.twice == 0
@@ -141,7 +141,7 @@ def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, rec
     _, exporter, got = stop_and_check(agent, receiver)
     assert exporter["lost"]["rejected"] > 0
     check_stream(got, *got.totals)
-    assert "not like this" in agent.log.read_text()
+    assert "not like this" in agent.log
 
 
 @pytest.mark.long
@@ -156,11 +156,7 @@ def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
 
     receiver.answer = answer
     receiver.up()
-    agent = run_agent(
-        receiver.endpoint,
-        queue=f"{{storage: '{tmp_path}/spool'}}",
-        more=UNHURRIED,
-    )
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}", more=UNHURRIED)
     agent.wait_until(agent.count_pending)
     agent.process.send_signal(signal.SIGTERM)
     time.sleep(1)
@@ -225,7 +221,7 @@ def test_removing_the_spool_of_a_running_agent_loses_no_samples(run_agent, recei
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
     agent.wait_until(agent.count_pending)
     shutil.rmtree(spool)
-    agent.wait_until(lambda: "the directory was removed" in agent.log.read_text())
+    agent.wait_until(lambda: "the directory was removed" in agent.log)
     agent.wait_until(lambda: list(spool.glob("otlp_grpc/*.spool")))
     (segment,) = spool.glob("otlp_grpc/*.spool")
     segment.unlink()

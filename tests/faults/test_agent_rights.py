@@ -8,11 +8,9 @@ import pytest
 from otel_kprofiler.host import Access, doctor, read_threads
 from otel_kprofiler.host.privileges import SAMPLING
 from tests.faults.accounts import Arrived
+from tests.needs import ROOT
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
-]
+pytestmark = [pytest.mark.live, ROOT]
 OTHERS = tuple(
     f"kprofiler-{part}" for part in ("ksymb", "conte", "modul", "files", "table", "pytho")
 )
@@ -46,7 +44,7 @@ def test_drop_all_drops_every_capability_and_sampling_continues(run_agent, recei
     assert set(threads_of(agent).values()) == {frozenset()}
     before = len(receiver.payloads)
     agent.wait_until(lambda: len(receiver.payloads) > before + 1)
-    log = agent.log.read_text()
+    log = agent.log
     assert "dropped CAP_PERFMON, which is needed for sampling CPUs that come online later" in log
     account = agent.stop()
     assert account["taken"] > 100

@@ -20,11 +20,12 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows
+from tests.needs import ROOT
 from tests.queues import check
 from tests.waiting import wait_until
 from tests.windows import make_window
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+pytestmark = ROOT
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, 
     for name, agent, receiver in running:
         assert agent.get("/livez")[0] == 200
         account = check_all_accounted(agent, receiver)
-        assert "stalled" not in agent.log.read_text()
+        assert "stalled" not in agent.log
         lost = sum(account["lost"].values())
         line = f"round {number}, {name}: {account['taken']} taken, {lost} lost in the ring"
         sys.stdout.write(line + "\n")

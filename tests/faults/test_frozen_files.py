@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.otlp import decode_windows
-from tests.agent_account import parse_account
+from tests.agents import parse_account
 from tests.faults.accounts import Arrived, check_account, check_stream
 from tests.fuse import mounted
 
@@ -136,4 +136,4 @@ def test_a_frozen_file_system_does_not_delay_shutdown(run_agent, receiver, froze
     assert check_account(account, got)["pending"] == 0
     check_stream(got, *got.totals)
     assert agent.process.returncode == 0
-    assert agent.log.read_text().count("fuse/frozen0") == 1
+    assert agent.log.count("fuse/frozen0") == 1

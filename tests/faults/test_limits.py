@@ -24,7 +24,7 @@ def test_the_sampling_rate_drops_at_the_cpu_limit_and_each_profile_records_its_p
             len({w.profiles[0].period_ns for p in receiver.payloads for w in decode_windows(p)}) > 1
         )
     )
-    assert "from 4999 to" in agent.log.read_text()
+    assert "from 4999 to" in agent.log
     stop_and_check(agent, receiver)
     windows = [w for payload in receiver.payloads for w in decode_windows(payload)]
     periods = [window.profiles[0].period_ns for window in windows]
@@ -69,7 +69,7 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # stalls the main threa
 def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_path):
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
-    agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
+    agent = run_agent(receiver.endpoint, environ={"PYTHONPATH": str(tmp_path)})
     agent.wait_until(
         lambda: len(receiver.payloads) > 3
     )  # the loop runs, and the watchdog checks it
@@ -78,7 +78,7 @@ def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_p
     agent.wait_until(lambda: agent.get("/livez")[0] == 503)
     agent.wait_until(lambda: agent.get("/livez")[0] == 200)
     assert agent.get("/status")[1]["stalls_of_the_loop"] >= 1
-    assert "the main loop has stalled for" in agent.log.read_text()
+    assert "the main loop has stalled for" in agent.log
     before = agent.get("/status")[1]["account"]["received"]
     agent.wait_until(lambda: agent.get("/status")[1]["account"]["received"] > before)
     stop_and_check(agent, receiver)

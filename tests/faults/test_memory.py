@@ -157,7 +157,7 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
         rate=99,
         user_symbols=user_symbols,
         limits=cgroup.prefix,
-        environment={
+        environ={
             "XDG_CACHE_HOME": str(hostile_programs / "cache"),
             "MALLOC_MMAP_THRESHOLD_": "131072",
         },
@@ -166,8 +166,8 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
     highest, end = 0, time.monotonic() + SECONDS
     named = set()
     while time.monotonic() < end or ("good", "spins") not in named:
-        assert agent.process.poll() is None, agent.log.read_text()[-3000:]
-        assert time.monotonic() < end + 240, (named, agent.log.read_text()[-3000:])
+        assert agent.process.poll() is None, agent.log[-3000:]
+        assert time.monotonic() < end + 240, (named, agent.log[-3000:])
         highest = max(highest, read_resident_bytes(agent.process.pid))
         named = {
             name_of_leaf(sample)
@@ -186,7 +186,7 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
         f"{cgroup.kills} killed\n"
     )
     sys.stdout.write(figures)
-    log = agent.log.read_text()
+    log = agent.log
     if user_symbols == "lines":
         assert "takes more memory than the" in log
         assert "raise it: the unit's MemoryHigh and MemoryMax" in log

@@ -233,7 +233,7 @@ def test_only_the_process_above_its_budget_gets_coarser_samples(
             rate=997,
             interval="10s",
             stacks=f"both\n    target_pids: [{noisy.pid}, {good.pid}]",
-            environment={"PYTHONPATH": str(public_directory)},
+            environ={"PYTHONPATH": str(public_directory)},
         )
         agent.wait_until(lambda: count_coarse(agent, "stack") > 100)
         agent.wait_until(lambda: count_coarse(agent, "group") > 100)
@@ -261,7 +261,7 @@ def test_processes_of_a_fork_storm_share_one_budget_and_others_keep_theirs(
             rate=997,
             interval="10s",
             user_symbols="names",
-            environment={"PYTHONPATH": str(public_directory)},
+            environ={"PYTHONPATH": str(public_directory)},
         )
         agent.wait_until(lambda: count_coarse(agent, "resource") > 100)
         stop_and_check(agent, receiver)

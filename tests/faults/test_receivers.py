@@ -1,5 +1,6 @@
 """When receivers behind a queue fail, the right samples arrive or are lost for the right reason."""
 
+import contextlib
 import dataclasses
 import email.utils
 import socket
@@ -22,6 +23,7 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 from tests.servers import HttpServer, free_port, make_certificate, serve_grpc
+from tests.waiting import wait_until
 
 QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
 ONCE = dataclasses.replace(QUICK, max_elapsed_time_s=0.3)
@@ -79,6 +81,13 @@ class HttpReceiver:
         options = {"timeout_s": 0.5, "retry": QUICK, "compression": "none", **options}
         url = self.server.url.replace("127.0.0.1", "localhost")
         return OtlpHttpExporter(url, proxy_url="", **options)
+
+
+@pytest.fixture
+def opened():
+    """Returns a function that returns a receiver, which is closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda receiver: stack.enter_context(contextlib.closing(receiver))
 
 
 def abort(code, retry_s=None):
@@ -144,8 +153,8 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("name", RETRIED)
-def test_transient_grpc_errors_lose_no_samples(name):
-    receiver = GrpcReceiver(RETRIED[name])
+def test_transient_grpc_errors_lose_no_samples(opened, name):
+    receiver = opened(GrpcReceiver(RETRIED[name]))
     started = time.monotonic()
     counts = run(receiver.exporter())
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
@@ -153,31 +162,29 @@ def test_transient_grpc_errors_lose_no_samples(name):
     assert receiver.requests == BATCHES + len(RETRIED[name])
     if "RetryInfo" in name:
         assert time.monotonic() - started >= 0.3
-    receiver.close()
 
 
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT]
 )
-def test_grpc_rejections_are_counted_and_not_retried(code, caplog):
-    receiver = GrpcReceiver([abort(code)])
+def test_grpc_rejections_are_counted_and_not_retried(opened, code, caplog):
+    receiver = opened(GrpcReceiver([abort(code)]))
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
     assert receiver.arrived == ALL[1:]
     assert receiver.requests == BATCHES
     assert "busy" in caplog.text, "the receiver's own words"
-    receiver.close()
 
 
-def test_a_slow_receiver_delays_only_its_own_queue():
+def test_a_slow_receiver_delays_only_its_own_queue(opened):
     over = threading.Event()
 
     def slow(_):
         over.wait(60)
         return b""
 
-    receiver = GrpcReceiver(iter(lambda: None if over.is_set() else slow, "never"))
-    quick, patient = GrpcReceiver([]), dataclasses.replace(QUICK, max_elapsed_time_s=60)
+    receiver = opened(GrpcReceiver(iter(lambda: None if over.is_set() else slow, "never")))
+    quick, patient = opened(GrpcReceiver([])), dataclasses.replace(QUICK, max_elapsed_time_s=60)
     queues = [ExportQueue(receiver.exporter(retry=patient)), ExportQueue(quick.exporter())]
     for number in range(BATCHES):
         for queue in queues:
@@ -185,17 +192,12 @@ def test_a_slow_receiver_delays_only_its_own_queue():
     assert queues[1].force_flush(20_000)
     assert quick.arrived == ALL
     assert queues[0].counts().queued == BATCHES * SAMPLES
-    deadline = time.monotonic() + 20
-    while receiver.requests < 2:
-        assert time.monotonic() < deadline, "a slow answer times out and is retried"
-        time.sleep(0.01)
+    wait_until(lambda: receiver.requests >= 2)  # a slow answer times out and is retried
     over.set()
     assert queues[0].force_flush(20_000)
     assert queues[0].counts().exported == BATCHES * SAMPLES
     for queue in queues:
         queue.shutdown()
-    receiver.close()
-    quick.close()
 
 
 @pytest.mark.parametrize("make", [OtlpGrpcExporter, OtlpHttpExporter])
@@ -206,9 +208,9 @@ def test_an_unreachable_receiver_is_retried(make):
     assert "attempts" in exporter.find_outage()
 
 
-def test_a_spool_keeps_every_sample_until_the_receiver_responds(tmp_path, monkeypatch):
+def test_a_spool_keeps_every_sample_until_the_receiver_responds(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.05)
-    receiver = GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30)
+    receiver = opened(GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30))
     never = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.01, max_elapsed_time_s=0.05)
     queue = ExportQueue(
         receiver.exporter(retry=never), spool=Spool(str(tmp_path / "spool"), fsync=False)
@@ -219,7 +221,6 @@ def test_a_spool_keeps_every_sample_until_the_receiver_responds(tmp_path, monkey
     queue.shutdown()
     assert queue.counts().exported == BATCHES * SAMPLES
     assert receiver.arrived == ALL
-    receiver.close()
 
 
 HTTP_RETRIED = {
@@ -236,24 +237,22 @@ HTTP_RETRIED = {
 
 
 @pytest.mark.parametrize("name", HTTP_RETRIED)
-def test_transient_http_errors_lose_no_samples(name):
-    receiver = HttpReceiver([HTTP_RETRIED[name]])
+def test_transient_http_errors_lose_no_samples(opened, name):
+    receiver = opened(HttpReceiver([HTTP_RETRIED[name]]))
     started = time.monotonic()
     counts = run(receiver.exporter())
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
     assert receiver.arrived == ALL
     if name == "429 with seconds":
         assert time.monotonic() - started >= 1
-    receiver.close()
 
 
-def test_http_rejections_are_counted_and_not_retried():
-    receiver = HttpReceiver([lambda h: h.reply(400, b"no", Content_Type="text/plain")])
+def test_http_rejections_are_counted_and_not_retried(opened):
+    receiver = opened(HttpReceiver([lambda h: h.reply(400, b"no", Content_Type="text/plain")]))
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
     assert receiver.arrived == ALL[1:]
     assert receiver.requests == BATCHES
-    receiver.close()
 
 
 UNREADABLE = {
@@ -265,36 +264,33 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_batch_whose_response_is_unreadable_is_exported_once(name, caplog):
-    receiver = HttpReceiver([UNREADABLE[name]] * 2)
+def test_a_batch_whose_response_is_unreadable_is_exported_once(opened, name, caplog):
+    receiver = opened(HttpReceiver([UNREADABLE[name]] * 2))
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
     assert receiver.requests == BATCHES
     assert caplog.text.count("its response is unreadable") == 1
-    receiver.close()
 
 
-def test_partial_success_counts_the_rejected_samples():
+def test_partial_success_counts_the_rejected_samples(opened):
     # partial_success { rejected_profiles: 1, error_message: "one too many" }
     partial = b"\x0a\x10\x08\x01\x12\x0cone too many"
-    receiver = GrpcReceiver([lambda _: partial])
+    receiver = opened(GrpcReceiver([lambda _: partial]))
     batch = Batch(b"x", Form.PROTOBUF, tuple(ProfileSamples("on_cpu", n) for n in (2, 7)), 0, 1)
     counts = run(receiver.exporter(), [batch, numbered(1)])
     assert counts.lost == {LossCause.REJECTED: 7}, "never less than what may be missing"
     assert counts.exported == 2 + SAMPLES
     assert receiver.requests == 2
-    receiver.close()
 
 
-def test_batches_above_4_mib_are_either_not_sent_or_rejected_once():
-    receiver = GrpcReceiver([])
+def test_batches_above_4_mib_are_either_not_sent_or_rejected_once(opened):
+    receiver = opened(GrpcReceiver([]))
     large = numbered(0, size=5 << 20)
     assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}
     assert run(receiver.exporter(max_bytes=None, timeout_s=10), [large]).lost == {
         LossCause.TOO_LARGE: SAMPLES
     }
     assert receiver.arrived == []
-    receiver.close()
 
 
 def test_a_failed_dns_lookup_is_retried():
@@ -336,11 +332,10 @@ def server_context(directory, newest=None):
     ids=["right", "wrong CA", "TLS 1.1", "TLS 1.2"],
 )
 def test_data_is_sent_only_to_verified_receivers_with_tls_1_2_or_newer(
-    certificates, ca, newest, arrives
+    opened, certificates, ca, newest, arrives
 ):
-    receiver = HttpReceiver([], server_context(certificates, newest))
+    receiver = opened(HttpReceiver([], server_context(certificates, newest)))
     tls = Tls(ca_file=str(certificates / f"{ca}.pem"))
     counts = run(receiver.exporter(tls=tls, retry=ONCE, timeout_s=5), [numbered(0)])
     assert receiver.arrived == ([ALL[0]] if arrives else [])
     assert counts.exported == (SAMPLES if arrives else 0)
-    receiver.close()

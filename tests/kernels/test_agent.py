@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +13,8 @@ from guest.modules import spinning
 from benchmarks.receiver import Receiver as GrpcReceiver
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.otlp import check_payload, decode_windows
-from tests.agent_account import parse_account
+from tests.agents import Agent
+from tests.processes import LoggedProcess
 from tests.servers import HttpServer
 
 pytestmark = pytest.mark.kernel
@@ -46,6 +45,7 @@ service:
   pipelines: {{profiles: {{receivers: [otlp], exporters: [otlp_http]}}}}
 """
 WANTED_REQUESTS = 2
+PATIENCE_S = 600  # emulated CPUs are slow
 
 
 @pytest.fixture
@@ -75,44 +75,28 @@ def test_every_sample_arrives_through_a_collector(receiver, tmp_path):
 
 @contextlib.contextmanager
 def collector(receiver_port, directory):
-    config, log = directory / "collector.yaml", directory / "collector.log"
+    config = directory / "collector.yaml"
     config.write_text(COLLECTOR_CONFIG.format(port=COLLECTOR_PORT, receiver=receiver_port))
-    gate = "--feature-gates=service.profilesSupport"
-    with log.open("wb") as file:
-        process = subprocess.Popen([COLLECTOR, "--config", config, gate], stderr=file)
-    while "Everything is ready" not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.5)
-    yield
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 0, log.read_text()
-
-
-def start_agent(config):
-    command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    command = [COLLECTOR, "--config", config, "--feature-gates=service.profilesSupport"]
+    with LoggedProcess(command, directory / "collector.log") as running:
+        running.wait_until(lambda: "Everything is ready" in running.log, PATIENCE_S)
+        yield
+    assert running.process.returncode == 0, running.log
 
 
 def deliver_all(receiver, directory, port):
     """Runs the agent, and compares its counts with the profiles that arrive at the receiver."""
-    config = directory / "agent.yaml"
-    config.write_text(CONFIG.format(port=port))
-    with spinning() as file:
-        agent = start_agent(config)
-        while agent.poll() is None and len(receiver.payloads) < WANTED_REQUESTS:
-            time.sleep(0.5)
-        agent.send_signal(signal.SIGTERM)
-        output, log = agent.communicate(timeout=600)
-    assert agent.returncode == 0, log
-    account = parse_account(output)
+    text = CONFIG.format(port=port)
+    with spinning() as file, Agent(directory, text, python=[sys.executable]) as agent:
+        agent.wait_until(lambda: len(receiver.payloads) >= WANTED_REQUESTS, PATIENCE_S)
+        account = agent.stop(PATIENCE_S)
     assert account["gaps"] == []
     windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
     delivered = sum(window.sample_count for window in windows)
-    assert delivered == account["exporters"]["otlp_http"]["exported"], (account, log)
+    assert delivered == account["exporters"]["otlp_http"]["exported"], (account, agent.log)
     # If the host does not schedule an emulated CPU for seconds, the ring is read too late.
     full = account["lost"].get("ring_full", 0)
-    assert delivered == account["taken"] - full > 0, (account, log)
+    assert delivered == account["taken"] - full > 0, (account, agent.log)
     assert full < 0.1 * account["taken"]
     assert not [v for payload in receiver.payloads for v in check_payload(payload)]
     leaves = {
@@ -130,28 +114,19 @@ def deliver_all(receiver, directory, port):
 def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
     """The agent uses at most 60 MB with both gRPC and pyroute2 loaded."""
     receiver = GrpcReceiver()
-    config = tmp_path / "agent.yaml"
-    config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))
-    with spinning():
-        agent = start_agent(config)
-        try:
-            receiver.wait_first(600)
-            while len(receiver.requests) < WANTED_REQUESTS:  # startup has ended by then
-                assert agent.poll() is None
-                time.sleep(0.5)
-            readings = list(_read_each_second(agent.pid, 9))
-        finally:
-            agent.send_signal(signal.SIGTERM)
-            _, log = agent.communicate(timeout=600)
-            receiver.close()
+    text, readings = GRPC_CONFIG.format(endpoint=receiver.endpoint), []
+    with (
+        spinning(),
+        contextlib.closing(receiver),
+        Agent(tmp_path, text, python=[sys.executable]) as agent,
+    ):
+        # Startup has ended when these requests have arrived.
+        agent.wait_until(lambda: len(receiver.requests) >= WANTED_REQUESTS, PATIENCE_S)
+        for _ in range(9):
+            time.sleep(1)
+            readings.append(read_resident_bytes(agent.pid))
+        agent.stop(PATIENCE_S)
     resident = median(readings)  # encoding a request briefly takes more memory
     request.node.user_properties.append(("resident_mb", round(resident / 1e6, 1)))
-    assert agent.returncode == 0, log
-    assert "pyroute2" not in log
+    assert "pyroute2" not in agent.log
     assert resident <= 60e6
-
-
-def _read_each_second(pid, count):
-    for _ in range(count):
-        time.sleep(1)
-        yield read_resident_bytes(pid)

@@ -1,13 +1,8 @@
 """The counts read at any time while sampling account for every sample."""
 
-import contextlib
-import json
-import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -21,8 +16,7 @@ from otel_kprofiler.sdk import (
     ProfilerProvider,
     SimpleProfileProcessor,
 )
-from tests.agent_account import parse_account
-from tests.public import get_public_python
+from tests.agents import Agent, ask_agent
 from tests.servers import HttpServer, free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240), pytest.mark.usefixtures("sampling_host")]
@@ -35,7 +29,7 @@ exporters:
   file: {{path: {path}}}
   otlp_http: {{endpoint: "http://127.0.0.1:{receiver}", sending_queue: {{storage: {spool}}}}}
 service:
-  health: {{endpoint: "127.0.0.1:{port}"}}
+  health: {{endpoint: "{health}"}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file, otlp_http]}}}}
 """
 
@@ -76,30 +70,20 @@ def test_after_each_drain_every_sample_taken_is_received_or_counted_as_lost():
 def test_the_status_of_a_sampling_agent_accounts_for_every_sample(tmp_path, request):
     receiver = HttpServer(lambda request: request.reply(Content_Type="application/x-protobuf"))
     request.addfinalizer(receiver.close)
-    port = free_port()
-    config = tmp_path / "agent.yaml"
-    config.write_text(
-        CONFIG.format(
-            path=tmp_path / "a.jsonl", receiver=receiver.port, spool=tmp_path / "spool", port=port
-        )
+    health, accounts = f"127.0.0.1:{free_port()}", []
+    configuration = CONFIG.format(
+        path=tmp_path / "a.jsonl", receiver=receiver.port, spool=tmp_path / "spool", health=health
     )
-    command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
-        try:
-            accounts = []
-            deadline = time.monotonic() + 120
-            while len(accounts) < 300 or accounts[-1]["exporters"]["file"]["exported"] < 4_000:
-                assert agent.poll() is None, agent.stderr.read()
-                assert time.monotonic() < deadline
-                with contextlib.suppress(OSError):  # not listening yet
-                    url = f"http://127.0.0.1:{port}/status"
-                    with urllib.request.urlopen(url, timeout=10) as answer:
-                        accounts.append(json.load(answer)["account"])
-                time.sleep(0.01)
-        finally:
-            agent.send_signal(signal.SIGTERM)
-            out, _ = agent.communicate(timeout=60)
-    for account in (*accounts, parse_account(out)):
+
+    def is_enough():
+        status, answer = ask_agent(health, "/status")
+        accounts.extend([answer["account"]] if status else [])
+        return len(accounts) >= 300 and accounts[-1]["exporters"]["file"]["exported"] >= 4_000
+
+    with Agent(tmp_path, configuration) as agent:
+        agent.wait_until(is_enough, 120)
+        last = agent.stop()
+    for account in (*accounts, last):
         assert_whole(account)
     assert accounts[-1]["kinds"].keys() == {"on_cpu"}
     taken = [account["taken"] for account in accounts]

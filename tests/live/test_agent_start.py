@@ -1,18 +1,16 @@
 """The agent's start, up to its first window."""
 
 import os
-import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.model import KERNEL_SIDE, Unresolved
 from otel_kprofiler.otlp import read_profiles
-from tests.agent_account import parse_account
-from tests.public import copy_environment, get_public_python
+from tests.agents import Agent
+from tests.public import copy_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120), pytest.mark.usefixtures("sampling_host")]
 
@@ -47,26 +45,21 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}
 
 
 def await_samples(path, agent):
-    deadline = time.monotonic() + 60
-    while not path.exists() or not path.stat().st_size:
-        assert agent.poll() is None, agent.stderr.read()
-        assert time.monotonic() < deadline
+    def has_samples():
         os.listdir("/proc/self/task")  # something to sample
+        return path.exists() and path.stat().st_size
+
+    agent.wait_until(has_samples)
 
 
 def test_at_startup_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
-    config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
-    config.write_text(CONFIG.format(path=path))
-    command = [*get_public_python().words, "-c", RUN, "run", "-c", config]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        await_samples(path, process)
-        process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=60)
-    assert process.returncode == 0, log.decode()
-    events = [line.split() for line in log.decode().splitlines()]
+    path = tmp_path / "profiles.otlp.jsonl"
+    with Agent(tmp_path, CONFIG.format(path=path), words=("-c", RUN)) as agent:
+        await_samples(path, agent)
+        account = agent.stop()
+    events = [line.split() for line in agent.log.splitlines()]
     events = [words for words in events if words[0] in ("read", "kept")]
     assert events == [["read", "symbols"], ["kept", "1"]]
-    account = parse_account(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
     # Well below the interval, even on a busy machine.
@@ -81,7 +74,7 @@ def test_at_startup_symbols_are_read_once_and_the_first_window_is_short(tmp_path
     nameless = {frame.unresolved for frame in frames if not frame.function}
     # The kernel's unwinder may err, and init code started the first CPU's idle task.
     expected = {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
-    if b"BPF symbol records lost" in log:  # other processes load programs
+    if "BPF symbol records lost" in agent.log:  # other processes load programs
         expected.add(Unresolved.RECORDS_LOST)
     assert nameless <= expected
 
@@ -104,8 +97,6 @@ def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_f
         error, fix = done.stderr.splitlines()
         assert error.startswith(f"error: {home} is not readable by unprivileged threads")
         subprocess.run(["sh", "-c", fix.removeprefix("fix: ").partition(",")[0]], check=True)
-        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
+        with Agent(tmp_path, CONFIG.format(path=path), python=words) as agent:
             await_samples(path, agent)
-            agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=60)
-        assert agent.returncode == 0
+            agent.stop()

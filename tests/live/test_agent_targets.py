@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 
 from otel_kprofiler.host import Access, find_cgroup_root
 from otel_kprofiler.otlp import read_profiles
+from tests.agents import Agent
 from tests.further import further_of
-from tests.public import get_public_python
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
@@ -89,15 +89,14 @@ def place(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         process.wait()
+
+    def is_removed(directory):
+        with contextlib.suppress(OSError):  # its processes are exiting
+            directory.rmdir()
+        return not directory.exists()
+
     for directory in reversed(made):
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                directory.rmdir()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, directory
-                time.sleep(0.05)
+        wait_until(lambda place=directory: is_removed(place))
 
 
 @pytest.fixture
@@ -109,13 +108,10 @@ def agent(tmp_path, place):
     running = []
 
     def start(targets="", prefix=()):
-        config, path = tmp_path / "agent.yaml", tmp_path / f"profiles-{len(running)}.otlp.jsonl"
-        config.write_text(CONFIG.format(path=path, targets=targets))
-        command = [*prefix, *get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-        running.append(subprocess.Popen(command))
+        path = tmp_path / f"profiles-{len(running)}.otlp.jsonl"
+        running.append(Agent(tmp_path, CONFIG.format(path=path, targets=targets), prefix=prefix))
 
         def read():
-            assert running[-1].poll() is None
             windows = read_profiles(str(path)) if path.exists() and path.stat().st_size else []
             return [
                 group.resource.attributes
@@ -125,23 +121,26 @@ def agent(tmp_path, place):
                 if group.samples
             ]
 
-        read.process = running[-1]
-        read.config = config
-        read.path = path
+        read.agent, read.path = running[-1], path
         return read
 
     yield start
-    for process in running:
-        process.terminate()
-        process.wait(60)
+    for each in running:
+        if each.process.returncode is None:
+            each.stop()
 
 
 def wait_for(read, is_there):
-    deadline = time.monotonic() + WAIT_S
-    while not is_there(result := read()):
-        names = {one.get("process.executable.name") for one in result}
-        assert time.monotonic() < deadline, sorted(map(str, names))
-        time.sleep(0.5)
+    result = []
+
+    def is_met():
+        result[:] = read()
+        return is_there(result)
+
+    def say():
+        return sorted({str(each.get("process.executable.name")) for each in result})
+
+    read.agent.wait_until(is_met, WAIT_S, say)
     return result
 
 
@@ -241,8 +240,8 @@ def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
     assert by_name(result).keys() == {"one", "another"}
     place("inside", f"docker/{container_id(1)}")
     targets = f"target_containers: [{container_id(1)}]"
-    read.config.write_text(CONFIG.format(path=read.path, targets=targets))
-    read.process.send_signal(signal.SIGHUP)
+    read.agent.configure(CONFIG.format(path=read.path, targets=targets))
+    read.agent.reload()
     wait_for(read, lambda result: "inside" in by_name(result))
     assert "third" not in by_name(read())
 
@@ -266,8 +265,7 @@ def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
         "beside": container_id(2),
     }
     assert result["beside"]["k8s.pod.uid"] == UID
-    read.process.terminate()
-    read.process.wait(60)
+    read.agent.stop()
     read = agent(f"target_containers: [{container_id(1)}]", prefix=enter)
     result = wait_for(read, lambda result: "inside" in by_name(result))
     assert by_name(result).keys() == {"inside"}

@@ -1,21 +1,18 @@
 """Samples of Go programs have exactly the labels and the span of their goroutine."""
 
-import contextlib
-import json
 import logging
 import os
 import shutil
 import subprocess
-import time
 from collections import Counter, defaultdict
-from urllib.request import urlopen
 
 import pytest
 from samplers import spawned
 
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
-from tests.public import get_public_python
+from tests.agents import Agent, ask_agent
+from tests.needs import X86_64
 from tests.servers import free_port
 from tests.thread_contexts import SOURCES, WANTED, Reader, Service, write_payload
 
@@ -23,7 +20,7 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+    X86_64,
     pytest.mark.skipif(shutil.which("go") is None, reason="needs go"),
 ]
 GO_SCHEMA = {"threadlocal.schema_version": "go_pprof_labels_v1"}
@@ -186,21 +183,10 @@ service:
 
 
 def test_the_agent_counts_programs_of_an_unsupported_version(unsupported, tmp_path):
-    config, health = tmp_path / "agent.yaml", f"127.0.0.1:{free_port()}"
-    config.write_text(AGENT.format(pid=unsupported.pid, health=health))
-    words = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(config)]
-    deadline, status = time.monotonic() + 60, {}
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as agent:
-        try:
-            while not status.get("unread_contexts"):
-                assert time.monotonic() < deadline, status
-                assert agent.poll() is None
-                time.sleep(0.3)
-                with contextlib.suppress(OSError), urlopen(f"http://{health}/status") as answer:
-                    status = json.load(answer)
-        finally:
-            agent.terminate()
-    assert status["unread_contexts"] == {"goroutine labels: go1.99.9 is not supported": 1}
+    health = f"127.0.0.1:{free_port()}"
+    with Agent(tmp_path, AGENT.format(pid=unsupported.pid, health=health)) as agent:
+        unread = agent.wait_until(lambda: ask_agent(health, "/status")[1].get("unread_contexts"))
+    assert unread == {"goroutine labels: go1.99.9 is not supported": 1}
 
 
 @pytest.mark.parametrize("kind", ["wild", "kernel", "itself", "long", "many", "huge"])

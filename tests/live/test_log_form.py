@@ -1,15 +1,11 @@
 """The agent's log has one JSON object per line and no secrets, regardless of what libraries log."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from samplers import spawned
 
-from tests.public import get_public_python
+from tests.agents import Agent
+from tests.commands import run_command
 from tests.servers import HttpServer, make_certificate
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
@@ -56,22 +52,14 @@ def answer(request):
 
 
 def test_every_log_line_is_json_without_secrets(tmp_path):
-    config, log = tmp_path / "agent.yaml", tmp_path / "log"
-    with HttpServer(answer) as plain, HttpServer(answer, make_certificate(tmp_path)) as tls:
-        config.write_text(CONFIG.format(plain=plain.port, tls=tls.port))
-        command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-        with (
-            log.open("wb") as file,
-            spawned(*command, stdout=subprocess.DEVNULL, stderr=file) as agent,
-        ):
-            deadline = time.monotonic() + 60
-            while missing := [text for text in WANTED if text not in log.read_text()]:
-                assert agent.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, missing
-                time.sleep(0.2)
-            agent.send_signal(signal.SIGTERM)
-            assert agent.wait(60) == 0, log.read_text()
-    text = log.read_text()
+    with (
+        HttpServer(answer) as plain,
+        HttpServer(answer, make_certificate(tmp_path)) as tls,
+        Agent(tmp_path, CONFIG.format(plain=plain.port, tls=tls.port)) as agent,
+    ):
+        agent.wait_until(lambda: all(text in agent.log for text in WANTED))
+        agent.stop()
+    text = agent.log
     for line in text.splitlines():
         assert json.loads(line).keys() >= {"time", "level", "logger", "message"}
     assert "ssl_transport_security" not in text
@@ -84,14 +72,8 @@ def test_every_log_line_is_json_without_secrets(tmp_path):
 def test_recordings_print_nothing_from_grpc(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with HttpServer(answer) as plain:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "otel_kprofiler", "record", "-d", "500ms", "--idle"),
-                *("--export", f"grpcs://localhost:{plain.port}"),
-            ],
-            capture_output=True,
-            text=True,
-        )
+        address = f"grpcs://localhost:{plain.port}"
+        done = run_command("record", "-d", "500ms", "--idle", "--export", address)
     assert done.returncode == 1
     assert "ssl_transport_security" not in done.stderr
     assert "WRONG_VERSION_NUMBER" in done.stderr
@@ -104,14 +86,7 @@ def test_recordings_print_nothing_from_grpc(monkeypatch):
 )  # fmt: skip
 def test_recordings_never_show_credentials(address, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "otel_kprofiler", "--debug", "record", "-d", "500ms"),
-            *("--idle", "--export", address),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    done = run_command("--debug", "record", "-d", "500ms", "--idle", "--export", address)
     assert done.returncode in (1, 2), done.stderr  # an error, not a signal
     assert "s3cret" not in done.stdout + done.stderr
     assert "bWU6czNjcmV0" not in done.stdout + done.stderr

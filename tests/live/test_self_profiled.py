@@ -3,18 +3,16 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 from samplers import spawned
 
 from otel_kprofiler.model import LossCause
 from otel_kprofiler.otlp import decode_windows
-from tests.agent_account import parse_account
+from tests.agents import Agent
 from tests.faults.accounts import check_formulas
-from tests.public import get_public_python
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
@@ -30,7 +28,6 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}
 """
-AGENT = "from otel_kprofiler.cli import main; main()"
 SERVICE = """
 import os, signal, sys
 from otel_kprofiler.sdk import KernelProfiler
@@ -61,8 +58,6 @@ class Parts:
 
     def __init__(self, stack, directory):
         self._stack, self._directory = stack, directory
-        self._log = directory / "agent.log"
-        self._log.touch()
         self.path = directory / "agent.jsonl"
         self.own = directory / "service.jsonl"
         self._read = {self.path: (0, []), self.own: (0, [])}
@@ -81,11 +76,8 @@ class Parts:
         return self.start(sys.executable, "-c", SERVICE, env=env)
 
     def start_agent(self, mode):
-        config = self._directory / "agent.yaml"
-        config.write_text(CONFIG.format(mode=mode, path=self.path))
-        with open(self._log, "wb") as log:
-            command = [*get_public_python().words, "-c", AGENT, "run", "-c", config]
-            return self.start(*command, stdout=subprocess.PIPE, stderr=log)
+        agent = Agent(self._directory, CONFIG.format(mode=mode, path=self.path))
+        return self._stack.enter_context(agent)
 
     def windows(self, path=None):
         """Returns the number of samples and the Resource of each process in each window, by pid."""
@@ -103,12 +95,6 @@ class Parts:
             results.append(counts)
         return results
 
-    def wait_for(self, condition):
-        deadline = time.monotonic() + 90
-        while not condition():
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.1)
-
 
 @pytest.fixture
 def parts(tmp_path):
@@ -116,17 +102,10 @@ def parts(tmp_path):
         yield Parts(stack, tmp_path)
 
 
-def stop(agent):
-    agent.send_signal(signal.SIGTERM)
-    out, _ = agent.communicate(timeout=60)
-    assert agent.returncode == 0
-    return parse_account(out)
-
-
 @pytest.mark.long
 def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
-    parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
+    wait_until(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("leave_out")
 
     def without_service():
@@ -136,15 +115,15 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
             if impostor.pid in window and service.pid not in window
         ]
 
-    parts.wait_for(lambda: len(without_service()) >= 5)
+    wait_until(lambda: len(without_service()) >= 5)
     # The service may appear only until its context is read, at the end of a window.
     assert service.pid not in parts.windows()[-1]
     (_, resource) = parts.windows()[-1].get(impostor.pid, (0, None))
     assert resource is None or MARK not in resource.attributes
     service.send_signal(signal.SIGUSR1)
-    parts.wait_for(lambda: service.pid in parts.windows()[-1])
-    assert MARK not in parts.windows()[-1][service.pid][1].attributes
-    account = stop(agent)
+    _, resource = wait_until(lambda: parts.windows()[-1].get(service.pid))
+    assert MARK not in resource.attributes
+    account = agent.stop()
     assert account["gaps"] == []
     assert account["kinds"]["on_cpu"]["lost"]["self_profiled"] > 0
     sent = sum(count for window in parts.windows() for count, _ in window.values())
@@ -159,7 +138,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
 @pytest.mark.long
 def test_samples_of_self_profiled_services_are_sent_with_an_attribute_if_configured(parts):
     service = parts.start_service()
-    parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
+    wait_until(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("mark")
 
     def marked():
@@ -169,8 +148,8 @@ def test_samples_of_self_profiled_services_are_sent_with_an_attribute_if_configu
             if service.pid in window and window[service.pid][1].attributes.get(MARK) is True
         ]
 
-    parts.wait_for(lambda: len(marked()) >= 2)
+    wait_until(lambda: len(marked()) >= 2)
     assert marked()[-1][0] > 0
-    account = stop(agent)
+    account = agent.stop()
     assert account["gaps"] == []
     assert "self_profiled" not in account["lost"]

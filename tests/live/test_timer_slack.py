@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents import Agent
+from tests.needs import ROOT
 from tests.public import get_public_python
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read the slack of other threads"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120), ROOT]
 
 COARSE_NS, DEFAULT_NS = 100_000_000, 50_000
 POLLING = "event_engine"
@@ -76,18 +74,10 @@ def hold(script):
 
 @pytest.mark.usefixtures("sampling_host")
 def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
-    path = tmp_path / "agent.yaml"
-    path.write_text(CONFIG.format(endpoint=receiver.grpc))
-    process = subprocess.Popen(
-        [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(path)],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with Agent(tmp_path, CONFIG.format(endpoint=receiver.grpc)) as agent:
         # The thread that sends metrics starts last.
-        threads = slacks(process, "OtelPeriodic")
-    finally:
-        process.terminate()
-        process.wait(60)
+        threads = slacks(agent.process, "OtelPeriodic")
+        agent.stop()
     assert_only_grpc_is_coarse(threads)
     assert any(name.startswith("kprofiler-") for name in threads)
 

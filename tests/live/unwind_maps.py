@@ -3,12 +3,14 @@
 import ctypes
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from samplers import spawned
 
 from otel_kprofiler.bpf import PAGE_BYTES, bpf_call, create_inner_map
@@ -22,10 +24,7 @@ _FS_IOC_GETVERSION = 0x80087601
 
 
 class _Create(ctypes.Structure):
-    _fields_ = (
-        ("words", ctypes.c_uint32 * 7),
-        ("name", ctypes.c_char * 16),
-    )
+    _fields_ = (("words", ctypes.c_uint32 * 7), ("name", ctypes.c_char * 16))
 
 
 class _Element(ctypes.Structure):
@@ -161,6 +160,8 @@ def mapped_request(pid, inode, device, size=0, generation=0):
 
 
 def compile_c(path, source, *options):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
     subprocess.run(
         ["gcc", "-x", "c", "-o", path, *options, "-"], input=source, text=True, check=True
     )

@@ -12,7 +12,7 @@ from otel_kprofiler.cli.receivers import open_receiver
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
 from otel_kprofiler.model import Account, Batch, ExporterAccount, Finding, Form, Level, LossCause
-from tests.agent_account import parse_account
+from tests.agents import parse_account
 from tests.servers import HttpServer, serve_grpc
 
 pytestmark = pytest.mark.system

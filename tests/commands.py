@@ -1,0 +1,22 @@
+"""Runs the commands of this package in tests, as users do."""
+
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "otel_kprofiler"]
+
+
+def run_command(*words, by=(sys.executable,), **options):
+    """Runs a command until it exits, and returns its status and its output, by default as text.
+
+    ``by`` is the interpreter, after the words of a program that runs it, such as setpriv.
+    """
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    return subprocess.run([*by, *COMMAND[1:], *map(str, words)], **options)
+
+
+def run_checked(*words, **options):
+    """Runs a command that must succeed."""
+    done = run_command(*words, **options)
+    assert done.returncode == 0, done.stderr
+    return done
