@@ -11,9 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from samplers import spawned
+
 from otel_kprofiler.bpf.btf import parse_program_btf
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.host import PerfAttributes, attach_program, enable_event
+from tests.commands import COMMAND
+from tests.waiting import wait_until
 
 _PROG_LOAD = 5
 _PROG_TEST_RUN = 10
@@ -200,6 +204,16 @@ def holds_sampler(pid: int) -> bool:
             for file in files
         )
     return False
+
+
+@contextlib.contextmanager
+def recording(*words, **options):
+    """Runs ``record``, and yields its process when it samples. Kills it at the end of the block."""
+    options = {"stderr": subprocess.PIPE, "text": True, **options}
+    with spawned(*COMMAND, "record", *map(str, words), **options) as process:
+        wait_until(lambda: holds_sampler(process.pid) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        yield process
 
 
 def _has_program(pid: int, fd: int) -> bool:

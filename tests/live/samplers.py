@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 
@@ -43,6 +44,24 @@ def drain_until(sampler, is_enough):
         sampler.wait(0.05)
         samples += sampler.drain()
     return samples
+
+
+def record_and_replay(config, seconds, path):
+    """Checks that a replay equals the recorded samples. Returns these, and the counts."""
+    writer = RecordingWriter(path)
+    with started(EbpfSampler(config, raw_sink=writer.add_records)) as sampler:
+        samples = collect(sampler, seconds)
+        sampler.stop()
+        samples += sampler.drain()
+        until, counts = sampler.complete_until_ns(), sampler.counts()
+        writer.finish(RecordingFacts(0, sampler.period_ns, sampler.stack_limit, until, counts))
+    with contextlib.closing(Recording(path)) as recording:
+        replay, replayed = ReplaySampler(recording), []
+        while not replay.exhausted:
+            replayed += replay.drain()
+    assert replayed == samples
+    assert replay.counts() == counts
+    return samples, counts
 
 
 class Witness:

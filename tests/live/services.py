@@ -1,5 +1,6 @@
 """Runs services, which are separate processes that profile themselves."""
 
+import contextlib
 import inspect
 import os
 import socket
@@ -53,6 +54,14 @@ def ask(place, timeout_s):
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         while client.recv(4096):
             pass
+
+
+def is_answered(place):
+    """Returns whether a server, which may not listen yet, answers a request."""
+    with contextlib.suppress(OSError):
+        ask(place, timeout_s=30)
+        return True
+    return False
 
 
 def problems(log):

@@ -7,11 +7,10 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from programs import holds_sampler
+from programs import recording
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Unresolved
@@ -75,34 +74,28 @@ def profiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("perf")
     folded, data = directory / "x.folded", directory / "perf.data"
     load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", "600"])
-    record = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499", "-d", "600s", "-o", folded],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not holds_sampler(record.pid):
-        assert record.poll() is None, record.communicate()[1]
-        time.sleep(0.05)
-    perf = subprocess.Popen(
-        ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-a", "-g",
-         "-o", data, "--", "sh", "-c", "echo sampling; read end"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    line = perf.stdout.readline()
-    assert line == "sampling\n", perf.communicate()[1]
-    start = read_cpu_times(load.pid)
-    wait_until(
-        lambda: all(
-            end - begin > SECONDS
-            for begin, end in zip(start, read_cpu_times(load.pid), strict=True)
-        ),
-        seconds=120,
-    )
-    _, perf_errors = perf.communicate("\n")
+    with recording("-F", "499", "-d", "600s", "-o", folded) as record:
+        perf = subprocess.Popen(
+            ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-a", "-g",
+             "-o", data, "--", "sh", "-c", "echo sampling; read end"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        line = perf.stdout.readline()
+        assert line == "sampling\n", perf.communicate()[1]
+        start = read_cpu_times(load.pid)
+        wait_until(
+            lambda: all(
+                end - begin > SECONDS
+                for begin, end in zip(start, read_cpu_times(load.pid), strict=True)
+            ),
+            seconds=120,
+        )
+        _, perf_errors = perf.communicate("\n")
+        record.send_signal(signal.SIGINT)
+        _, errors = record.communicate(timeout=60)
+        assert record.returncode == 0, errors
     load.kill()
     load.wait()
-    record.send_signal(signal.SIGINT)
-    _, errors = record.communicate(timeout=60)
-    assert record.returncode == 0, errors
     assert perf.returncode == 0, perf_errors
     hide_programs_loaded(data)
     script = subprocess.run(
@@ -113,19 +106,15 @@ def profiled(tmp_path_factory):
     kernel = {
         (int(ip, 16), name.removeprefix("__pfx_")) for ip, name in frames if ip.startswith("ffff")
     }
-    return folded.read_text(), kernel
-
-
-def functions_in(folded):
-    frames = {frame for line in folded.splitlines() for frame in line.rsplit(" ", 1)[0].split(";")}
-    return {frame.removesuffix("_[k]") for frame in frames}
+    stacks = [line.rsplit(" ", 1)[0].split(";") for line in folded.read_text().splitlines()]
+    return {frame.removesuffix("_[k]") for stack in stacks for frame in stack}, kernel
 
 
 @pytest.mark.parametrize("area", AREAS)
 def test_functions_in_each_kernel_area_have_the_names_that_perf_reports(profiled, area):
-    folded, kernel = profiled
+    functions, kernel = profiled
     pattern = re.compile(AREAS[area])
-    ours = {name for name in functions_in(folded) if pattern.fullmatch(name)}
+    ours = {name for name in functions if pattern.fullmatch(name)}
     theirs = {name for _, name in kernel}
     assert len(ours & theirs) >= 3, (ours, sorted(theirs))
 

@@ -2,18 +2,17 @@
 
 import os
 import subprocess
-import time
 from contextlib import contextmanager
 
 import pytest
 from unwind_maps import compile_c, device_number, running
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.elf import FileSource, hash_file, read_elf
 from otel_kprofiler.host import Access, open_regular
 from otel_kprofiler.model import FileDetails, FileKey, Unresolved
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from tests.fuse import mounted, require_fuse
+from tests.needs import LIBBPF
 from tests.truth.naming import sample_host
 from tests.waiting import wait_until
 
@@ -206,22 +205,18 @@ ENTERED = {
 }
 
 
-@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+@LIBBPF
 @pytest.mark.parametrize("how", ENTERED)
 def test_samples_of_a_container_have_the_names_of_its_debug_file(how, tmp_path):
     container = Container(tmp_path, BUILD_ID)
-    functions = set()
     with container.running(BESIDE, ENTERED[how]):
-        until = time.monotonic() + 60
-        while "hot" not in functions and time.monotonic() < until:
-            frames = [
-                sample.stack.frames[0]
-                for window in sample_host(1.0)
-                for _, sample in window.samples
-            ]
-            functions |= {
-                frame.function
-                for frame in frames
-                if frame.module and frame.module.name.endswith("works")
-            }
-    assert "hot" in functions
+        wait_until(lambda: any(leaf.function == "hot" for leaf in leaves(sample_host(1.0))))
+
+
+def leaves(windows):
+    """Yields the innermost frames in the container's program."""
+    for window in windows:
+        for _, sample in window.samples:
+            module = sample.stack.frames[0].module
+            if module and module.name.endswith("works"):
+                yield sample.stack.frames[0]

@@ -7,9 +7,11 @@ import subprocess
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
-from otel_kprofiler.otlp import read_profiles
-from tests.public import NOBODY, open_directory
+from tests.commands import run_checked, run_command
+from tests.needs import X86_64
+from tests.public import NOBODY, TWO, as_nobody, open_directory
 from tests.thread_contexts import build, write_payload
+from tests.windows import read_samples
 
 pytestmark = [
     pytest.mark.live,
@@ -19,9 +21,8 @@ pytestmark = [
         or bool(read_capabilities(Access()).missing(["CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"])),
         reason="needs root with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE",
     ),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+    X86_64,
 ]
-TWO = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 SOMEBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 
 
@@ -43,16 +44,10 @@ def record_as_nobody(folder, public_python):
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"ready\n"
             for duration in ("2s", "8s", "30s"):
-                done = subprocess.run(
-                    [
-                        *NOBODY, *TWO, *public_python.words, "-m", "otel_kprofiler", "record",
-                        "--force", "-F", "499", "-d", duration, "-p", str(process.pid), "-o", out,
-                    ],
-                    cwd=public_python.root, capture_output=True, text=True, timeout=120,
-                )  # fmt: skip
-                assert done.returncode == 0, done.stderr
-                (window,) = read_profiles(str(out))
-                links = [sample.link for _, sample in window.samples if sample.link]
+                words = ["--force", "-F", 499, "-d", duration, "-p", process.pid, "-o", out]
+                by = [*as_nobody(*TWO), *public_python.words]
+                done = run_checked("record", *words, by=by, cwd=public_python.root)
+                links = [sample.link for _, sample in read_samples(out) if sample.link]
                 if len(links) > 20 or "not read" in done.stderr:
                     break
             process.kill()
@@ -76,8 +71,7 @@ def test_processes_whose_spans_cannot_be_read_are_counted_with_the_reason(record
 
 
 def test_the_doctor_reports_capabilities_missing_for_reading_spans(public_python):
-    command = [*public_python.words, "-m", "otel_kprofiler", "doctor", "--json"]
-    done = subprocess.run([*NOBODY, *TWO, *command], capture_output=True, text=True, timeout=120)
+    done = run_command("doctor", "--json", by=[*as_nobody(*TWO), *public_python.words])
     findings = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
     finding = findings["spans and service names"]
     assert finding["level"] == "warn"

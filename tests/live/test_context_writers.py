@@ -1,18 +1,17 @@
 """Samples have the spans that other projects' writers publish, and no other spans."""
 
-import os
-
 import pytest
 
 from otel_kprofiler.processes import thread_contexts
 from tests import java_writer, nodejs_writer, rust_writer
+from tests.needs import X86_64
 from tests.thread_contexts import WANTED, Reader, Service, compare
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(600),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+    X86_64,
 ]
 THREADS = 8
 

@@ -11,6 +11,7 @@ import tempfile
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
+from tests.commands import run_command
 from tests.public import NOBODY, get_public_python
 
 pytestmark = [
@@ -92,9 +93,8 @@ def test_the_doctor_blames_a_low_open_file_limit():
     assert "open files" not in "".join(lines)
 
 
-def enter_user_namespace(*arguments):
-    command = ["unshare", "-Ur", *get_public_python().words, "-m", "otel_kprofiler", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def enter_user_namespace(*words):
+    done = run_command(*words, by=["unshare", "-Ur", *get_public_python().words])
     if "unshare failed" in done.stderr:
         pytest.skip("user namespaces are not allowed here")
     assert done.returncode == 3, done.stderr

@@ -11,24 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+from unwind_maps import compile_c
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
+from tests.commands import run_checked, run_command
 from tests.fuse import mounted
-from tests.public import NOBODY
+from tests.needs import LIBBPF, X86_64
+from tests.public import NOBODY, TWO, as_nobody
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="user frames need x86-64"),
-]
+pytestmark = [pytest.mark.live, LIBBPF, X86_64]
 SOURCE = Path(__file__).with_name("threads_at_rest.c")
-COMMAND = [sys.executable, "-m", "otel_kprofiler", "dump"]
-TWO = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 PYTHON = """
 import os, threading, time
 def leaf(until):
@@ -117,12 +113,7 @@ def python(resting, others=""):
 
 def dump(pid, *options):
     """Returns the threads that ``dump`` shows, each with its stack, leaf first."""
-    done = subprocess.run(
-        [*COMMAND, "-p", str(pid), "-f", "json", *options],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(run_checked("dump", "-p", pid, "-f", "json", *options).stdout)
     threads = [thread for process in document["processes"] for thread in process["threads"]]
     for thread in threads:
         thread["frames"] = document["stacks"][thread["stack"]]
@@ -141,13 +132,9 @@ def functions(thread, side):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    if not shutil.which("gcc"):
-        pytest.skip("gcc is not installed")
     path = tmp_path_factory.mktemp("dump") / "threads_at_rest"
     # Without frame pointers, as Debian builds its programs.
-    words = ["gcc", "-O2", "-fomit-frame-pointer", "-pthread", SOURCE, "-o", path]
-    subprocess.run(words, check=True, timeout=60)
-    return path
+    return compile_c(path, SOURCE.read_text(), "-O2", "-fomit-frame-pointer", "-pthread")
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +180,7 @@ def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():
                     time.sleep(0.01)
                 threads = dump(pid)
-                record = ["record", "-p", str(pid), "-d", "1s", "-o", tmp_path / "empty.otlp"]
-                subprocess.run([*COMMAND[:-1], *record], check=True, timeout=60)
+                run_checked("record", "-p", pid, "-d", "1s", "-o", tmp_path / "empty.otlp")
                 assert fuse.count_held() > 0
             finally:
                 fuse.thaw()
@@ -262,15 +248,14 @@ def test_a_second_dump_shows_which_threads_have_moved():
 def test_threads_to_dump_are_selected_by_name():
     with running(*python(1, "tick,")) as (pid, _):
         tasks = Path(f"/proc/{pid}/task")
-        while not (named := [
-            int(task.name) for task in tasks.iterdir()
-            if (task / "comm").read_text() == "dump-by-name\n"
-        ]):  # fmt: skip
-            time.sleep(0.01)
-        done = subprocess.run(
-            [*COMMAND, "--comm", "dump-by-name", "-f", "json"],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+        named = wait_until(
+            lambda: [
+                int(task.name)
+                for task in tasks.iterdir()
+                if (task / "comm").read_text() == "dump-by-name\n"
+            ]
+        )
+        done = run_checked("dump", "--comm", "dump-by-name", "-f", "json")
     (process,) = json.loads(done.stdout)["processes"]
     assert [thread["tid"] for thread in process["threads"]] == named
 
@@ -322,13 +307,8 @@ def test_two_capabilities_are_enough_to_dump_processes_of_the_same_user(public_p
         wchan = Path(f"/proc/{pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
         for rights, status in ((TWO, 0), ((), 3)):
-            done = subprocess.run(
-                [
-                    *NOBODY, *rights, *public_python.words, "-m", "otel_kprofiler", "dump",
-                    "-p", str(pid), "-f", "json",
-                ],
-                cwd=public_python.root, capture_output=True, text=True, timeout=120,
-            )  # fmt: skip
+            by = [*as_nobody(*rights), *public_python.words]
+            done = run_command("dump", "-p", pid, "-f", "json", by=by, cwd=public_python.root)
             assert done.returncode == status, done.stderr
             if status:
                 assert "CAP_BPF and CAP_PERFMON missing" in done.stderr

@@ -17,12 +17,12 @@ from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU
 from otel_kprofiler.processes import ProcessContexts, ProcessResources
 from otel_kprofiler.sampling import OffCpuConfig
 from otel_kprofiler.symbols import KernelResolver
-from tests.public import NOBODY
+from tests.commands import run_checked
+from tests.public import TWO, as_nobody
 
 pytestmark = pytest.mark.live
 
 NOBODY_ID = 65534
-TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
 KERNEL = KernelResolver()
 SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 
@@ -204,9 +204,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
     first, second = shells
     spin = SPIN.format(rounds=1_500_000)
     watcher = subprocess.Popen(
-        [*NOBODY, *TWO_CAPABILITIES, public_python.command, "-c", WATCH],
-        stdout=subprocess.PIPE,
-        text=True,
+        [*as_nobody(*TWO), public_python.command, "-c", WATCH], stdout=subprocess.PIPE, text=True
     )
     assert watcher.stdout.readline() == "started\n"
     subprocess.run([first, "-c", f"{spin}; exec {second} -c '{spin}'"], check=True)
@@ -223,15 +221,8 @@ def test_recordings_omit_an_interpreters_arguments_except_the_script(tmp_path):
         "import time\nend = time.thread_time() + 3\nwhile time.thread_time() < end: pass"
     )
     shown = f"manage.py ({os.path.basename(os.path.realpath(sys.executable))})"
-    command = [sys.executable, "-m", "otel_kprofiler"]
-    path = str(tmp_path / "x.otlp")
-    subprocess.run(
-        [*command, "record", "-o", path, "--", sys.executable, "-S", script, "--key", "hunter2"],
-        check=True,
-        capture_output=True,
-    )
+    path = tmp_path / "x.otlp"
+    run_checked("record", "-o", path, "--", sys.executable, "-S", script, "--key", "hunter2")
     for words in (["--by", "process"], ["-o", "-", "-f", "folded"]):
-        done = subprocess.run([*command, "report", path, *words], capture_output=True, text=True)
-        assert shown in done.stdout, done
-    with open(path, "rb") as file:
-        assert b"hunter2" not in file.read()
+        assert shown in run_checked("report", path, *words).stdout
+    assert b"hunter2" not in path.read_bytes()

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from services import problems, run
 
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sdk.provider import EXIT_TIMEOUT_MILLIS
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -262,13 +262,16 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
             answers[pid] = state, *ids
 
     try:
-        deadline = time.monotonic() + 120
         # The same worker might handle all sequential requests.
         with ThreadPoolExecutor(4) as clients:
-            while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
-                assert time.monotonic() < deadline, answers
+
+            def are_running():
                 assert server.poll() is None, server.stderr.read().decode()
                 list(clients.map(ask, range(4)))
+                states = {answer[0] for answer in answers.values()}
+                return len(answers) >= 2 and states == {"running"}
+
+            wait_until(are_running, 120, lambda: answers)
     finally:
         server.terminate()
         server.communicate(timeout=60)

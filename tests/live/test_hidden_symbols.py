@@ -12,7 +12,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Level, ModuleKind
 from otel_kprofiler.symbols import HiddenCause, KernelSymbolizer
 from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
-from tests.public import NOBODY
+from tests.public import TWO, as_nobody
 
 pytestmark = pytest.mark.live
 
@@ -110,13 +110,9 @@ print(json.dumps(find_hidden_symbols(Access()).observed))
 """
 
 
-def as_nobody(python, capabilities, code, *arguments):
-    listed = ",".join(f"+{name}" for name in capabilities) or "-all"
-    done = subprocess.run(
-        [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command, "-c", code,
-         *map(str, arguments)],
-        capture_output=True, text=True, cwd="/",
-    )  # fmt: skip
+def run_as_nobody(python, capabilities, code, *arguments):
+    command = [*as_nobody(*capabilities), python.command, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -125,7 +121,7 @@ def as_nobody(python, capabilities, code, *arguments):
 def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, request, public_python):
     """With only CAP_BPF and CAP_PERFMON, 10,000 kernel frames have the names that root sees."""
     assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
-    cause, frames = as_nobody(public_python, ["bpf", "perfmon"], SAMPLE_FRAMES, FRAMES)
+    cause, frames = run_as_nobody(public_python, TWO, SAMPLE_FRAMES, FRAMES)
     assert cause is None
     assert len(frames) >= FRAMES
     named = others = 0
@@ -163,9 +159,9 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
 
 @pytest.mark.changes_host
 def test_the_reason_for_hidden_symbols_is_reported_without_capabilities(hidden, public_python):
-    cause, is_used, refused = as_nobody(public_python, [], LOOK)
+    cause, is_used, refused = run_as_nobody(public_python, [], LOOK)
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used
     assert refused
-    observed = as_nobody(public_python, [], FIND)
+    observed = run_as_nobody(public_python, [], FIND)
     assert observed == "CAP_BPF and CAP_PERFMON missing"

@@ -422,11 +422,12 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
             (frame,) = child.resolve_addresses([gone[0] + 1], time_ns=since_ns + 1)
             if frame.unresolved is not Unresolved.RECORDS_LOST:  # another process may load programs
                 assert frame.module.name in {name for _, name in known(child)} - {gone[1]}
-            deadline = time.monotonic() + 60
-            while has_uncertain(child):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+
+            def is_certain():
                 catch_up(child)
+                return not has_uncertain(child)
+
+            wait_until(is_certain)
             assert child_watch.counts().kallsyms_reads
         finally:
             os.close(new)

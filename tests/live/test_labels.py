@@ -4,9 +4,9 @@ import json
 from collections import Counter
 
 import pytest
-from services import ToFile, run
+from services import run
 
-from otel_kprofiler.otlp import read_profiles
+from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
 
@@ -77,19 +77,17 @@ CONTEXTS = """
 """
 
 
-def test_samples_carry_the_labels_of_their_context(tmp_path):
-    to_file = ToFile(tmp_path / "profiles.jsonl")
+def test_samples_carry_the_labels_of_their_context(to_file):
     said = json.loads(run(CONTEXTS, env=to_file.env).stdout)
     right, wrong, labelled = 0, [], 0
-    for window in read_profiles(str(to_file.path)):
-        for _, sample in window.samples:
-            notes = said["truth"].get(f"{sample.tid}", [])
-            for time_ns in sample.timestamps_unix_ns:
-                labelled += bool(sample.labels)
-                expected = next((ls for start, end, ls in notes if start < time_ns < end), None)
-                if expected is not None and dict(sample.labels) != expected:
-                    wrong.append((sample.labels, expected))
-                right += expected is not None and dict(sample.labels) == expected
+    for _, sample in read_samples(to_file.path):
+        notes = said["truth"].get(f"{sample.tid}", [])
+        for time_ns in sample.timestamps_unix_ns:
+            labelled += bool(sample.labels)
+            expected = next((ls for start, end, ls in notes if start < time_ns < end), None)
+            if expected is not None and dict(sample.labels) != expected:
+                wrong.append((sample.labels, expected))
+            right += expected is not None and dict(sample.labels) == expected
     assert right > 1500
     assert not wrong
     stats = said["stats"]
@@ -117,14 +115,12 @@ BAGGAGE = """
 """
 
 
-def test_all_samples_of_a_request_have_its_selected_baggage(tmp_path):
-    to_file = ToFile(tmp_path / "profiles.jsonl")
+def test_all_samples_of_a_request_have_its_selected_baggage(to_file):
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
     results = Counter()
-    for window in read_profiles(str(to_file.path)):
-        for _, sample in window.samples:
-            if sample.link:
-                results[sample.link.span_id, sample.labels] += len(sample.timestamps_unix_ns)
+    for _, sample in read_samples(to_file.path):
+        if sample.link:
+            results[sample.link.span_id, sample.labels] += len(sample.timestamps_unix_ns)
     acme = ("tenant.id", "acme")
     wanted = {(acme,), (("step", "query"), acme), ()}
     assert {labels for _, labels in results} == wanted

@@ -2,11 +2,11 @@
 
 import json
 import math
-import shutil
-import subprocess
-import sys
 
 import pytest
+from unwind_maps import compile_c
+
+from tests.commands import run_checked
 
 PROGRAM = """
 #include <pthread.h>
@@ -40,29 +40,20 @@ int main(void) {
     return 0;
 }
 """
-COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 RATE = 499
 SERIAL_S, PARALLEL_S = 1, 2
 EDGE_S = 0.02
 
 
 def totals(directory, *words):
-    command = [*COMMAND, "report", "--json", *words, "x.otlp"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
+    done = run_checked("report", "--json", *words, "x.otlp", cwd=directory)
     (kind,) = json.loads(done.stdout)["kinds"]
     return {group["name"]: group["total"] / 1e9 for group in kind["groups"]}
 
 
 def test_latency_weight_divides_parallel_time_but_not_serial_time(tmp_path):
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    (tmp_path / "work.c").write_text(PROGRAM)
-    subprocess.run(["gcc", "-O1", "-pthread", "-o", "work", "work.c"], cwd=tmp_path, check=True)
-    done = subprocess.run(
-        [*COMMAND, "record", "-F", str(RATE), "-o", "x.otlp", "--", "./work"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    program = compile_c(tmp_path / "work", PROGRAM, "-O1", "-pthread")
+    done = run_checked("record", "-F", RATE, "-o", "x.otlp", "--", program, cwd=tmp_path)
     elapsed_s = float(done.stdout)
 
     time, latency = totals(tmp_path), totals(tmp_path, "--weight", "latency")

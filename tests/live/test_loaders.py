@@ -18,6 +18,7 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.errors import KernelFeatureError, SamplerError
 from otel_kprofiler.host import Access, read_release
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.needs import LIBBPF
 
 pytestmark = [
     pytest.mark.live,
@@ -157,7 +158,7 @@ def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(monkeyp
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()
 
 
-@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+@LIBBPF
 def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     """The verifier takes longer than the signals' interval, and gives up if a signal is pending."""
     count = 0

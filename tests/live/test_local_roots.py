@@ -4,10 +4,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from services import ToFile, run
+from services import run
 
 from otel_kprofiler.cli.report import command
-from otel_kprofiler.otlp import read_profiles
+from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
 
@@ -72,28 +72,22 @@ SERVICE = """
 """
 
 
-@pytest.fixture
-def to_file(tmp_path):
-    return ToFile(tmp_path / "profiles.jsonl")
-
-
 @pytest.mark.long
 def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
     said = json.loads(run(SERVICE, env=to_file.env).stdout)
     truth, counts = said["truth"], said["stats"]["local_roots"]
     right, wrong, unnamed = 0, [], 0
-    for window in read_profiles(str(to_file.path)):
-        for _, sample in window.samples:
-            if sample.link is None:
-                continue
-            name = truth[f"{sample.link.trace_id.hex()} {sample.link.span_id.hex()}"]
-            count = len(sample.timestamps_unix_ns)
-            if sample.link.local_root == name:
-                right += count
-            elif sample.link.local_root:
-                wrong.append((sample.link.local_root, name))
-            else:
-                unnamed += count
+    for _, sample in read_samples(to_file.path):
+        if sample.link is None:
+            continue
+        name = truth[f"{sample.link.trace_id.hex()} {sample.link.span_id.hex()}"]
+        count = len(sample.timestamps_unix_ns)
+        if sample.link.local_root == name:
+            right += count
+        elif sample.link.local_root:
+            wrong.append((sample.link.local_root, name))
+        else:
+            unnamed += count
     # If a window ends before the route is known, its samples have the span's name.
     assert all(name.startswith(result) for result, name in wrong)
     assert len(wrong) <= 0.01 * right
@@ -136,12 +130,7 @@ FORKED = """
 
 def test_samples_of_a_forked_child_name_the_local_root_active_at_the_fork(to_file):
     run(FORKED, env=to_file.env)
-    spans = {
-        sample.link
-        for window in read_profiles(str(to_file.path))
-        for _, sample in window.samples
-        if sample.link
-    }
+    spans = {sample.link for _, sample in read_samples(to_file.path) if sample.link}
     assert len(spans) == 2
     assert {link.local_root for link in spans} == {"parent's"}
 
@@ -162,8 +151,6 @@ def test_local_root_names_can_be_disabled(to_file):
         assert not provider._active_span_processor._span_processors
     """
     run(code, env={**to_file.env, "OTEL_KPROFILER_LOCAL_ROOT_NAMES": "false"})
-    links = {
-        sample.link for window in read_profiles(str(to_file.path)) for _, sample in window.samples
-    }
+    links = {sample.link for _, sample in read_samples(to_file.path)}
     assert any(links)
     assert not any(link.local_root for link in links if link)

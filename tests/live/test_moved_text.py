@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from operator import itemgetter
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 from samplers import spawned
 from unwind_maps import compile_c
 
-from otel_kprofiler.otlp import read_profiles
+from tests.commands import run_checked, run_command
+from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
 
@@ -57,12 +57,10 @@ for (;;) zlib.deflateSync(content);
 
 def record(pid, directory, seconds):
     output = Path(directory, "profile.folded")
-    command = [sys.executable, "-m", "otel_kprofiler"]
-    words = ["record", "-p", str(pid), "-d", f"{seconds}s", "--stacks", "both"]
-    words += ["--force", "-o", directory / "x.otlp"]
-    for arguments in (words, ["report", directory / "x.otlp", "--force", "-o", output]):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+    path = directory / "x.otlp"
+    words = ["-p", pid, "-d", f"{seconds}s", "--stacks", "both", "--force", "-o", path]
+    run_checked("record", *words)
+    run_checked("report", path, "--force", "-o", output)
     lines = [line.rpartition(" ") for line in output.read_text().splitlines()]
     return [(stack.split(";"), int(count)) for stack, _, count in lines]
 
@@ -71,8 +69,7 @@ def read_stacks(directory):
     """Returns the stacks of all samples in order of time, outermost function first."""
     samples = [
         (time_ns, [frame.function for frame in reversed(sample.stack.frames)])
-        for window in read_profiles(str(directory / "x.otlp"))
-        for _, sample in window.samples
+        for _, sample in read_samples(directory / "x.otlp")
         for time_ns in sample.timestamps_unix_ns
     ]
     return [stack for _, stack in sorted(samples, key=itemgetter(0))]
@@ -124,8 +121,7 @@ def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
     start = next(line.split()[0] for line in symbols.splitlines() if line.endswith(" outer"))
     with spawned(program, stdout=subprocess.PIPE) as run:
         assert b"moved" in run.stdout.readline()
-        command = [sys.executable, "-m", "otel_kprofiler", "symbolize", "--pid", str(run.pid)]
-        done = subprocess.run([*command, f"0x{start}"], capture_output=True, text=True, timeout=60)
+        done = run_command("symbolize", "--pid", run.pid, f"0x{start}")
     assert "outer" in done.stdout, done.stdout + done.stderr
 
 

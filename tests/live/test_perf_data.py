@@ -4,12 +4,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 
 import pytest
+from unwind_maps import compile_c
 
 from otel_kprofiler.symbols.kernel.names import strip_clone_suffix
+from tests.commands import run_checked
 
 PROGRAM = """
 #include <fcntl.h>
@@ -42,13 +43,11 @@ int main(void) {
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    for tool in ("perf", "gcc"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}")
+    if shutil.which("perf") is None:
+        pytest.skip("needs perf")
     directory = tmp_path_factory.mktemp("perf")
-    (directory / "work.c").write_text(PROGRAM)
     words = ["-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-Wl,--build-id=sha1"]
-    run(directory, "gcc", *words, "-o", "work", "work.c")
+    compile_c(directory / "work", PROGRAM, *words)
     run(directory, "perf", "record", "-q", "-N", "-e", "cpu-clock", "-F", "499", "-g",
         "-o", "perf.data", "./work")  # fmt: skip
     return directory
@@ -61,7 +60,7 @@ def run(directory, *words):
 
 
 def report(directory, *words):
-    return run(directory, sys.executable, "-m", "otel_kprofiler", "report", *words, "perf.data")
+    return run_checked("report", *words, "perf.data", cwd=directory).stdout
 
 
 def test_functions_have_the_counts_and_names_that_perf_reports(recorded):
@@ -90,19 +89,9 @@ def test_functions_have_the_counts_and_names_that_perf_reports(recorded):
 def test_a_perf_recording_is_converted_to_every_kind_of_report(recorded):
     report(recorded, "-o", "flame.html")
     report(recorded, "-o", "converted.otlp")
-    assert "inner" in run(
-        recorded,
-        sys.executable,
-        "-m",
-        "otel_kprofiler",
-        "diff",
-        "perf.data",
-        "converted.otlp",
-        "--json",
-    )
-    converted = run(
-        recorded, sys.executable, "-m", "otel_kprofiler", "report", "--json", "converted.otlp"
-    )
+    compared = run_checked("diff", "perf.data", "converted.otlp", "--json", cwd=recorded)
+    assert "inner" in compared.stdout
+    converted = run_checked("report", "--json", "converted.otlp", cwd=recorded).stdout
     ours = json.loads(report(recorded, "--json"))
     assert json.loads(converted)["kinds"][0]["groups"] == ours["kinds"][0]["groups"]
     assert "work" in report(recorded, "--by", "process")

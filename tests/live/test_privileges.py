@@ -1,18 +1,15 @@
 """Each thread drops capabilities, as the kernel shows for separate test processes."""
 
 import json
-import os
 import subprocess
 
 import pytest
 from samplers import spawned
 
+from tests.needs import ROOT
 from tests.public import get_public_python
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
-]
+pytestmark = [pytest.mark.live, ROOT]
 
 BEGIN = """
 import json, os, sys, threading

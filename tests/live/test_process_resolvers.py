@@ -279,11 +279,17 @@ def test_a_resolver_for_one_process_does_not_resolve_other_processes(processes):
     assert resolver.resolve([start], os.getppid())[0].unresolved is Unresolved.PROCESS_GONE
 
 
-def test_code_in_anonymous_memory_is_reported_as_having_no_file(processes):
+@pytest.fixture
+def anonymous():
+    """Maps anonymous executable memory, and returns its address."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    (answer,) = processes.resolve([start], os.getpid())
+    yield ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    memory.close()
+
+
+def test_code_in_anonymous_memory_is_reported_as_having_no_file(processes, anonymous):
+    (answer,) = processes.resolve([anonymous], os.getpid())
     assert (answer.unresolved, answer.module, answer.path) == (Unresolved.NO_FILE, None, "")
     (vdso,) = processes.find("__vdso_gettimeofday", os.getpid())
     assert vdso.module.name == "[vdso]"
@@ -293,12 +299,9 @@ def test_code_in_anonymous_memory_is_reported_as_having_no_file(processes):
     }
 
 
-def test_jit_compiled_code_is_named_from_its_perf_map(processes):
+def test_jit_compiled_code_is_named_from_its_perf_map(processes, anonymous):
     """Like a JIT compiler, the test writes the map before the code runs."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    path = f"/tmp/perf-{os.getpid()}.map"
+    start, path = anonymous, f"/tmp/perf-{os.getpid()}.map"
     if os.path.exists(path):
         pytest.skip("this process has a perf map already")
     assert processes.resolve([start], os.getpid())[0].unresolved is Unresolved.NO_FILE

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
 from tests.interpreters import Python, find_pythons
-from tests.public import NOBODY, open_directory, publish_interpreter
+from tests.needs import CLANG, LIBBPF
+from tests.public import NOBODY, TWO, as_nobody, open_directory, publish_interpreter
 from tests.truth.python.chains import STYLES
 from tests.truth.python.measure import PROGRAM, SEED, building, running
 
-RIGHTS = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 OWN_NAMESPACES = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
 SAMPLES = int(os.environ.get("KPROFILER_PYTHON_SAMPLES", "1000"))
 MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # small numbers of samples vary more
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-    pytest.mark.skipif(not shutil.which("clang-14"), reason="clang-14 is not installed"),
+    LIBBPF,
+    CLANG,
     pytest.mark.skipif(
         os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
     ),
@@ -79,7 +78,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
     """
     python = publish(find_pythons()[0], folder)
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    tracking = [*NOBODY, *RIGHTS, public_python.command, "-c", TRACK, public_python.root]
+    tracking = [*as_nobody(*TWO), public_python.command, "-c", TRACK, public_python.root]
     with subprocess.Popen(tracking, cwd="/", **options) as tracker:
         tracker.stdout.readline()
         with subprocess.Popen([python.command, "-c", SERVICE], **options) as service:
@@ -108,9 +107,8 @@ def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, pub
         ]
         sampler = [public_python.command, "-m", "tests.truth.python.nobody", built, str(SAMPLES)]
         done = subprocess.run(
-            [*NOBODY, *RIGHTS, *sampler], input="\n".join(lines), cwd=public_python.root,
-            text=True,
-            capture_output=True, timeout=280,
+            [*as_nobody(*TWO), *sampler], input="\n".join(lines), cwd=public_python.root,
+            text=True, capture_output=True, timeout=280,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():

@@ -11,16 +11,14 @@ import pytest
 from python_frames import LAYOUT, sampling
 
 from benchmarks.bench_unwinding import program_times, program_usage
-from otel_kprofiler.bpf import PYTHON_CFRAME, LibbpfLoader, PythonProcess
+from otel_kprofiler.bpf import PYTHON_CFRAME, PythonProcess
 from otel_kprofiler.model import PYTHON_SIDE, RawSide, Unresolved
 from otel_kprofiler.symbols import PythonResolver
 from otel_kprofiler.text import escape_controls
 from tests.further import further
+from tests.needs import LIBBPF
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 SECONDS = 4
 WORDS = 1 << 14

@@ -14,7 +14,7 @@ import pytest
 from python_frames import LAYOUT, PROCESS, frames, functions, sampling, stacks, take
 from samplers import spawned
 
-from otel_kprofiler.bpf import LibbpfLoader, PythonProcess
+from otel_kprofiler.bpf import PythonProcess
 from otel_kprofiler.bpf.python_maps import PYTHON_OUTCOMES
 from otel_kprofiler.errors import SamplerError
 from otel_kprofiler.model import (
@@ -27,11 +27,9 @@ from otel_kprofiler.model import (
     parse_python_stack,
 )
 from otel_kprofiler.sampling import attachment
+from tests.needs import LIBBPF
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 
 def leaf():

@@ -9,13 +9,10 @@ import time
 import pytest
 from python_frames import LAYOUT, PROCESS, sampling
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
+from tests.needs import LIBBPF
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 WORDS = 1 << 13
 RUNTIME, INTERPRETER, THREAD, FRAMES, CODES = 0, 1024, 2048, 2560, 4096

@@ -14,7 +14,8 @@ from planted import HOT, write_program
 from services import ask
 
 from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE
-from otel_kprofiler.otlp import read_profiles
+from tests.commands import COMMAND, run_checked
+from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
 
@@ -34,38 +35,33 @@ def hot_line(program):
 
 
 def record(path, *words):
-    subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-o", path, *words],
-        check=True, timeout=120, capture_output=True, cwd=os.getcwd(),
-    )  # fmt: skip
-    return read_samples(path)
+    run_checked("record", "-o", path, *words)
+    return read_stacks(path)
 
 
-def read_samples(path):
-    return sorted(
-        (
-            (time_ns, sample.stack)
-            for window in read_profiles(str(path))
-            for _, sample in window.samples
-            for time_ns in sample.timestamps_unix_ns
-        ),
-        key=itemgetter(0),
-    )
+def read_stacks(path):
+    """Returns the stacks of a file's samples in order of time."""
+    stacks = [
+        (time_ns, sample.stack)
+        for _, sample in read_samples(path)
+        for time_ns in sample.timestamps_unix_ns
+    ]
+    return [stack for _, stack in sorted(stacks, key=itemgetter(0))]
 
 
-def innermost_lines(samples, entry="getdents64"):
+def innermost_lines(stacks, entry="getdents64"):
     """Counts innermost Python lines in a system call, after the imports at start-up."""
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
-        for _, stack in samples
+        for stack in stacks
         if any(entry in frame.function for frame in stack.frames)
     ]
     return Counter(dropwhile(lambda result: not result or result[0].file.startswith("<"), lines))
 
 
-def check_hot_line(samples, program, hot_line):
-    """Checks that samples in the system call have the planted line, or, rarely, no Python frame."""
-    lines = innermost_lines(samples)
+def check_hot_line(stacks, program, hot_line):
+    """Checks that stacks in the system call have the planted line, or, rarely, no Python frame."""
+    lines = innermost_lines(stacks)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()
     assert (line.function, line.file, line.line) == (f"step_{HOT}", str(program), hot_line)
@@ -76,19 +72,28 @@ def check_hot_line(samples, program, hot_line):
 
 def test_record_shows_which_line_causes_kernel_time(program, hot_line, tmp_path):
     command = [*RATE, "--", sys.executable, program, SECONDS]
-    samples = record(tmp_path / "x.otlp", "--stacks", "kernel", *command)
-    check_hot_line(samples, program, hot_line)
-    kinds = {tuple(side.kind for side in stack.sides) for _, stack in samples}
+    stacks = record(tmp_path / "x.otlp", "--stacks", "kernel", *command)
+    check_hot_line(stacks, program, hot_line)
+    kinds = {tuple(side.kind for side in stack.sides) for stack in stacks}
     assert kinds <= {(KERNEL_SIDE, PYTHON_SIDE), (KERNEL_SIDE,)}
 
 
-@pytest.mark.parametrize("symbols", ["names", "off"])
-def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_path, symbols):
-    command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, SECONDS]
-    samples = record(tmp_path / "x.otlp", "--stacks", "both", *command)
-    check_hot_line(samples, program, hot_line)
+@pytest.fixture(scope="module", params=["names", "off"])
+def recorded(request, tmp_path_factory):
+    """Records the program, and returns the stacks, the recording, the program and its hot line."""
+    directory = tmp_path_factory.mktemp("recorded")
+    program, raw = directory / "shop.py", directory / "x.raw"
+    line = write_program(program)
+    words = ["--user-symbols", request.param, "--stacks", "both", "--raw", raw, *RATE]
+    command = ["--", sys.executable, program, SECONDS]
+    return record(directory / "x.otlp", *words, *command), raw, (program, line)
+
+
+def test_native_frames_appear_where_python_called_them(recorded):
+    stacks, _, expected = recorded
+    check_hot_line(stacks, *expected)
     called_back = Counter()
-    for _, stack in samples:
+    for stack in stacks:
         names = [frame.function for frame in stack.frames if frame.side is PYTHON_SIDE]
         if names[:2] == [f"step_{HOT}", "sub"]:
             kinds = [side.kind for side in stack.sides if side.kind is not KERNEL_SIDE]
@@ -100,34 +105,33 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
     assert count > called_back.total() * 0.8
 
 
-@pytest.mark.parametrize("symbols", ["names", "off"])
-def test_a_replay_shows_the_stacks_and_lines_of_the_recording(program, hot_line, tmp_path, symbols):
+def test_a_replay_shows_the_stacks_and_lines_of_the_recording(recorded, tmp_path):
     """The replay uses only the recording, and places Python frames between native frames.
 
     A replay must recognize the interpreter's loop, so recordings always contain the loop's name.
     """
-    command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, SECONDS]
-    live = record(tmp_path / "x.otlp", "--raw", tmp_path / "x.raw", *command)
-    replayed = record(tmp_path / "y.otlp", "--replay", tmp_path / "x.raw")
-    assert shown(replayed) == shown(live)
-    check_hot_line(replayed, program, hot_line)
+    stacks, raw, expected = recorded
+    replayed = record(tmp_path / "y.otlp", "--replay", raw)
+    assert shown(replayed) == shown(stacks)
+    check_hot_line(replayed, *expected)
 
 
-def shown(samples):
+def shown(stacks):
     def lines(frame):
         return () if frame.function.startswith("_PyEval_EvalFrameDefault") else frame.lines
 
-    return Counter(
-        tuple((frame.side, lines(frame)) for frame in stack.frames) for _, stack in samples
-    )
+    return Counter(tuple((frame.side, lines(frame)) for frame in stack.frames) for stack in stacks)
 
 
 def test_python_frames_can_be_disabled(program, hot_line, tmp_path):
-    samples = record(
-        tmp_path / "x.otlp", "--no-python", *RATE, "--", sys.executable, program, "0.5"
-    )
-    assert samples
-    assert not any(side.kind is PYTHON_SIDE for _, stack in samples for side in stack.sides)
+    command = ["--", sys.executable, program, "0.5"]
+    stacks = record(tmp_path / "x.otlp", "--no-python", *RATE, *command)
+    assert stacks
+    assert not has_python_frames(stacks)
+
+
+def has_python_frames(stacks):
+    return any(side.kind is PYTHON_SIDE for stack in stacks for side in stack.sides)
 
 
 SERVICE = """
@@ -160,14 +164,14 @@ def test_a_service_records_its_python_lines_unless_they_are_disabled(
         check=True, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     state = json.loads(done.stdout)
-    samples = read_samples(path)
+    stacks = read_stacks(path)
     if frames:
         assert state["problem"] == "python_frames is 0"
-        assert not any(side.kind is PYTHON_SIDE for _, stack in samples for side in stack.sides)
+        assert not has_python_frames(stacks)
     else:
         assert state["problem"] == ""
         assert state["stacks"]["complete"] > 20
-        check_hot_line(samples, program, hot_line)
+        check_hot_line(stacks, program, hot_line)
 
 
 APP = """
@@ -188,24 +192,17 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
         "--chdir", tmp_path, "shop:app",
     ]  # fmt: skip
     command = ["-d", "8s", "-F", "499", "--stacks", "kernel", "-o", path, "--", *service]
-    recording = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "record", *command],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    recording = subprocess.Popen([*COMMAND, "record", *command], stdout=-3, stderr=-3)
     while recording.poll() is None:
         try:
             ask(place, timeout_s=5)
         except OSError:  # the server is starting or has stopped
             time.sleep(0.05)
     assert recording.returncode == 0
-    lines = innermost_lines(read_samples(path))
+    lines = innermost_lines(read_stacks(path))
     lines.pop(None, None)
     ((line,), count), *_ = lines.most_common()
     assert (line.function, line.line) == (f"step_{HOT}", hot_line)
     assert count > 20
-    shown = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "line",
-         "--sort", "kernel", path],
-        check=True, capture_output=True, text=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert f"step_{HOT} (shop.py:{hot_line})" in shown[2]
+    rows = run_checked("report", "--by", "line", "--sort", "kernel", path).stdout.splitlines()
+    assert f"step_{HOT} (shop.py:{hot_line})" in rows[2]

@@ -16,7 +16,7 @@ from otel_kprofiler.host import Access, parse_mappings, read_maps
 from otel_kprofiler.interpreters import PythonProcesses, PythonTracking, open_own
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.further import further_of
-from tests.interpreters import VERSIONS, Journal, environment, find_missing, find_pythons
+from tests.interpreters import VERSIONS, Journal, environment, find_pythons, require_pythons
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
@@ -143,19 +143,16 @@ def is_registered(journal, pid, runtime):
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11",)))
 def test_python_processes_are_tracked_as_they_start_fork_and_exit(start, minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
     with tracked() as journal:
-        for python in find_pythons():
-            if python.minor == minor:
-                target = start(python.command)
-                pid, runtime = target.heard()
-                wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
-                target.send("fork")
-                child, runtime = target.heard()
-                wait_until(lambda: is_registered(journal, child, runtime))  # noqa: B023
-                target.end()
-                wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
+        for python in require_pythons(minor):
+            target = start(python.command)
+            pid, runtime = target.heard()
+            wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
+            target.send("fork")
+            child, runtime = target.heard()
+            wait_until(lambda: is_registered(journal, child, runtime))  # noqa: B023
+            target.end()
+            wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
 def test_python_processes_already_running_are_found(start):

@@ -1,8 +1,6 @@
 """A service has Python frames however it is started, or logs once why it has none."""
 
 import os
-import subprocess
-import sys
 import textwrap
 from contextlib import closing
 
@@ -15,6 +13,7 @@ from unwind_maps import compile_c
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import KnownLoops
 from otel_kprofiler.pipeline.python_frames import PythonFrames
+from tests.commands import run_command
 
 pytestmark = pytest.mark.live
 
@@ -125,15 +124,12 @@ def test_record_and_top_report_processes_without_python_frames(tmp_path, runtime
         int main(void) {{ for (;;); }}
         """,
     )
-    command = [sys.executable, "-m", "otel_kprofiler"]
     with spawned(program) as run:
-        for arguments in (
-            ["record", "-p", str(run.pid), "-d", "5s", "-o", str(tmp_path / "x.folded")],
-            ["top", "-p", str(run.pid), "--once", "--window", "5s"],
+        for words in (
+            ["record", "-p", run.pid, "-d", "5s", "-o", tmp_path / "x.folded"],
+            ["top", "-p", run.pid, "--once", "--window", "5s"],
         ):
-            done = subprocess.run(
-                [*command, *arguments], capture_output=True, text=True, timeout=60
-            )
+            done = run_command(*words)
             said = done.stdout + done.stderr
             assert f"no Python frames for {program}: {reason}" in said
             assert f"Python frames of 1 process not read: {reason}" in said

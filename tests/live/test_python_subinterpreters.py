@@ -11,7 +11,8 @@ from python_frames import functions, sampling, stacks
 from otel_kprofiler.interpreters import PythonTracking
 from otel_kprofiler.model import PYTHON_SIDE
 from tests.further import further_of
-from tests.interpreters import VERSIONS, environment, find_missing, find_pythons
+from tests.interpreters import VERSIONS, environment, require_pythons
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -74,28 +75,28 @@ def take(command, *arguments, enough):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
     ) as run:  # fmt: skip
         busy, third = map(int, run.stdout.readline().split())
-        result, deadline = {run.pid: [], busy: [], third: []}, time.monotonic() + 60
+        result = {run.pid: [], busy: [], third: []}
         with (
             sampling(pid=run.pid) as sampler,
             closing(PythonTracking(sampler.python, (run.pid,))) as tracking,
         ):
             tracking.start()
-            while not enough(result, run.pid, busy, third) and time.monotonic() < deadline:
+
+            def has_enough():
                 time.sleep(0.1)
                 for sample in sampler.drain():
                     if sample.words(PYTHON_SIDE) and sample.tid in result:
                         result[sample.tid].append(functions(stacks(sampler, [sample])[0]))
-            counts = sampler.python.counts()
+                return enough(result, run.pid, busy, third)
+
+            wait_until(has_enough, say=sampler.python.counts)
         run.stdin.close()
-    assert enough(result, run.pid, busy, third), counts
     return result[run.pid], result[busy], result[third]
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_an_idle_subinterpreter_hides_no_frames(minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    python = next(python for python in find_pythons() if python.minor == minor)
+    python, *_ = require_pythons(minor)
     main, _, _ = take(python.command, "idle", enough=lambda result, pid, *_: len(result[pid]) > 50)
     assert all(set(names) <= MAIN and "work_main" in names for names in main if len(names) > 1)
 
@@ -103,9 +104,7 @@ def test_an_idle_subinterpreter_hides_no_frames(minor):
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
     """Before Python 3.13, only the main interpreter's frames are read."""
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    python = next(python for python in find_pythons() if python.minor == minor)
+    python, *_ = require_pythons(minor)
     least = int(os.environ.get("KPROFILER_SUBINTERPRETER_STACKS", "50"))
 
     def enough(found, pid, busy, third):

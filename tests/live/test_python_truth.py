@@ -1,26 +1,21 @@
 """The Python frames of each sample match the code running at that instant, in every interpreter."""
 
 import platform
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
 from tests.further import further_of
-from tests.interpreters import VERSIONS, Python, find_missing, find_pythons
+from tests.interpreters import VERSIONS, Python, find_pythons, require_pythons
+from tests.needs import CLANG, LIBBPF
 from tests.truth.python.chains import GREENLET, STYLES
 from tests.truth.python.measure import building, churning, measure, running
 
 SAMPLES = 1500
 MAX_ABSENT = 0.04  # twice the usual share
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-    pytest.mark.skipif(not shutil.which("clang-14"), reason="clang-14 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF, CLANG]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +32,12 @@ def check(report, samples):
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11", "3.14")))
 def test_every_stack_matches_the_running_code(built, minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    for python in find_pythons():
-        if python.minor == minor:
-            with running(python) as target:
-                (report,) = measure(built, [target], SAMPLES)
-            check(report, SAMPLES)
-            assert set(STYLES) <= set(report.styles)
-            assert report.in_system_calls
+    for python in require_pythons(minor):
+        with running(python) as target:
+            (report,) = measure(built, [target], SAMPLES)
+        check(report, SAMPLES)
+        assert set(STYLES) <= set(report.styles)
+        assert report.in_system_calls
 
 
 def test_each_greenlet_has_its_own_frames(built, monkeypatch):

@@ -5,23 +5,20 @@ A recording is replayed into each format, and into profile files, which ``report
 
 import json
 import shutil
-import subprocess
 import sys
 from collections import Counter
 
 import pytest
 from samplers import spawned
+from unwind_maps import compile_c
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.formats import FORMATS
+from tests.commands import run_checked
+from tests.needs import LIBBPF
 from tests.page import data
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
-COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 SAVED = [row.suffix for row in FORMATS if row.is_profile]
 SHOWN = [row.suffix for row in FORMATS if not row.is_profile]
 NAMELESS = """
@@ -51,34 +48,31 @@ while True:
 SHORT_LIVED = "while :; do /bin/true; done"
 
 
-def run(directory, *words):
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)], cwd=directory, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Returns a raw recording, its replay in each format, and a profile recorded live."""
     directory = tmp_path_factory.mktemp("recorded")
-    (directory / "nameless.c").write_text(NAMELESS)
-    subprocess.run(["gcc", "-O1", "-s", "-o", "nameless", "nameless.c"], cwd=directory, check=True)
     with (
-        spawned(directory / "nameless"),
+        spawned(compile_c(directory / "nameless", NAMELESS, "-O1", "-s")),
         spawned(sys.executable, "-S", "-c", PYTHON),
         spawned(shutil.which("sh"), "-c", SHORT_LIVED),
     ):
         for seconds in (2, 8, 30):  # a busy machine may delay the recording
             words = ["--off-cpu", "-d", f"{seconds}s", "--force", "--raw", "raw"]
-            run(directory, "record", *words, "-o", "live.otlp")
-            run(directory, "record", "--replay", "raw", "--force", "-o", "replayed.folded")
+            run_checked("record", *words, "-o", "live.otlp", cwd=directory)
+            replay(directory, ".folded")
             if has_every_part((directory / "replayed.folded").read_text()):
                 break
+        else:
+            pytest.fail("the recording lacks something that a format may drop")
     for suffix in SAVED + SHOWN:
-        run(directory, "record", "--replay", "raw", "--force", "-o", f"replayed{suffix}")
+        replay(directory, suffix)
     return directory
+
+
+def replay(directory, suffix):
+    words = ["--replay", "raw", "--force", "-o", f"replayed{suffix}"]
+    run_checked("record", *words, cwd=directory)
 
 
 def has_every_part(shown):
@@ -127,7 +121,7 @@ def read_speedscope(path):
 def read_pprof(path):
     """Reads samples by name. Addresses are relative if the kernel's base is unknown."""
     converted = path.with_suffix(".converted.folded")
-    run(path.parent, "report", "--idle", "--force", path, "-o", converted)
+    run_checked("report", "--idle", "--force", path, "-o", converted)
     return converted.read_text()
 
 
@@ -168,25 +162,21 @@ READERS = {
 }
 
 
-def test_the_test_recording_contains_everything_that_a_format_may_drop(recorded):
-    assert has_every_part((recorded / "replayed.folded").read_text())
-
-
 @pytest.mark.parametrize(
     ("saved", "shown"), [(".otlp", shown) for shown in SHOWN] + [(".otlp.jsonl", ".folded")]
 )
 def test_a_profile_read_back_equals_the_recording(recorded, saved, shown):
     converted = recorded / f"read_back{saved}{shown}"
-    run(recorded, "report", f"replayed{saved}", "-o", converted)
+    run_checked("report", f"replayed{saved}", "-o", converted, cwd=recorded)
     read = READERS[shown]
     assert read(converted) == read(recorded / f"replayed{shown}")
 
 
 def test_samples_of_an_unnamed_function_share_one_name_in_a_saved_profile(recorded):
-    run(recorded, "report", "--module", "nameless", "live.otlp", "-o", "nameless.folded")
+    words = ["--module", "nameless", "live.otlp", "-f", "folded", "-o", "-"]
     leaves = {
         line.rpartition(" ")[0].rpartition(";")[2]
-        for line in (recorded / "nameless.folded").read_text().splitlines()
+        for line in run_checked("report", *words, cwd=recorded).stdout.splitlines()
         if line.startswith("on_cpu")
     }
     named = {leaf for leaf in leaves if leaf.startswith("fun_")}

@@ -4,22 +4,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from programs import holds_sampler
+from programs import recording
 
+from tests.commands import COMMAND, run_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "--stacks", "kernel"]
+RECORD = [*COMMAND, "record", "--stacks", "kernel"]
 
 
 def record(directory, *words):
-    return subprocess.run(
-        [*RECORD, *map(str, words)], capture_output=True, text=True, cwd=directory, timeout=60,
-    )  # fmt: skip
+    return run_command(*RECORD[3:], *words, cwd=directory)
 
 
 def is_running(pid):
@@ -93,14 +91,9 @@ def test_a_command_and_its_children_are_terminated_with_the_recording(tmp_path):
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_record_also_ends_the_command(tmp_path, by):
-    words = [*RECORD, "-o", "x.html", "--", "sh", "-c", "echo $$; exec sleep 1000"]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        start_new_session=True,
-    ) as running:  # fmt: skip
-        while not holds_sampler(running.pid):
-            assert running.poll() is None
-            time.sleep(0.05)
+    words = ["-o", "x.html", "--", "sh", "-c", "echo $$; exec sleep 1000"]
+    options = {"stdout": subprocess.PIPE, "cwd": tmp_path, "start_new_session": True}
+    with recording("--stacks", "kernel", *words, **options) as running:
         pid = int(running.stdout.readline())
         running.send_signal(by)
         _, errors = running.communicate(timeout=60)
@@ -116,8 +109,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path):
     if pid == 0:
         os.chdir(tmp_path)
         os.execv(sys.executable, [*RECORD, "-o", "x.html", "--", "sh", "-c", script])
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.05)
+    wait_until((tmp_path / "ready").exists)
     os.write(master, b"\x03")
     shown = b""
     try:

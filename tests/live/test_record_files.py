@@ -1,5 +1,6 @@
 """Files written by ``record``: no recording is lost, and no other file is overwritten."""
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -10,17 +11,17 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from programs import holds_sampler
+from programs import recording
 from samplers import spawned
 
 from otel_kprofiler.otlp import read_profiles
+from tests.commands import run_checked, run_command
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-RECORD = [sys.executable, "-m", "otel_kprofiler", "record"]
 SHORT = ["-d", "0.5s", "-F", "499", "--stacks", "kernel", "--idle"]
 
 
@@ -35,20 +36,18 @@ def _kernel_load():
         yield
 
 
-def record(directory, *words, **kwargs):
-    return subprocess.run(
-        [*RECORD, *SHORT, *map(str, words)],
-        capture_output=True, cwd=directory, timeout=60, **kwargs,
-    )  # fmt: skip
+@pytest.fixture
+def record(tmp_path):
+    return lambda *words: run_checked("record", *SHORT, *words, cwd=tmp_path)
 
 
-def start(directory, *words):
-    command = [*RECORD, *SHORT, "-d", "1h", *map(str, words)]
-    running = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
-    while not holds_sampler(running.pid):
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.05)
-    return running
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts a recording, and returns its process when it samples."""
+    with contextlib.ExitStack() as running:
+        yield lambda *words: running.enter_context(
+            recording(*SHORT, "-d", "1h", *words, cwd=tmp_path)
+        )
 
 
 def end(running):
@@ -63,14 +62,18 @@ def names(directory):
 
 
 def wait_for_samples(part, windows):
-    while not part.exists() or len(read_profiles(str(part))) < windows:
-        time.sleep(0.1)
-    return read_profiles(str(part))
+    def read():
+        result = read_profiles(str(part)) if part.exists() else []
+        return result if len(result) >= windows else None
+
+    return wait_until(read)
 
 
-def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(tmp_path):
+def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(
+    start, record, tmp_path
+):
     part = tmp_path / "x.html.part"
-    running = start(tmp_path, "-o", "x.html")
+    running = start("-o", "x.html")
     seen = wait_for_samples(part, 3)
     running.kill()
     running.communicate()
@@ -84,22 +87,17 @@ def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recordi
     # On a busy machine, some windows end late.
     assert min(window.end_unix_ns - window.start_unix_ns for window in left) <= 1_500_000_000
     assert all(window.sample_count for window in left)
-    report = [sys.executable, "-m", "otel_kprofiler", "report", part.name, "-o", "report.folded"]
-    subprocess.run(report, check=True, cwd=tmp_path, timeout=60)
-    assert (tmp_path / "report.folded").read_text()
-    (tmp_path / "report.folded").unlink()
-    done = record(tmp_path, "-o", "y.html")
-    assert done.returncode == 0, done.stderr
-    assert b"x.html.part holds the samples of a recording that was killed" in done.stderr
-    done = record(tmp_path, "-o", "x.html")
-    assert done.returncode == 0, done.stderr
+    assert run_checked("report", part.name, "-f", "folded", "-o", "-", cwd=tmp_path).stdout
+    killed = "x.html.part holds the samples of a recording that was killed"
+    assert killed in record("-o", "y.html").stderr
+    record("-o", "x.html")
     assert names(tmp_path) == ["x.html", "x.html.part", "y.html"]
     assert read_profiles(str(part))
 
 
-def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
+def test_the_part_file_and_the_output_hold_the_same_samples(start, tmp_path):
     """A late copy of the part file is a prefix of the output."""
-    running = start(tmp_path, "-o", "x.otlp")
+    running = start("-o", "x.otlp")
     early = wait_for_samples(tmp_path / "x.otlp.part", 2)
     end(running)
     (whole,) = read_profiles(str(tmp_path / "x.otlp"))
@@ -113,8 +111,8 @@ def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
     assert whole.start_unix_ns == early[0].start_unix_ns
 
 
-def test_samples_survive_if_the_output_cannot_be_written_at_the_end(tmp_path):
-    running = start(tmp_path, "-o", "x.html")
+def test_samples_survive_if_the_output_cannot_be_written_at_the_end(start, tmp_path):
+    running = start("-o", "x.html")
     wait_for_samples(tmp_path / "x.html.part", 1)
     # From now on, no file may grow.
     subprocess.run(["prlimit", f"--pid={running.pid}", "--fsize=0:0"], check=True)
@@ -127,29 +125,27 @@ def test_samples_survive_if_the_output_cannot_be_written_at_the_end(tmp_path):
     assert read_profiles(str(tmp_path / "x.html.part"))
 
 
-def test_repeated_recordings_do_not_overwrite_each_other(tmp_path):
+def test_repeated_recordings_do_not_overwrite_each_other(record, tmp_path):
     for name in ("profile.html", "profile-2.html", "profile-3.html"):
-        done = record(tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.splitlines()[-1].startswith(b"wrote %s: " % name.encode())
-    assert record(tmp_path, "-f", "speedscope").returncode == 0
+        assert record().stderr.splitlines()[-1].startswith(f"wrote {name}: ")
+    record("-f", "speedscope")
     assert names(tmp_path) == [
         "profile-2.html", "profile-3.html", "profile.html", "profile.speedscope.json",
     ]  # fmt: skip
 
 
-def test_simultaneous_recordings_do_not_write_to_the_same_file(tmp_path):
-    first, second = start(tmp_path), start(tmp_path)
-    done = record(tmp_path, "-o", "profile.html", "--force")
+def test_simultaneous_recordings_do_not_write_to_the_same_file(start, tmp_path):
+    first, second = start(), start()
+    done = run_command("record", *SHORT, "-o", "profile.html", "--force", cwd=tmp_path)
     assert done.returncode == 1
-    assert b"another recording is being written to profile.html" in done.stderr
+    assert "another recording is being written to profile.html" in done.stderr
     assert "wrote profile-2.html" in end(second)
     assert "wrote profile.html" in end(first)
     assert names(tmp_path) == ["profile-2.html", "profile.html"]
 
 
-def test_a_number_is_appended_if_the_output_name_is_taken(tmp_path):
-    running = start(tmp_path, "-o", "x.folded")
+def test_a_number_is_appended_if_the_output_name_is_taken(start, tmp_path):
+    running = start("-o", "x.folded")
     (tmp_path / "x.folded").write_text("precious")
     assert "wrote x-2.folded" in end(running)
     assert (tmp_path / "x.folded").read_text() == "precious"
@@ -157,7 +153,7 @@ def test_a_number_is_appended_if_the_output_name_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_output_is_written_to_devices_and_pipes(tmp_path, force):
+def test_output_is_written_to_devices_and_pipes(record, tmp_path, force):
     os.mkfifo(tmp_path / "fifo")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))
@@ -176,8 +172,7 @@ def test_output_is_written_to_devices_and_pipes(tmp_path, force):
     for thread in threads:
         thread.start()
     for name in ("fifo", "socket", "/dev/null"):
-        done = record(tmp_path, "-f", "folded", "-o", name, *force)
-        assert done.returncode == 0, done.stderr
+        record("-f", "folded", "-o", name, *force)
     for thread in threads:
         thread.join()
     listener.close()
@@ -191,35 +186,30 @@ def test_standard_output_may_be_a_non_empty_file(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         log.write(b"before\n")
         log.flush()
-        done = subprocess.run(
-            [*RECORD, *SHORT, "--stacks", "both", "-f", "folded", "-o", "/dev/stdout"],
-            stdout=log, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+        words = ["record", *SHORT, "--stacks", "both", "-f", "folded", "-o", "/dev/stdout"]
+        run_checked(*words, capture_output=False, stdout=log, stderr=subprocess.PIPE, cwd=tmp_path)
     first, *rest = (tmp_path / "log").read_text().splitlines()
     assert first == "before"
     assert rest
 
 
-def test_output_symlinks_are_followed_and_kept(tmp_path):
+def test_output_symlinks_are_followed_and_kept(record, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link.folded").symlink_to("there/x.folded")
     for force in ([], ["--force"]):
-        done = record(tmp_path, "-o", "link.folded", *force)
-        assert done.returncode == 0, done.stderr
+        record("-o", "link.folded", *force)
     assert (tmp_path / "link.folded").is_symlink()
     assert names(tmp_path / "there") == ["x.folded"]
 
 
 @pytest.mark.parametrize("name", ["x.FOLDED", "x.Folded.GZ", "x.pb.gz", "x.pb", "x.json.gz"])
-def test_suffixes_are_recognized_in_any_case_and_with_gz(tmp_path, name):
-    done = record(tmp_path, "-o", name)
-    assert done.returncode == 0, done.stderr
+def test_suffixes_are_recognized_in_any_case_and_with_gz(record, tmp_path, name):
+    record("-o", name)
     content = (tmp_path / name).read_bytes()
     if name.lower().endswith("gz") or ".pb" in name:
         content = gzip.decompress(content)
     if "json" in name:
-        assert json.loads(content)["resourceProfiles"], done.stderr
+        assert json.loads(content)["resourceProfiles"]
     if "folded" in name.lower():
         assert all(line.rpartition(b" ")[2].isdigit() for line in content.splitlines())
 
@@ -234,8 +224,8 @@ def test_suffixes_are_recognized_in_any_case_and_with_gz(tmp_path, name):
 )
 def test_two_outputs_cannot_be_the_same_file(tmp_path, words):
     (tmp_path / "x.raw").write_bytes(b"precious")
-    done = subprocess.run([*RECORD, *words], capture_output=True, cwd=tmp_path, timeout=60)
+    done = run_command("record", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert b"are the same file" in done.stderr
+    assert "are the same file" in done.stderr
     assert (tmp_path / "x.raw").read_bytes() == b"precious"
     assert names(tmp_path) == ["x.raw"]

@@ -5,18 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from programs import holds_sampler
+from programs import recording
 from samplers import spawned
 
 from otel_kprofiler.host import Access, find_cgroup_root
+from tests.commands import COMMAND, run_checked, run_command
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499"]
+TO_FILE = ["-F", "499", "--force", "-o", "x.folded"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
 """Waits for the ``go`` file; the target's ``sleep`` may be sampled, too."""
@@ -25,20 +26,9 @@ LONG = ["-d", "120s"]
 """A duration that is never reached by recordings that end when their processes exit."""
 
 
-def record(directory, *words, prefix=()):
-    return subprocess.run(
-        [*prefix, *RECORD, "--force", "-o", "x.folded", *map(str, words)],
-        capture_output=True, text=True, cwd=directory, timeout=110,
-    )  # fmt: skip
-
-
 def record_from_go(directory, *words):
     """Records, and creates the ``go`` file once sampling has begun."""
-    command = [*RECORD, "--force", "-o", "x.folded", *LONG, *map(str, words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=directory) as running:
-        while not holds_sampler(running.pid):
-            assert running.poll() is None, running.communicate()
-            time.sleep(0.05)
+    with recording(*TO_FILE, *LONG, *words, cwd=directory) as running:
         (directory / "go").touch()
         _, errors = running.communicate(timeout=110)
     assert running.returncode == 0, errors
@@ -85,12 +75,10 @@ def cgroup():
     yield path
     for directory in [*path.iterdir(), path]:
         if directory.is_dir():
-            end = time.monotonic() + 10
-            while (directory / "cgroup.procs").read_text() and time.monotonic() < end:
-                for pid in (directory / "cgroup.procs").read_text().split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), 9)
-                time.sleep(0.05)
+            for pid in (directory / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            wait_until(lambda place=directory: not (place / "cgroup.procs").read_text())
             directory.rmdir()
 
 
@@ -102,7 +90,7 @@ def test_a_missing_target_is_reported_immediately(tmp_path):
         (["--pod", "nosuch"], "there is no pod nosuch"),
         (["--unit", "nosuch"], "there is no unit nosuch"),
     ):
-        done = record(tmp_path, *LONG, *words)
+        done = run_command("record", *TO_FILE, *LONG, *words, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.startswith(f"error: {message}\nfix: ")
         assert list(tmp_path.iterdir()) == []
@@ -112,9 +100,8 @@ def test_a_thread_id_given_as_a_pid_is_rejected(tmp_path):
     code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     with spawned(sys.executable, "-c", code) as process:
         tasks = Path(f"/proc/{process.pid}/task")
-        while len(threads := {int(task.name) for task in tasks.iterdir()} - {process.pid}) == 0:
-            time.sleep(0.05)
-        done = record(tmp_path, *LONG, "-p", threads.pop())
+        threads = wait_until(lambda: {int(task.name) for task in tasks.iterdir()} - {process.pid})
+        done = run_command("record", *TO_FILE, *LONG, "-p", threads.pop(), cwd=tmp_path)
     assert done.returncode == 1
     assert f"is a thread of process {process.pid}" in done.stderr
 
@@ -134,11 +121,9 @@ def test_descendants_are_recorded_until_the_last_one_exits(programs, tmp_path):
 def test_the_comm_option_selects_processes_by_name(programs, tmp_path):
     for name in ("one", "another", "a-name-of-more-than-15-characters"):
         programs(name, LOOP)
-    done = record(tmp_path, "-d", "2s", "--comm", "one")
-    assert done.returncode == 0, done.stderr
-    assert processes(tmp_path) == {"one"}
-    done = record(tmp_path, "-d", "2s", "--comm", "a-name-of-more-than-15-characters")
-    assert processes(tmp_path) == {"a-name-of-more-than-15-characters"}
+    for name in ("one", "a-name-of-more-than-15-characters"):
+        run_checked("record", *TO_FILE, "-d", "2s", "--comm", name, cwd=tmp_path)
+        assert processes(tmp_path) == {name}
 
 
 def test_selecting_a_process_name_includes_all_threads_of_the_process(tmp_path):
@@ -153,9 +138,9 @@ import time; time.sleep(60)
     program = tmp_path / "python-of-test"
     program.symlink_to(sys.executable)
     with spawned(program, "-c", code):
-        done = record(tmp_path, "-d", "2s", "--stacks", "user", "--comm", "python-of-test")
-    assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "x.folded").read_text().splitlines()) > 0
+        words = ["-d", "2s", "--stacks", "user", "--comm", "python-of-test"]
+        run_checked("record", *TO_FILE, *words, cwd=tmp_path)
+    assert (tmp_path / "x.folded").read_text()
 
 
 @pytest.mark.long
@@ -208,7 +193,7 @@ def in_namespace(tmp_path):
     return run
 
 
-NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
+NAMESPACED = " ".join([*COMMAND, "record", *TO_FILE])
 
 
 def test_pids_given_as_arguments_are_in_the_callers_pid_namespace(in_namespace, tmp_path):

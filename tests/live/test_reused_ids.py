@@ -1,15 +1,14 @@
 """If pids are reused immediately, no sample is named after the previous process."""
 
 import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from unwind_maps import compile_c
 
-from otel_kprofiler.otlp import read_profiles
+from tests.commands import run_checked
+from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
 
@@ -57,16 +56,12 @@ int main(int count, char **words) {
 
 @pytest.fixture
 def programs(tmp_path):
-    if not shutil.which("gcc"):
-        pytest.skip("needs gcc")
-    made = []
     sources = {name: PROGRAM.replace("NAME", name) for name in ("first", "other")}
-    for name, source in {**sources, "driver": DRIVER}.items():
-        (tmp_path / f"{name}.c").write_text(source)
-        options = ["-O1", "-static", "-no-pie", "-Wl,--build-id=uuid"]
-        made.append(str(tmp_path / name))
-        subprocess.run(["gcc", *options, tmp_path / f"{name}.c", "-o", made[-1]], check=True)
-    return made
+    options = ["-O1", "-static", "-no-pie", "-Wl,--build-id=uuid"]
+    return [
+        compile_c(tmp_path / name, source, *options)
+        for name, source in {**sources, "driver": DRIVER}.items()
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="clone3 with set_tid needs root")
@@ -74,13 +69,10 @@ def programs(tmp_path):
 def test_samples_of_a_reused_pid_never_have_names_of_the_previous_process(programs, tmp_path):
     first, other, driver = programs
     path = tmp_path / "x.otlp"
-    recording = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "999", "-o", path]
-    command = ["--", driver, str(ROUNDS), str(PID), first, other]
-    done = subprocess.run([*recording, *command], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    command = ["--", driver, ROUNDS, PID, first, other]
+    run_checked("record", "-F", 999, "-o", path, *command, timeout=600)
     results = Counter()
-    samples = (pair for window in read_profiles(str(path)) for pair in window.samples)
-    for resource, sample in samples:
+    for resource, sample in read_samples(path):
         attributes = resource.attributes
         if attributes["process.pid"] == PID and sample.thread_name in ("first", "other"):
             works = {

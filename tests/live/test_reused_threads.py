@@ -1,7 +1,6 @@
 """Samples of a thread never have the name, span or waits of an earlier thread with its id."""
 
 import json
-import os
 import subprocess
 import sys
 from bisect import bisect_right
@@ -11,6 +10,7 @@ import pytest
 
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.needs import ROOT, X86_64
 from tests.reused_threads import NAMES
 from tests.thread_contexts import Reader
 
@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(180),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to choose the ids of threads"),
+    X86_64,
+    ROOT,
 ]
 WANTED = 150
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from samplers import collect, drain_until, load, offline, sampling
+from samplers import collect, drain_until, load, offline, record_and_replay, sampling
 
 from otel_kprofiler.bpf.layout import parse_counts
 from otel_kprofiler.errors import KProfilerError
@@ -25,7 +25,6 @@ from otel_kprofiler.model import (
     LossCause,
     parse_user_stack,
 )
-from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import KernelSymbolizer
 from tests.further import further
@@ -188,7 +187,7 @@ def is_woken(sampler):
 
 
 def test_a_waiting_reader_is_woken_by_another_thread():
-    with sampling() as sampler:
+    with sampling(target_pids=(1 << 22,)) as sampler:
         timer = threading.Timer(0.1, sampler.wake)
         timer.start()
         started = time.monotonic()
@@ -198,6 +197,8 @@ def test_a_waiting_reader_is_woken_by_another_thread():
         started = time.monotonic()
         sampler.wait(0.1)
         assert time.monotonic() - started > 0.05, "one wake ends one wait"
+        threading.Timer(0.1, sampler.wake).start()
+        assert not sampler.wait_first(600)
 
 
 def test_target_pids_are_filtered_in_the_kernel():
@@ -321,10 +322,7 @@ def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
                 samples = collect_until(sampler, lambda sample: sample.tid == 0)
                 samples += collect(sampler, 1)
             # The flood may leave CPU 0 no idle time, so check for idle ticks afterwards.
-            deadline = time.monotonic() + 60
-            while not sampler.counts()["on_cpu"].filtered["idle"] and time.monotonic() < deadline:
-                samples += collect(sampler, 0.1)
-            assert sampler.counts()["on_cpu"].filtered["idle"] > 0, "idle ticks are left out"
+            samples += drain_until(sampler, lambda _: sampler.counts()["on_cpu"].filtered["idle"])
     finally:
         with open(steering, "w") as file:
             file.write(before)
@@ -396,26 +394,10 @@ def test_a_held_command_returns_its_exit_status_and_can_be_abandoned():
 
 
 def test_replaying_a_recording_yields_the_same_samples(tmp_path):
-    writer = RecordingWriter(str(tmp_path / "a"))
-    sampler = EbpfSampler(
-        SamplerConfig(samples_per_second=499, stacks="both"), raw_sink=writer.add_records
-    )
+    config = SamplerConfig(samples_per_second=499, stacks="both")
     with load(READ):
-        sampler.start()
-        samples = collect(sampler, 0.5)
-    sampler.stop()
-    samples += sampler.drain()
-    until = sampler.complete_until_ns()
-    facts = RecordingFacts(0, sampler.period_ns, sampler.stack_limit, until, sampler.counts())
-    writer.finish(facts)
-    sampler.close()
-    recording = Recording(str(tmp_path / "a"))
-    replay, replayed = ReplaySampler(recording), []
-    while not replay.exhausted:
-        replayed += replay.drain()
-    assert replayed == samples
-    assert replay.counts() == sampler.counts()
-    recording.close()
+        samples, _ = record_and_replay(config, 0.5, str(tmp_path / "a"))
+    assert samples
 
 
 def test_closing_the_sampler_closes_every_descriptor():
@@ -464,12 +446,6 @@ def test_waiting_for_new_processes_ends_only_when_a_new_process_is_sampled(tmp_p
         path.touch()
         sampler.wait_new(0.05, 600)
         assert {sample.tgid for sample in sampler.drain()} - {pid}
-
-
-def test_an_idle_reader_is_woken_by_another_thread():
-    with sampling(target_pids=(1 << 22,)) as sampler:
-        threading.Timer(0.1, sampler.wake).start()
-        assert not sampler.wait_first(600)
 
 
 def test_the_first_sample_does_not_wake_a_reader_that_waits_for_many():

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -15,10 +14,11 @@ from samplers import spawned
 
 from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.model import OFF_CPU
-from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.commands import run_checked
 from tests.further import further, further_between
 from tests.interpreters import environment, find_pythons
+from tests.needs import X86_64
 from tests.thread_contexts import (
     LATEST_S,
     MODELS,
@@ -34,12 +34,14 @@ from tests.thread_contexts import (
     find_overlong_waits,
     write_payload,
 )
+from tests.waiting import wait_until
+from tests.windows import read_samples
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+    X86_64,
 ]
 THREADS = 24
 FURTHER_MODELS = (
@@ -173,11 +175,12 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
             assert reader.sampler.contexts.release(other)
         reader.drain()
         count = reader.count_links()
-        deadline = time.monotonic() + LATEST_S
-        while reader.count_links() < count + 100:  # contexts.look() would register it again
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+
+        def has_more():  # contexts.look() would register it again
             reader.drain()
+            return reader.count_links() >= count + 100
+
+        wait_until(has_more, LATEST_S)
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("long", 612), ("end_of_memory", 0)])
@@ -253,13 +256,8 @@ def test_samples_of_python_services_have_the_published_span(tmp_path, python):
 def record(pid, out):
     """Records a process, for longer if it gets little CPU time, and returns samples with a span."""
     for duration in ("2s", "8s", "30s"):
-        words = ["record", "--force", "-F", "499", "-d", duration, "-p", str(pid), "-o", str(out)]
-        subprocess.run(
-            [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
-            timeout=110,
-        )  # fmt: skip
-        (window,) = read_profiles(str(out))
-        linked = [sample for _, sample in window.samples if sample.link]
+        run_checked("record", "--force", "-F", 499, "-d", duration, "-p", pid, "-o", out)
+        linked = [sample for _, sample in read_samples(out) if sample.link]
         if len(linked) > 20:
             break
     return linked

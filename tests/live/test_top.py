@@ -13,10 +13,12 @@ from samplers import spawned
 from terminals import Terminal
 
 from otel_kprofiler.cli.main import main
+from tests.commands import COMMAND, run_checked
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-TOP = [sys.executable, "-m", "otel_kprofiler", "top"]
+TOP = [*COMMAND, "top"]
 BUSY = """
 import os
 def planted_hot_function():
@@ -45,10 +47,12 @@ def test_top_shows_a_busy_function_and_its_process(busy):
         terminal.wait_for("samples/s", "[self]", "lost 0")
         terminal.type("T/planted_hot\r")
         terminal.wait_for("/planted_hot ", "planted_hot_function")
-        deadline = time.monotonic() + 60
-        while (share := read_total(terminal.page.text, "planted_hot_function")) < 90:
-            assert time.monotonic() < deadline, share
+
+        def is_hot():
             terminal.read(0.2)
+            return read_total(terminal.page.text, "planted_hot_function") >= 90
+
+        wait_until(is_hot, say=lambda: terminal.page.text)
         terminal.type("\x1b[B\r")
         terminal.wait_for("callers of planted_hot_function", "callees of planted_hot_function")
         terminal.type("\x1b")
@@ -146,9 +150,8 @@ def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
 
 
 def test_the_once_option_prints_a_plain_table(busy):
-    words = ["--once", "--window", "3s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
-    done = subprocess.run([*TOP, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = ["--once", "--window", "3s", "--by", "syscall", "-n", 3, "-p", busy.pid]
+    done = run_checked("top", *words)
     head, columns, *rows = done.stdout.splitlines()
     assert "99 Hz" in head
     assert columns.split() == ["share", "ms/s", "kernel", "entry"]

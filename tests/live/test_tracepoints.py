@@ -47,10 +47,6 @@ if len(sys.argv) > 1:
 """
 
 
-def run_load(*arguments):
-    return (sys.executable, "-S", "-c", LOAD, *arguments)
-
-
 def has_disk(directory):
     """Returns whether the directory is on a block device that supports direct I/O."""
     path = directory / "probe"
@@ -68,9 +64,8 @@ def recorded(tmp_path_factory):
     arguments = [str(directory / "file")] if has_disk(directory) else []
     path = str(directory / "x.otlp")
     names = ("syscalls:sys_enter_openat", "skb:kfree_skb", "mm_page_alloc", "block_bio_queue")
-    done = record(
-        path, *(word for name in names for word in ("-e", name)), run=run_load(*arguments)
-    )
+    command = (sys.executable, "-S", "-c", LOAD, *arguments)
+    done = record(path, *(word for name in names for word in ("-e", name)), run=command)
     assert done.returncode == 0, done.stderr
     assert "accounting gap" not in done.stderr
     assert "lost 0" in done.stderr

@@ -5,14 +5,14 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from samplers import spawned
 
-from otel_kprofiler.bpf import LibbpfLoader
 from tests.examples import DOCS
+from tests.needs import LIBBPF
+from tests.waiting import wait_until
 
 ROOT = DOCS.parent
 PROGRAM = ROOT / "examples" / "slow_orders.py"
@@ -48,10 +48,14 @@ def run(command, folder, pid=0):
 
 
 def repeat(action, is_reached):
-    deadline = time.monotonic() + LIMIT_S
-    while not is_reached(result := action()):
-        assert time.monotonic() < deadline, result
-    return result
+    results = []
+
+    def act():
+        results.append(action())
+        return is_reached(results[-1])
+
+    wait_until(act, LIMIT_S, lambda: results[-1])
+    return results[-1]
 
 
 def test_the_tutorial_names_the_source_lines_of_the_service():
@@ -68,7 +72,7 @@ def test_the_tutorial_names_the_source_lines_of_the_service():
 @pytest.mark.live
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the page records as root")
-@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+@LIBBPF
 def test_the_tutorials_commands_lead_from_the_symptom_to_the_source_lines(tmp_path):
     system = subprocess.check_output(["stat", "-f", "-c", "%T", "/var/tmp"], text=True).strip()
     if system == "tmpfs":

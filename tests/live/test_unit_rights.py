@@ -1,7 +1,6 @@
 """Each capability of the shipped unit is necessary for user stacks, and together they suffice."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,12 +9,13 @@ import pytest
 
 from otel_kprofiler.pipeline import OF_OTHERS
 from tests.collector.units import unit_capabilities
-from tests.public import NOBODY, get_public_python
+from tests.needs import ROOT
+from tests.public import as_nobody, get_public_python
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run others as nobody"),
+    ROOT,
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
     pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed"),
 ]
@@ -93,15 +93,10 @@ def programs(tmp_path_factory):
 def test_each_capability_of_the_unit_is_needed_to_read_some_files(programs, missing):
     assert set(OF_OTHERS) < set(unit_capabilities())
     given = [name for name in unit_capabilities() if name not in missing]
-    sets = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in given)
-    rights = (f"--inh-caps=-all,{sets}", f"--ambient-caps=-all,{sets}", "--no-new-privs")
+    rights = as_nobody(*(name.removeprefix("CAP_").lower() for name in given))
+    command = [*get_public_python().words, "-c", SAMPLE, *map(str, programs.values())]
     done = subprocess.run(
-        [*NOBODY, *rights, *get_public_python().words, "-c", SAMPLE, *map(str, programs.values())],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path("/"),
-        check=False,
+        [*rights, "--no-new-privs", *command], capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     whole = dict(zip(programs, json.loads(done.stdout), strict=True))

@@ -1,10 +1,8 @@
 """User stacks by unwind tables, compared frame by frame with an independent unwinder."""
 
 import os
-import platform
 import shutil
 import subprocess
-import time
 from bisect import bisect_right
 from collections import Counter
 from contextlib import contextmanager
@@ -13,20 +11,17 @@ from pathlib import Path
 import pytest
 from samplers import drain_until, sampling, spawned
 
-from otel_kprofiler.bpf import DEFAULT_MAX_WORK, PAGE_BYTES, LibbpfLoader
+from otel_kprofiler.bpf import DEFAULT_MAX_WORK, PAGE_BYTES
 from otel_kprofiler.model import USER_SIDE, FrameSource, StackEnd, parse_user_stack
 from otel_kprofiler.unwinding import Limits
+from tests.needs import CLANG, LIBBPF, X86_64
 from tests.raw_forks import check_in_child
 from tests.truth import compare, costly, dumps
 from tests.truth.compare import Verdict
 from tests.truth.reference import Maps
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the reference knows x86-64 only"),
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, X86_64, LIBBPF]
 
 PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
 HZ = 997
@@ -34,10 +29,7 @@ STACKS = 250
 LONGEST_STEP = 400
 """The units of work by which a step (mapping, search, interpreter) may exceed the work limit."""
 
-needs_clang = pytest.mark.skipif(
-    shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
-    reason="clang-14 and llvm-14 are not installed",
-)
+
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
@@ -71,13 +63,13 @@ def running(*command):
 
 def take_loaded(dumper, pid, count=STACKS):
     """Takes stacks until none waits for a file's unwind table, and returns the last ``count``."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def take():
         result = dumper.take(pid, HZ, count)
         assert result, "no samples"
-        if all(dump.stack.end is not StackEnd.PENDING for dump in result):
-            return result
-    raise AssertionError(f"tables were not loaded within 60 s: {dumper.tables.counts()}")
+        return all(dump.stack.end is not StackEnd.PENDING for dump in result) and result
+
+    return wait_until(take, say=dumper.tables.counts)
 
 
 def assert_true(report, complete=0.98):
@@ -86,7 +78,7 @@ def assert_true(report, complete=0.98):
     assert report.verdicts[Verdict.EQUAL] >= 0.9 * report.total, report.verdicts
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 @pytest.mark.parametrize(
     "flags",
@@ -111,7 +103,7 @@ def test_stacks_of_compiled_code_are_correct(built, compiled, flags, top_of_stac
     assert any(FrameSource.SIGNAL in dump.stack.sources for dump in loaded)
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 def test_every_kind_of_unwind_rule_is_applied(built, compiled):
     with running(compiled("-O2", "-no-pie"), "rules") as pid, dumps.Dumps(built) as dumper:
@@ -123,7 +115,7 @@ INTERPRETED = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile Tr
 SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
 
 
-@needs_clang
+@CLANG
 @pytest.mark.parametrize(
     "command",
     [("/usr/bin/python3", "-c", INTERPRETED), ("/bin/bash", "-c", SHELL)],
@@ -135,7 +127,7 @@ def test_stacks_of_distribution_programs_are_correct(built, command):
     assert_true(report)
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 def test_a_stack_ends_at_a_file_whose_unwind_table_is_not_loaded(built, compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
@@ -146,7 +138,7 @@ def test_a_stack_ends_at_a_file_whose_unwind_table_is_not_loaded(built, compiled
     }
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 def test_unwinding_stops_at_the_work_limit(built, compiled):
     with (
@@ -161,7 +153,7 @@ def test_unwinding_stops_at_the_work_limit(built, compiled):
 
 
 @pytest.mark.long
-@needs_clang
+@CLANG
 @needs_gcc
 @pytest.mark.parametrize("kind", costly.KINDS)
 def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_path, kind):
@@ -179,7 +171,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
     assert max(dump.work for dump in loaded) < DEFAULT_MAX_WORK + LONGEST_STEP
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 def test_evicting_unwind_tables_causes_no_wrong_frame(built, compiled):
     limits = Limits(3 << 20, 1 << 20, 0)  # room for the tables of Python or libstdc++, not for both
@@ -198,7 +190,7 @@ def test_evicting_unwind_tables_causes_no_wrong_frame(built, compiled):
 
 
 @pytest.mark.long
-@needs_clang
+@CLANG
 @needs_gcc
 def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_path):
     """Frame sizes differ at equal addresses, so a table in the wrong slot would be detected."""
@@ -220,7 +212,7 @@ def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_p
     assert counts.bytes <= limits.total_bytes, counts
 
 
-@needs_clang
+@CLANG
 @needs_gcc
 def test_a_program_overwritten_in_place_gets_a_new_unwind_table(built, compiled, tmp_path):
     path = tmp_path / "program"
@@ -243,16 +235,14 @@ def test_the_sampler_delivers_complete_user_stacks_with_their_files(compiled):
         running(program, "signals") as pid,
         sampling(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
     ):
-        result, loaded, deadline = [], 0, time.monotonic() + 60
-        while len(result) < loaded + 250 and time.monotonic() < deadline:
-            sampler.wait(0.2)
-            result += sampler.drain()
-            if sampler.tables.pending or len(result) < 250:
-                loaded = len(result)
+        result = drain_until(sampler, lambda result: len(result) >= 250)
+        while sampler.tables.pending:
+            result += drain_until(sampler, bool)
+        loaded = len(result)
+        result += drain_until(sampler, lambda late: len(late) >= 250)
         counts, tables = sampler.counts()["on_cpu"], sampler.tables
     stacks = [parse_user_stack(sample.words(USER_SIDE)) for sample in result]
     late = stacks[loaded:]
-    assert len(late) >= 250
     ends = Counter(stack.end for stack in late)
     assert ends[StackEnd.COMPLETE] >= 0.98 * len(late), ends
     cut = Counter(stack.end.name.lower() for stack in stacks if stack.end)

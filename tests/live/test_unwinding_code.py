@@ -1,23 +1,12 @@
 """User stacks in programs and C libraries without unwind tables match the known calls."""
 
-import platform
-import shutil
-
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
+from tests.needs import CLANG, LIBBPF, X86_64
 from tests.truth import dumps
 from tests.truth.untabled import PROGRAMS, find_missing, measure
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="code of x86-64 only is followed"),
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-    pytest.mark.skipif(
-        any(shutil.which(need) is None for need in ("clang-14", "llvm-strip-14")),
-        reason="clang-14 and llvm-14 are not installed",
-    ),
-]
+pytestmark = [pytest.mark.live, X86_64, LIBBPF, CLANG]
 
 STACKS = 400
 

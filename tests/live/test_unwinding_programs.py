@@ -3,28 +3,18 @@
 ``make test-unwinding-truth`` compares more programs.
 """
 
-import platform
-import shutil
 import subprocess
 
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import StackEnd
+from tests.needs import CLANG, LIBBPF, X86_64
 from tests.truth import dumps
 from tests.truth.compare import Verdict
 from tests.truth.measure import measure
 from tests.truth.programs import PROGRAMS, find_missing
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the reference knows x86-64 only"),
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-    pytest.mark.skipif(
-        shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
-        reason="clang-14 and llvm-14 are not installed",
-    ),
-]
+pytestmark = [pytest.mark.live, X86_64, LIBBPF, CLANG]
 
 STACKS = 200
 SHORT = (

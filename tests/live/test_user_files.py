@@ -13,15 +13,13 @@ from elftools.elf.elffile import ELFFile
 from samplers import spawned, started
 from unwind_maps import compile_c
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import STACK_OK, TRUNCATED_STACKS, KnownFiles, Side, StackEnd, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import UserResolver
+from tests.needs import LIBBPF
+from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 SPINS = """
     #include <stdlib.h>
@@ -95,14 +93,15 @@ def take_sides(pid, enough):
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
     resolver, results = UserResolver(known), []
     with started(EbpfSampler(config, user_files=known)) as sampler:
-        deadline = time.monotonic() + 60
-        while not any(map(enough, results)):
-            assert time.monotonic() < deadline, [frame for side in results for frame in side.frames]
-            time.sleep(0.05)
+
+        def has_enough():
             for sample in sampler.drain():
                 for raw in sample.sides:
                     side = resolver.resolve(raw, None)
                     results.append(side if isinstance(side, Side) else side.of(sample))
+            return any(map(enough, results))
+
+        wait_until(has_enough, say=lambda: [f for side in results for f in side.frames])
     return [side for side in results if enough(side)]
 
 
@@ -191,8 +190,8 @@ def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
         entry = ELFFile(file).header["e_entry"]
     resolver, ends = UserResolver(known), Counter()
     with started(EbpfSampler(config, user_files=known)) as sampler:
-        deadline = time.monotonic() + 60
-        while ends[STACK_OK] < 20 and time.monotonic() < deadline:
+
+        def has_enough():
             for _ in range(20):
                 subprocess.run([program], check=True)
             for sample in sampler.drain():
@@ -203,7 +202,9 @@ def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
                     is_loading = TRUNCATED_STACKS.get(side.status) is StackEnd.PENDING
                     if last.module and 0 <= last.address - entry < 64 and not is_loading:
                         ends[side.status] += 1
-    assert ends[STACK_OK] >= 20
+            return ends[STACK_OK] >= 20
+
+        wait_until(has_enough)
     assert set(ends) == {STACK_OK}
 
 

@@ -8,15 +8,12 @@ import time
 import pytest
 from unwind_maps import compile_c
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import Unresolved
 from tests.further import further, further_of
+from tests.needs import LIBBPF
 from tests.truth.naming import WORKLOADS, build, run, running, sample_host
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def variants(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "workload",
-    further_of(WORKLOADS, ("replaced library", "exec", "reused pid")),
+    "workload", further_of(WORKLOADS, ("replaced library", "exec", "reused pid"))
 )
 def test_no_frame_is_named_after_earlier_or_later_code_at_its_address(variants, workload):
     frames = named = 0

@@ -7,17 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
 from samplers import spawned
 
 from tests import page
+from tests.commands import COMMAND
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
-VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"]
+VIEW = [*COMMAND, "view", "--no-browser", "--live"]
 
 
 @pytest.fixture
@@ -36,14 +37,12 @@ def view(*words):
 
 
 def wait_for(address, is_there):
-    deadline = time.monotonic() + 45
-    while time.monotonic() < deadline:
+    def find():
         with urllib.request.urlopen(f"{address}profile.json", timeout=20) as answer:
             data = page.unpacked(json.load(answer))
-        if is_there(data):
-            return data
-        time.sleep(0.1)
-    raise AssertionError(data["summary"], data["strings"])
+        return data if is_there(data) else None
+
+    return wait_until(find)
 
 
 @pytest.mark.long

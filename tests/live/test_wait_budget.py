@@ -8,16 +8,14 @@ from collections import Counter
 
 import pytest
 from samplers import collect, sampling, spawned
+from unwind_maps import compile_c
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.needs import LIBBPF
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 SLEEPERS = """
 #include <pthread.h>
@@ -49,13 +47,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def sleepers(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("sleepers")
-    (directory / "sleepers.c").write_text(SLEEPERS)
-    subprocess.run(
-        ["gcc", "-O2", "-pthread", "-o", directory / "sleepers", directory / "sleepers.c"],
-        check=True,
-    )
-    return directory / "sleepers"
+    return compile_c(tmp_path_factory.mktemp("sleepers") / "sleepers", SLEEPERS, "-O2", "-pthread")
 
 
 @contextlib.contextmanager

@@ -7,23 +7,20 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU, WaitState
 from otel_kprofiler.otlp import check_file, read_profiles
+from tests.commands import run_checked, run_command
 from tests.further import further_between
 from tests.interpreters import find_pythons
+from tests.needs import LIBBPF
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum per cause; 0: a few suffice
 TIMES = 2 * WAITS or 400
@@ -219,12 +216,9 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
     """Records a waiter, and returns the number of waits and their time in nanoseconds, by cause."""
     written = tmp_path / "waits.otlp"
     program = FRAME.format(body=body)
-    record = [
-        sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
-        "--off-cpu-rate", "10000", "-o", written, "--", python, "-c", program, place, str(TIMES),
-    ]  # fmt: skip
-    done = subprocess.run(record, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "10000", "-o", written]
+    waiter = [python, "-c", program, place, TIMES]
+    run_checked("record", *words, "--", *waiter, timeout=300)
     assert check_file(str(written)) == []
     result, weights = Counter(), Counter()
     for window in read_profiles(str(written)):
@@ -239,10 +233,7 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
 
 
 def test_the_doctor_reports_that_off_cpu_time_can_be_counted():
-    command = [sys.executable, "-m", "otel_kprofiler", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    (result,) = [
-        load for load in json.loads(done.stdout)["findings"] if load["check"] == "off-CPU time"
-    ]
+    findings = json.loads(run_command("doctor", "--json").stdout)["findings"]
+    (result,) = [finding for finding in findings if finding["check"] == "off-CPU time"]
     assert result["level"] == "ok", result
     assert re.fullmatch(r"counted for \d+ processes", result["observed"])

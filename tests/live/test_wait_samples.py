@@ -13,9 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from samplers import collect, drain_until, spawned, started
+from samplers import collect, drain_until, record_and_replay, sampling, spawned
 
-from otel_kprofiler.bpf import WAIT_HAS_BEGUN, LibbpfLoader
+from otel_kprofiler.bpf import WAIT_HAS_BEGUN
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
 from otel_kprofiler.model import (
     KERNEL_SIDE,
@@ -25,20 +25,16 @@ from otel_kprofiler.model import (
     USER_SIDE,
     WaitState,
 )
-from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
-from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
+from tests.needs import LIBBPF
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 
-def running(rate=1000, *, wakers=False, sink=None, **settings):
-    settings.setdefault("on_cpu", False)
+def running(rate=1000, *, wakers=False, **settings):
     off_cpu = OffCpuConfig(samples_per_second=rate, wakers=wakers)
-    return started(EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings), raw_sink=sink))
+    return sampling(off_cpu=off_cpu, **{"on_cpu": False, **settings})
 
 
 def program(code, *arguments):
@@ -345,43 +341,29 @@ while os.read(a, 1):
 """
 
 
-def test_samples_of_waits_identify_the_waking_thread():
+def test_samples_of_waits_identify_the_waking_thread_only_while_this_is_enabled():
+    def since_change(samples):
+        return [s.wait for s in samples if s.tid == child and s.wait.start_ns > changed_ns]
+
     def find_wakers(samples):
-        return [
-            s.wait.waker.tid
-            for s in samples
-            if s.tid == child and s.wait.waker and s.wait.state is WaitState.INTERRUPTIBLE
-        ]
+        asleep = [w for w in since_change(samples) if w.state is WaitState.INTERRUPTIBLE]
+        return [wait.waker for wait in asleep if wait.waker or not wakers]
 
     with program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
         with running(wakers=True, target_pids=(child,)) as sampler:
-            samples = drain_until(sampler, lambda samples: len(find_wakers(samples)) > 50)
-    wakers = find_wakers(samples)
-    assert wakers.count(process.pid) > 0.9 * len(wakers)
-    names = {s.wait.waker.comm for s in samples if s.tid == child and s.wait.waker}
-    assert any(name.startswith(b"python") for name in names)
-
-
-def test_waking_threads_are_reported_only_while_this_is_enabled():
-    with program(TWO_THAT_WAKE_EACH_OTHER) as process:
-        child = int(process.stdout.readline())
-        settings = {"on_cpu": False, "target_pids": (process.pid, child)}
-        with running(target_pids=settings["target_pids"]) as sampler:
-            for wakers in (False, True, False):
+            for wakers in (True, False, True):
                 off_cpu = OffCpuConfig(samples_per_second=1000, wakers=wakers)
-                sampler.reconfigure(SamplerConfig(off_cpu=off_cpu, **settings))
+                config = SamplerConfig(on_cpu=False, target_pids=(child,), off_cpu=off_cpu)
+                sampler.reconfigure(config)
                 changed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-                results = drain_until(
-                    sampler,
-                    lambda samples: len(begun_since(changed_ns, samples)) > 50,  # noqa: B023
-                )
-                reported = [s.wait.waker for s in begun_since(changed_ns, results)]
-                assert any(reported) == wakers
-
-
-def begun_since(time_ns, samples):
-    return [sample for sample in samples if sample.wait.start_ns > time_ns]
+                samples = drain_until(sampler, lambda samples: len(find_wakers(samples)) > 50)
+                result = find_wakers(samples)
+                if not wakers:
+                    assert not any(result)
+                    continue
+                assert [w.tid for w in result].count(process.pid) > 0.9 * len(result)
+                assert any(waker.comm.startswith(b"python") for waker in result)
 
 
 def test_on_cpu_and_off_cpu_time_are_sampled_together():
@@ -409,19 +391,6 @@ def test_a_lower_rate_takes_fewer_samples():
 
 
 def test_replays_report_the_same_waits(tmp_path):
-    path = str(tmp_path / "raw")
-    writer = RecordingWriter(path)
-    with running(sink=writer.add_records) as sampler:
-        samples = collect(sampler, 2)
-        sampler.stop()
-        samples += sampler.drain()
-        until = sampler.complete_until_ns()
-        counts = sampler.counts()
-        writer.finish(RecordingFacts(0, sampler.period_ns, sampler.stack_limit, until, counts))
-    with contextlib.closing(Recording(path)) as recording:
-        replay, again = ReplaySampler(recording), []
-        while not replay.exhausted:
-            again += replay.drain()
-    assert again == samples
-    assert replay.counts() == counts
+    config = SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=1000))
+    samples, counts = record_and_replay(config, 2, str(tmp_path / "raw"))
     assert counts["off_cpu"].received == len(samples) > 0

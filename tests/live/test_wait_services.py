@@ -1,24 +1,20 @@
 """A service samples the waits of its own threads only, with causes, spans and totals."""
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
-from services import ToFile, ask, run
+from services import ask, is_answered, run
 
-from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU
 from otel_kprofiler.otlp import read_profiles
+from tests.commands import run_checked
+from tests.needs import LIBBPF
+from tests.processes import LoggedProcess
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 SERVICE = """
     import json, os, time
@@ -45,13 +41,12 @@ SERVICE = """
 """
 
 
-def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
-    file = ToFile(tmp_path / "profiles.jsonl")
-    done = run(SERVICE, env={**file.env, "OTEL_KPROFILER_OFF_CPU": "true"})
+def test_waits_are_linked_to_the_span_of_their_thread(to_file):
+    done = run(SERVICE, env={**to_file.env, "OTEL_KPROFILER_OFF_CPU": "true"})
     pid, truth = json.loads(done.stdout)
     slept, pids = Counter(), set()
     exact = 0
-    for window in read_profiles(str(file.path)):
+    for window in read_profiles(str(to_file.path)):
         for profile in window.profiles:
             if profile.kind != OFF_CPU:
                 continue
@@ -71,14 +66,11 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
     assert len(close) >= 0.8 * len(known), {span: (slept[span], truth[span]) for span in known}
 
 
-def test_waits_are_not_sampled_unless_enabled(tmp_path):
-    file = ToFile(tmp_path / "profiles.jsonl")
-    run(SERVICE, env=file.env)
-    if file.exists():  # a service that only sleeps may have no on-CPU sample
-        kinds = {
-            profile.kind for window in read_profiles(str(file.path)) for profile in window.profiles
-        }
-        assert OFF_CPU not in kinds
+def test_waits_are_not_sampled_unless_enabled(to_file):
+    run(SERVICE, env=to_file.env)
+    if to_file.exists():  # a service that only sleeps may have no on-CPU sample
+        windows = read_profiles(str(to_file.path))
+        assert OFF_CPU not in {profile.kind for window in windows for profile in window.profiles}
 
 
 APP = """
@@ -117,32 +109,23 @@ TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 
 @pytest.mark.long
-def test_span_parts_sum_to_the_span_duration(tmp_path):
+def test_span_parts_sum_to_the_span_duration(to_file, tmp_path):
     """The parts are code, kernel and waits. Requests under gunicorn log their durations."""
-    file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
+    place = tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
     command = [
         sys.executable, "-m", "gunicorn", "--workers", "1", "--bind", f"unix:{place}", "shop:app",
     ]  # fmt: skip
-    env = {
-        **os.environ, **file.env, "OTEL_KPROFILER_OFF_CPU": "true",
-        "OTEL_KPROFILER_STACKS": "both",
+    environ = {
+        **to_file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both",
         "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499",
     }  # fmt: skip
-    server = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE)
-    try:
-        answered, deadline = 0, time.monotonic() + 120
-        while answered < SPANS:
-            assert time.monotonic() < deadline
-            assert server.poll() is None, server.stderr.read().decode()
-            with contextlib.suppress(OSError):  # not listening yet
-                ask(place, timeout_s=30)
-                answered += 1
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
+    with LoggedProcess(command, tmp_path / "log", cwd=tmp_path, environ=environ) as server:
+        server.wait_until(lambda: is_answered(place))
+        for _ in range(SPANS - 1):
+            ask(place, timeout_s=30)
     durations = [int(line) for line in (tmp_path / "truth").read_text().split()]
-    parts = report_parts(file, durations)
+    parts = report_parts(to_file, durations)
     assert sum(parts.values()) == pytest.approx(sum(durations), rel=TOLERANCE), parts
     assert parts["wait: sleep"] == pytest.approx(0.012e9 * len(durations), rel=0.4)
     assert min(parts["user code"], parts["kernel"]) > 0.0025e9 * len(durations)
@@ -182,11 +165,10 @@ LOOP = """
 """
 
 
-def test_parts_of_asynchronous_spans_include_other_work_of_the_event_loop(tmp_path):
-    file = ToFile(tmp_path / "profiles.jsonl")
-    env = {**file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both"}
+def test_parts_of_asynchronous_spans_include_other_work_of_the_event_loop(to_file):
+    env = {**to_file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both"}
     durations = json.loads(run(LOOP, env=env).stdout)
-    parts = report_parts(file, durations)
+    parts = report_parts(to_file, durations)
     assert sum(parts.values()) == pytest.approx(sum(durations), rel=TOLERANCE), parts
     own = parts.get("user code", 0) + parts["kernel"]
     assert own == pytest.approx(6 * 0.004e9 * len(durations), rel=0.3)
@@ -195,11 +177,7 @@ def test_parts_of_asynchronous_spans_include_other_work_of_the_event_loop(tmp_pa
 
 
 def report_parts(file, durations):
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "part", "--json", file.path],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    result = json.loads(done.stdout)
+    result = json.loads(run_checked("report", "--by", "part", "--json", file.path).stdout)
     assert result["traces"] == pytest.approx(len(durations), rel=0.05)
     share = result["total"] / sum(durations)
     sys.stdout.write(f"{result['traces']} of {len(durations)} spans, {share:.1%} of their time\n")

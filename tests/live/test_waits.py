@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from samplers import sampling, spawned
 
-from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_wait_offsets
+from otel_kprofiler.bpf import BccLoader, find_wait_offsets
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.model import (
@@ -23,12 +23,11 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig, wait_follower
+from tests.commands import COMMAND
+from tests.needs import LIBBPF
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
-]
+pytestmark = [pytest.mark.live, LIBBPF]
 
 TOTALS = OffCpuConfig(samples_per_second=0)
 # Each program prints "ready", works for the seconds in its argument, and prints three numbers:
@@ -437,11 +436,9 @@ def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
         # Samples itself, too, but no other processes, whose waits may be many.
-        record = subprocess.Popen(
-            ["sh", "-c", 'exec "$@" -p $$', "sh",
-             sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
-             "--off-cpu-rate", "200", "-d", "2", "-o", path, "-p", str(sleeper.pid)],
-        )  # fmt: skip
+        words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
+        command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
+        record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])
         assert record.wait(120) == 0
     (window,) = read_profiles(path)
     samples = [
