@@ -12,8 +12,9 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests.public import NOBODY
+
 HERE = Path(__file__).parent
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PYTHON = "/usr/bin/python3"
 _BUILDING = threading.Lock()  # concurrent scenarios use the same program
 

@@ -116,10 +116,7 @@ class Run(Programs):
     def launch(self) -> None:
         self.write_config()
         outputs = self.scenario.outputs(self)
-        with (
-            (self.directory / "log").open("ab") as log,
-            (self.directory / "out").open("wb") as out,
-        ):
+        with (self.directory / "log").open("ab") as log, (self.directory / "out").open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "otel_kprofiler", "run", "-c", self.config_path],
                 cwd="/", stdin=subprocess.DEVNULL,

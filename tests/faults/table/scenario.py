@@ -21,6 +21,29 @@ def wait(run: Run) -> None:
     time.sleep(run.seconds)
 
 
+def beside(start: Callable[[Run], object]) -> Callable[[Run], None]:
+    """Returns a fault that starts something, which the scenario's end stops."""
+
+    def fault(run: Run) -> None:
+        start(run)
+        wait(run)
+
+    return fault
+
+
+def repeatedly(action: Callable[[Run], object], pause_s: float = 0.0) -> Callable[[Run], None]:
+    """Returns a fault that repeats an action while the scenario lasts."""
+
+    def fault(run: Run) -> None:
+        end = time.monotonic() + run.seconds
+        while time.monotonic() < end:
+            action(run)
+            time.sleep(pause_s)
+        time.sleep(1)
+
+    return fault
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A fault, and the agent that is exposed to it.

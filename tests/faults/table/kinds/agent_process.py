@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.faults.table.scenario import Scenario, wait
+from tests.faults.table.scenario import Scenario, beside, repeatedly, wait
 
 FREEZE, SIGNAL, LIMIT = "freeze", "signal", "limit of the process"
 SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGCHLD",
@@ -30,15 +30,8 @@ def freeze(seconds, times=1):
     return fault
 
 
-def signals(number, pause_s=0.0005):
-    def fault(run):
-        end = time.monotonic() + run.seconds
-        while time.monotonic() < end:
-            run.process.send_signal(number)
-            time.sleep(pause_s)
-        time.sleep(1)
-
-    return fault
+def signals(number):
+    return repeatedly(lambda run: run.process.send_signal(number), 0.0005)
 
 
 def queued(run):
@@ -83,18 +76,6 @@ def scheduled(change):
         wait(run)
 
     return fault
-
-
-def idle(thread):
-    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-
-
-def nice(thread):
-    os.setpriority(os.PRIO_PROCESS, thread, 19)
-
-
-def one_cpu(thread):
-    os.sched_setaffinity(thread, {0})
 
 
 @contextlib.contextmanager
@@ -157,17 +138,9 @@ def debugged(run):
     time.sleep(1)
 
 
-def traced(run):
-    command = ["perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null"]
-    run.start(*command, root=True)
-    wait(run)
-
-
-def moved_between_cgroups(run):
-    end = time.monotonic() + run.seconds
-    while time.monotonic() < end:
-        with cgroup(run, "cpu"):
-            time.sleep(0.1)
+def move_between_cgroups(run):
+    with cgroup(run, "cpu"):
+        time.sleep(0.1)
 
 
 def loop(name, fault, kind=LIMIT, **more):
@@ -191,13 +164,17 @@ SCENARIOS = [
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
     loop("no signal can be queued", limited(resource.RLIMIT_SIGPENDING, 0)),
     loop("address space cannot grow", limited(resource.RLIMIT_AS, 1 << 30, forks)),
-    loop("scheduled as idle, beside eight busy processes", scheduled(idle), alone=True),
-    loop("nice 19, beside eight busy processes", scheduled(nice), alone=True),
-    loop("all threads on one CPU, beside eight busy processes", scheduled(one_cpu), alone=True),
+    loop("scheduled as idle, beside eight busy processes", alone=True, fault=scheduled(
+        lambda thread: os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0)))),
+    loop("nice 19, beside eight busy processes", scheduled(
+        lambda thread: os.setpriority(os.PRIO_PROCESS, thread, 19)), alone=True),
+    loop("all threads on one CPU, beside eight busy processes", scheduled(
+        lambda thread: os.sched_setaffinity(thread, {0})), alone=True),
     loop("cgroup with a fifth of a CPU",
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
     loop("cgroup with 2 CPU shares", in_cgroup("cpu", shares=2), others="the agent hardly runs"),
     loop("cgroup with 256 MB of memory", in_cgroup("memory", limit_in_bytes=256 << 20)),
-    loop("moves between cgroups ten times a second", moved_between_cgroups),
-    loop("sampled by perf at 999 Hz", traced),
+    loop("moves between cgroups ten times a second", repeatedly(move_between_cgroups)),
+    loop("sampled by perf at 999 Hz", beside(lambda run: run.start(
+        "perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null", root=True))),
 ]  # fmt: skip

@@ -17,10 +17,6 @@ from tests.faults.table.scenario import Scenario
 from tests.servers import free_port
 
 
-def at_once(connection, connect):
-    connection.close()
-
-
 def reset(connection, connect):
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -29,10 +25,6 @@ def silent(connection, connect):
     with contextlib.suppress(OSError):
         while connection.recv(65536):
             pass
-
-
-def unread(connection, connect):
-    time.sleep(6)
 
 
 def garbage(connection, connect):
@@ -48,10 +40,10 @@ def endless(connection, connect):
 
 
 MANNERS = {
-    "is closed at once": at_once,
+    "is closed at once": lambda connection, connect: connection.close(),
     "is reset at once": reset,
     "is never answered": silent,
-    "is never read": unread,
+    "is never read": lambda connection, connect: time.sleep(6),
     "answers in another protocol": garbage,
     "sends an endless stream of zeros": endless,
     "ends after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),

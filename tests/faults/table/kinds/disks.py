@@ -30,15 +30,13 @@ def remount(run, options, name="disk"):
     subprocess.run(command, check=True)
 
 
-@contextlib.contextmanager
-def full(directory):
-    """Keeps a disk completely full during the ``with`` block."""
+def fill_up(directory):
+    """Fills a disk completely with a file, and returns the file."""
     filler = directory / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    yield
-    filler.unlink()
+    return filler
 
 
 def on_disk(name, options="size=8m"):
@@ -47,8 +45,9 @@ def on_disk(name, options="size=8m"):
 
 def fill(run, name):
     time.sleep(1)
-    with full(run.directory / name):
-        wait(run)
+    filler = fill_up(run.directory / name)
+    wait(run)
+    filler.unlink()
     time.sleep(1)
 
 
@@ -129,10 +128,6 @@ def away(run, fault):
     time.sleep(2)
 
 
-def remove_spool(run):
-    shutil.rmtree(run.spool)
-
-
 def remove_segments(run):
     for segment in run.segments:
         segment.unlink()
@@ -158,18 +153,15 @@ def give_away(run):
         os.chown(path, 65534, 65534)
 
 
-def cut_the_newest(run):
-    os.truncate(run.segments[-1], 3000)
-
-
 def append_garbage(run):
     with run.segments[-1].open("ab") as file:
         file.write(os.urandom(5000))
 
 
 def fill_spool(run):
-    with full(run.spool):
-        wait(run)
+    filler = fill_up(run.spool)
+    wait(run)
+    filler.unlink()
 
 
 def use_up_inodes(run):
@@ -188,20 +180,13 @@ def spooled(name, fault, **more):
 
 def full_at_start(run):
     mount(run, "size=1m", "spool")
-    filler = run.spool / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    fill_up(run.spool)
 
 
 def free_at_last(run):
     wait(run)
     (run.spool / "filler").unlink()
     time.sleep(1)
-
-
-def read_only_at_start(run):
-    mount(run, "size=1m,ro", "spool")
 
 
 def writable_at_last(run):
@@ -224,18 +209,19 @@ SCENARIOS = [
             others="the limit is for all files"),
     to_file("directory of rotated files is moved", move_directory, heals=False,
             receiver=lambda: FileReceiver(rotation={"max_megabytes": 1, "max_backups": 2})),
-    spooled("directory is removed", remove_spool),
+    spooled("directory is removed", lambda run: shutil.rmtree(run.spool)),
     spooled("segments are removed", remove_segments),
     spooled("lock is removed", remove_lock),
     spooled("directory is replaced by a link", replace_spool_by_link),
     spooled("directories are writable by everybody", open_to_all),
     spooled("all files are given to another user", give_away),
-    spooled("newest segment is truncated", cut_the_newest),
+    spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),
     spooled("disk is full for a while", fill_spool, **IN_SPOOL),
     spooled("disk has no inodes for a while", use_up_inodes, **on_disk("spool", "nr_inodes=40")),
     spooled("disk is full at startup", free_at_last, before=full_at_start),
-    spooled("disk is read-only at startup", writable_at_last, before=read_only_at_start),
+    spooled("disk is read-only at startup", writable_at_last,
+            before=partial(mount, options="size=1m,ro", name="spool")),
     spooled("spool has room for one megabyte", wait,
             exporter={"sending_queue": {"max_megabytes": 1}}, seconds=10,
             sampler={"samples_per_second": 997}),

@@ -40,50 +40,41 @@ def program() -> bytes:
     return build("control.c").read_bytes()
 
 
-def field(offset, form, value):
-    """Returns a function that makes a program with a changed field in its ELF header."""
+def changed(offset, form, value, find_headers):
+    """Returns a function that makes a program with a changed field in some headers."""
 
     def make():
         data = bytearray(program())
-        struct.pack_into("<" + form, data, offset, value)
+        for at in find_headers(data):
+            struct.pack_into("<" + form, data, at + offset, value)
         return bytes(data)
 
     return make
 
 
-def sections(offset, form, value):
-    """Returns a function that makes a program with a changed field in every section header."""
+def field(*change):
+    return changed(*change, lambda data: [0])
 
-    def make():
-        data = bytearray(program())
+
+def sections(*change):
+    def find_headers(data):
         (start,) = struct.unpack_from("<Q", data, 40)
         size, count = struct.unpack_from("<HH", data, 58)
-        for at in range(start, start + size * count, size):
-            struct.pack_into("<" + form, data, at + offset, value)
-        return bytes(data)
+        return range(start, start + size * count, size)
 
-    return make
+    return changed(*change, find_headers)
 
 
-def segments(offset, form, value):
-    """Returns a function that makes a program with a changed field in every program header."""
-
-    def make():
-        data = bytearray(program())
+def segments(*change):
+    def find_headers(data):
         (count,) = struct.unpack_from("<H", data, 56)
-        for at in range(64, 64 + 56 * count, 56):
-            struct.pack_into("<" + form, data, at + offset, value)
-        return bytes(data)
+        return range(64, 64 + 56 * count, 56)
 
-    return make
+    return changed(*change, find_headers)
 
 
 def cut_to(size):
     return lambda: program()[:size]
-
-
-def random_behind_header():
-    return program()[:64] + os.urandom(200_000)
 
 
 DAMAGES = {
@@ -91,7 +82,7 @@ DAMAGES = {
     "truncated in its header": cut_to(40),
     "truncated to half its size": lambda: program()[: len(program()) // 2],
     "empty except for its magic number": lambda: b"\x7fELF" + bytes(8192),
-    "random bytes after its header": random_behind_header,
+    "random bytes after its header": lambda: program()[:64] + os.urandom(200_000),
     "32-bit according to its class": field(4, "B", 1),
     "big-endian according to its header": field(5, "B", 2),
     "65,535 sections": field(60, "H", 65535),

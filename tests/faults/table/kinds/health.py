@@ -7,9 +7,8 @@ import os
 import signal
 import socket
 import threading
-import time
 
-from tests.faults.table.scenario import Scenario, wait
+from tests.faults.table.scenario import Scenario, beside, repeatedly
 
 HEALTH, OUTPUT = "health endpoint", "output that nobody reads"
 
@@ -37,12 +36,8 @@ GET = "b'GET /status HTTP/1.1\\r\\nHost: localhost\\r\\n"
 
 
 def clients(*pieces, count=1, pause_s=0.0, programs=2):
-    def fault(run):
-        for _ in range(programs):
-            run.python(CLIENT, run.health, count, pause_s, *pieces)
-        wait(run)
-
-    return fault
+    words = (count, pause_s, *pieces)
+    return beside(lambda run: [run.python(CLIENT, run.health, *words) for _ in range(programs)])
 
 
 RESETS = """
@@ -70,11 +65,7 @@ time.sleep(60)
 
 
 def program(code):
-    def fault(run):
-        run.python(code, run.health)
-        wait(run)
-
-    return fault
+    return beside(lambda run: run.python(code, run.health))
 
 
 ATTACKS = {
@@ -139,24 +130,9 @@ def full_socket(run):
     return {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "200000"}
 
 
-def no_socket(run):
-    return {"NOTIFY_SOCKET": str(run.directory / "nothing"), "WATCHDOG_USEC": "200000"}
-
-
-def garbled(run):
-    return {"NOTIFY_SOCKET": "x" * 5000, "WATCHDOG_USEC": "-1"}
-
-
-def talk(run):
-    """Reloads the agent repeatedly, so that it writes to its log."""
-    end = time.monotonic() + run.seconds
-    while time.monotonic() < end:
-        run.process.send_signal(signal.SIGHUP)
-        time.sleep(0.5)
-    time.sleep(1)
-
-
 def unread(name, make):
+    """The agent reloads repeatedly, so that it writes to its log."""
+    talk = repeatedly(lambda run: run.process.send_signal(signal.SIGHUP), 0.5)
     return Scenario(OUTPUT, name, talk, outputs=lambda run: {"stderr": make(run)},
                     service={"telemetry": {"logs": {"level": "debug"}}})  # fmt: skip
 
@@ -180,6 +156,12 @@ SCENARIOS = [
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),
     notified("systemd's socket is full", full_socket),
-    notified("systemd's socket does not exist", no_socket),
-    notified("systemd's socket has an impossible name", garbled),
+    notified(
+        "systemd's socket does not exist",
+        lambda run: {"NOTIFY_SOCKET": str(run.directory / "nothing"), "WATCHDOG_USEC": "200000"},
+    ),
+    notified(
+        "systemd's socket has an impossible name",
+        lambda _: {"NOTIFY_SOCKET": "x" * 5000, "WATCHDOG_USEC": "-1"},
+    ),
 ]

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.faults.table.scenario import Scenario, wait
+from tests.faults.table.scenario import Scenario, beside, repeatedly, wait
 
 KIND = "host"
 CPU1 = Path("/sys/devices/system/cpu/cpu1/online")
@@ -74,18 +74,7 @@ def clock(seconds, times=1):
 
 
 def tool(*words):
-    def fault(run):
-        run.start(*words, root=True)
-        wait(run)
-
-    return fault
-
-
-def caches(run):
-    end = time.monotonic() + run.seconds
-    while time.monotonic() < end:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        time.sleep(0.2)
+    return beside(lambda run: run.start(*words, root=True))
 
 
 def cgroups(name):
@@ -119,19 +108,11 @@ def memory(run):
     time.sleep(run.seconds + 4)
 
 
-def mounts(run):
+def mount_and_unmount(run):
     place = run.directory / "mounted"
-    place.mkdir()
-    end = time.monotonic() + run.seconds
-    while time.monotonic() < end:
-        subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
-        subprocess.run(["umount", place], check=True)
-
-
-def real_time(run):
-    """Runs a real-time process that leaves 5 % of one CPU's time to others."""
-    run.start("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done", root=True)
-    wait(run)
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+    subprocess.run(["umount", place], check=True)
 
 
 def low_pids(run):
@@ -166,12 +147,14 @@ SCENARIOS = [
     one("perf samples all CPUs at 4,999 Hz",
         tool("perf", "record", "-a", "-F", 4999, "-g", "-o", "/dev/null")),
     one("perf traces each context switch", tool("perf", "trace", "-a", "-o", "/dev/null")),
-    one("caches are dropped five times a second", caches),
+    one("caches are dropped five times a second",
+        repeatedly(lambda _: Path("/proc/sys/vm/drop_caches").write_text("3"), 0.2)),
     one("cgroups with names of containers come and go",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory except 2 GB is in use", memory),
-    one("file systems are mounted and unmounted", mounts),
-    one("a real-time process takes a CPU", real_time),
+    one("file systems are mounted and unmounted", repeatedly(mount_and_unmount)),
+    one("a real-time process takes a CPU",  # it leaves 5 % of the CPU's time to others
+        tool("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done")),
     one("process ids are reused within a second", low_pids),
 ]  # fmt: skip

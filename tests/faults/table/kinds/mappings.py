@@ -21,9 +21,7 @@ HEAD = """
 static volatile unsigned long work;
 static void burn(void) { for (int i = 0; i < 100000; i++) work += i; }
 """
-CHURN = (
-    HEAD
-    + """
+CHURN = """
 int main(void)
 {
     int file = open("/proc/self/exe", O_RDONLY);
@@ -33,10 +31,7 @@ int main(void)
     }
 }
 """
-)
-MANY = (
-    HEAD
-    + """
+MANY = """
 int main(void)
 {
     int file = open("/proc/self/exe", O_RDONLY);
@@ -45,20 +40,14 @@ int main(void)
     for (;;) burn();
 }
 """
-)
-PROTECT = (
-    HEAD
-    + """
+PROTECT = """
 int main(void)
 {
     char *at = mmap(0, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (;;) { mprotect(at, 4096, 1); mprotect(at, 4096, 5); }
 }
 """
-)
-JIT = (
-    HEAD
-    + """
+JIT = """
 int main(void)
 {
     for (unsigned round = 0;; round++) {
@@ -70,10 +59,7 @@ int main(void)
     }
 }
 """
-)
-MEMFD = (
-    HEAD
-    + """
+MEMFD = """
 int main(void)
 {
     for (;;) {
@@ -88,10 +74,7 @@ int main(void)
     }
 }
 """
-)
-HUGE = (
-    HEAD
-    + """
+HUGE = """
 int main(void)
 {
     for (int i = 0; i < 60; i++)
@@ -99,10 +82,7 @@ int main(void)
     for (;;) burn();
 }
 """
-)
-DEEP = (
-    HEAD
-    + """
+DEEP = """
 static int __attribute__((noinline)) down(int n)
 {
     int r = n ? down(n - 1) + 1 : (burn(), 0);
@@ -111,10 +91,7 @@ static int __attribute__((noinline)) down(int n)
 }
 int main(void) { for (;;) down(%d); }
 """
-)
-POINTER = (
-    HEAD
-    + """
+POINTER = """
 int main(void)
 {
     static char stack[65536];
@@ -126,10 +103,7 @@ int main(void)
                          : "rbx", "rcx", "memory");
 }
 """
-)
-LOOP = (
-    HEAD
-    + """
+LOOP = """
 static void *frames[4];
 int main(void)
 {
@@ -140,10 +114,7 @@ int main(void)
                          "pop %%rbp" :: "r"(frames) : "rcx", "memory");
 }
 """
-)
-ALTERNATE = (
-    HEAD
-    + """
+ALTERNATE = """
 static char stack[65536];
 static void handle(int number) { burn(); }
 int main(void)
@@ -155,17 +126,11 @@ int main(void)
     for (;;) raise(SIGUSR1);
 }
 """
-)
-JUMPS = (
-    HEAD
-    + """
+JUMPS = """
 static jmp_buf buffer;
 int main(void) { for (;;) if (!setjmp(buffer)) { work++; longjmp(buffer, 1); } }
 """
-)
-FAULTS = (
-    HEAD
-    + """
+FAULTS = """
 int main(void)
 {
     for (;;) {
@@ -175,10 +140,7 @@ int main(void)
     }
 }
 """
-)
-STACKS = (
-    HEAD
-    + """
+STACKS = """
 int main(void)
 {
     for (;;) {
@@ -188,7 +150,6 @@ int main(void)
     }
 }
 """
-)
 
 
 def pointer(value, other="0"):
@@ -196,25 +157,25 @@ def pointer(value, other="0"):
 
 
 SCENARIOS = [
-    Scenario(KIND, name, c(*call), alone=True)
-    for name, call in {
-        "code is mapped and unmapped as fast as possible": (CHURN,),
-        "60,000 mappings of a file": (MANY,),
-        "memory becomes executable and not executable as fast as possible": (PROTECT,),
-        "code in memory that is new each time": (JIT,),
-        "code in memory files with control characters in their names": (MEMFD,),
-        "60 TiB of address space": (HUGE,),
-        "stack of 50 frames": (DEEP % 50,),
-        "stack of 50,000 frames": (DEEP % 50_000,),
-        "stack pointer 0": (pointer("0L"),),
-        "stack pointer in the kernel": (pointer("0xffffffff81000000UL"),),
-        "stack pointer that is not canonical": (pointer("0x8000000000000000UL", "-1L"),),
-        "stack pointer in another object": (pointer("stack + 4096", "stack + 1"),),
-        "frame pointer that refers to itself": (LOOP,),
-        "signals on an alternate stack": (ALTERNATE,),
-        "jumps between frames": (JUMPS,),
-        "page faults as fast as possible": (FAULTS,),
-        "stack of random bytes": (STACKS,),
+    Scenario(KIND, name, c(HEAD + source), alone=True)
+    for name, source in {
+        "code is mapped and unmapped as fast as possible": CHURN,
+        "60,000 mappings of a file": MANY,
+        "memory becomes executable and not executable as fast as possible": PROTECT,
+        "code in memory that is new each time": JIT,
+        "code in memory files with control characters in their names": MEMFD,
+        "60 TiB of address space": HUGE,
+        "stack of 50 frames": DEEP % 50,
+        "stack of 50,000 frames": DEEP % 50_000,
+        "stack pointer 0": pointer("0L"),
+        "stack pointer in the kernel": pointer("0xffffffff81000000UL"),
+        "stack pointer that is not canonical": pointer("0x8000000000000000UL", "-1L"),
+        "stack pointer in another object": pointer("stack + 4096", "stack + 1"),
+        "frame pointer that refers to itself": LOOP,
+        "signals on an alternate stack": ALTERNATE,
+        "jumps between frames": JUMPS,
+        "page faults as fast as possible": FAULTS,
+        "stack of random bytes": STACKS,
     }.items()
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.faults.table.scenario import Scenario, wait
+from tests.faults.table.scenario import Scenario, beside, wait
 
 KIND = "processes and threads"
 
@@ -47,20 +47,11 @@ int main(int argc, char **argv)
 
 
 def c(source, *words, count=1):
-    def fault(run):
-        for _ in range(count):
-            run.c(source, *words)
-        wait(run)
-
-    return fault
+    return beside(lambda run: [run.c(source, *words) for _ in range(count)])
 
 
 def python(code, *words):
-    def fault(run):
-        run.python(code, *words)
-        wait(run)
-
-    return fault
+    return beside(lambda run: run.python(code, *words))
 
 
 def zombies(run):

@@ -104,12 +104,8 @@ def another(run):
     return {"exporters": new, "service": {"pipelines": {"profiles": {"exporters": ids}}}}
 
 
-def resized(run):
-    return {"exporters": {run.exporter: {"sending_queue": {"queue_size": 1}}}}
-
-
-def split_up(run):
-    return {"exporters": {run.exporter: {"max_message_bytes": 65536}}}
+def exporter(**settings):
+    return changed(lambda run: {"exporters": {run.exporter: settings}})
 
 
 def storm(run):
@@ -146,8 +142,8 @@ CHANGES = {
         *(sampler(resources=r) for r in ("executable", "service"))
     ),
     "that adds an unreachable receiver": changed(another),
-    "that shortens the queue to one batch": changed(resized),
-    "that limits messages to 64 KiB": changed(split_up),
+    "that shortens the queue to one batch": exporter(sending_queue={"queue_size": 1}),
+    "that limits messages to 64 KiB": exporter(max_message_bytes=65536),
     "to a health endpoint in use": changed(occupied),
 }
 

@@ -69,20 +69,12 @@ def cut(data, at):
     return data[:at]
 
 
-def insert(data, at):
-    return data[:at] + os.urandom(1000) + data[at:]
-
-
 def with_segment(name, content):
     def damage(run, segments):
         path = segments[0].with_name(name)
         path.write_bytes(content(segments) if callable(content) else content)
 
     return damage
-
-
-def sparse_tail(run, segments):
-    os.truncate(segments[0], 8 << 30)
 
 
 def huge_record(run, segments):
@@ -104,23 +96,10 @@ def swap(run, segments):
     segments[1].write_bytes(first)
 
 
-def exchange_records(data, at):
-    """Swaps the two halves of the content after the magic number."""
-    return data[:8] + data[at:] + data[8:at]
-
-
-def repeat(data, at):
-    return data + data[8:at]
-
-
 def link_away(run, segments):
     target = run.directory / "moved.spool"
     segments[0].rename(target)
     segments[0].symlink_to(target)
-
-
-def link_twice(run, segments):
-    os.link(segments[0], segments[0].with_name("00000000000000000000.spool"))
 
 
 def replace(make):
@@ -131,32 +110,24 @@ def replace(make):
     return damage
 
 
-def give_away(run, segments):
-    os.chown(segments[0], 65534, 65534)
-
-
-def other_version(data, at):
-    return b"kpspool1" + data[8:]
+def version(magic):
+    return patch(0, lambda data, at: magic + data[8:])
 
 
 def bring_back(run):
     """Checks that a segment of another version is set aside, and can be restored and delivered."""
-    damaged(patch(0, other_version), 2)(run)
+    damaged(version(b"kpspool1"), 2)(run)
     run.stop()
     (aside,) = run.spool.glob("*/*.aside")
     place = run.directory / "restored" / aside.parent.name
     place.mkdir(parents=True, mode=0o700)
     aside.rename(place / aside.name.removesuffix(".aside"))
-    patch(0, lambda data, at: b"kpspool2" + data[8:])(run, list(place.glob("*.spool")))
+    version(b"kpspool2")(run, list(place.glob("*.spool")))
     queue = {"storage": str(place.parent)}
     run.has_moved_spool = True
     run.config["exporters"][run.exporter]["sending_queue"] = queue
     run.restart()
     time.sleep(2)
-
-
-def zeros(data, at):
-    return bytes(len(data))
 
 
 def every(size):
@@ -194,18 +165,21 @@ SCENARIOS = [
     one("one byte in every 20,000", patch(0.5, every(20_000))),
     one("4,096 zeros in the middle", patch(0.5, zero)),
     one("4,096 zeros at the start", patch(0, zero)),
-    one("zeros only", patch(0, zeros)),
-    one("1,000 random bytes inserted", patch(0.5, insert)),
+    one("zeros only", patch(0, lambda data, at: bytes(len(data)))),
+    one("1,000 random bytes inserted",
+        patch(0.5, lambda data, at: data[:at] + os.urandom(1000) + data[at:])),
     one("the oldest segment truncated to half its size", patch(0.5, cut)),
     one("the oldest segment truncated in its magic number", patch(5, cut)),
     one("the oldest segment truncated by 3 bytes", patch(-3, cut)),
-    one("halves of the oldest segment exchanged", patch(0.5, exchange_records)),
-    one("records of the oldest segment repeated", patch(0.5, repeat)),
+    one("halves of the oldest segment exchanged",  # after the magic number
+        patch(0.5, lambda data, at: data[:8] + data[at:] + data[8:at])),
+    one("records of the oldest segment repeated", patch(0.5, lambda data, at: data + data[8:at])),
     one("two segments exchanged", swap),
     one("the oldest segment removed", lambda run, segments: segments[0].unlink()),
     one("the middle segment removed", lambda run, segments: segments[1].unlink(), segments=3),
     one("the oldest segment empty", lambda run, segments: segments[0].write_bytes(b"")),
-    one("8 GiB of holes after the oldest segment", sparse_tail),
+    one("8 GiB of holes after the oldest segment",
+        lambda run, segments: os.truncate(segments[0], 8 << 30)),
     one("a record with a length of 1 GiB", huge_record),
     one("a record with impossible counts", lying_record),
     *[one(f"a segment named {text}", with_segment(name, b"kpspool2"))
@@ -215,10 +189,12 @@ SCENARIOS = [
     one("a copy of the oldest segment with a later number",
         with_segment("00000000000009999999.spool", lambda segments: segments[0].read_bytes())),
     one("the oldest segment is a link", link_away),
-    one("the oldest segment has a second hard link", link_twice),
+    one("the oldest segment has a second hard link",
+        lambda run, segments: os.link(segments[0], segments[0].with_name(f"{0:020}.spool"))),
     one("the oldest segment is a directory", replace(lambda path: path.mkdir())),
     one("the oldest segment is a FIFO", replace(os.mkfifo)),
     one("the oldest segment is a device",
         replace(lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)))),
-    one("the oldest segment belongs to another user", give_away),
+    one("the oldest segment belongs to another user",
+        lambda run, segments: os.chown(segments[0], 65534, 65534)),
 ]  # fmt: skip
