@@ -139,12 +139,7 @@ class Session:
             environment["MATRIX_OVERLAY"] = str(overlay.absolute())
         for _ in range(TRIES):
             outcome = run_guest(
-                kernel,
-                boot,
-                arguments,
-                environment,
-                timeout_s=self.timeout_s,
-                verbose=self.verbose,
+                kernel, boot, arguments, environment, timeout_s=self.timeout_s, verbose=self.verbose
             )
             if not outcome.emulator_failed:
                 break

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +11,11 @@ import pytest
 from otel_kprofiler.formats import stack_entries
 from otel_kprofiler.model import KERNEL_SIDE, USER_SIDE
 from otel_kprofiler.otlp import read_profiles
+from tests.commands import run_checked, run_command
 
 pytestmark = [pytest.mark.kernel, pytest.mark.built_programs]
 
 PROGRAMS = Path(os.environ.get("MATRIX_PROGRAMS", "/nonexistent"))
-COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 CALLERS = {
     "serve": {"main"},
     "variable_frame": {"serve"},
@@ -69,9 +67,7 @@ def record(directory, program, is_enough):
 def record_for(seconds, directory, program):
     file = directory / f"{seconds}.otlp"
     options = ["-d", f"{seconds}s", "-F", "199", "--off-cpu", "-o", file]
-    command = [*COMMAND, "record", *options, "--", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_checked("record", *options, "--", program, timeout=None)
     print(done.stderr)  # noqa: T201 - shown if the test fails
     result = Counter()
     for profile in itertools.chain.from_iterable(w.profiles for w in read_profiles(str(file))):
@@ -126,7 +122,7 @@ def find_variants():
 
 def test_doctor_reports_no_problem_as_root():
     """`doctor` finds everything that profiling needs, as root."""
-    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, timeout=600)
+    done = run_command("doctor", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

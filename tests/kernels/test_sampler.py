@@ -76,8 +76,7 @@ def test_successive_programs_of_a_process_are_distinguished():
     try:
         with sampler() as running:
             samples = drain_until(
-                running,
-                lambda result: set(pids) <= {s.tgid for s in result if s.comm == b"dd"},
+                running, lambda result: set(pids) <= {s.tgid for s in result if s.comm == b"dd"}
             )
             finish(running)
         stacks = []

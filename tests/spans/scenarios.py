@@ -2,9 +2,4 @@
 
 from tests.spans import asgi, interpreter, processes, wsgi
 
-SCENARIOS = {
-    **interpreter.SCENARIOS,
-    **wsgi.SCENARIOS,
-    **asgi.SCENARIOS,
-    **processes.SCENARIOS,
-}
+SCENARIOS = {**interpreter.SCENARIOS, **wsgi.SCENARIOS, **asgi.SCENARIOS, **processes.SCENARIOS}

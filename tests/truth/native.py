@@ -20,9 +20,7 @@ from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 SOURCE = Path(__file__).with_name("native.c")
 # The offsets in native.c: task[], mm[], struct vma, file[], struct inode, super.
 KERNEL = KernelOffsets(
-    RB_TREE,
-    0,
-    (0, 8, 0, 8, 16, 24, 32, 0, 8, 16, 24, 32, 40, 48, 0, 0, 8, 16, 24, 32, 40, 0),
+    RB_TREE, 0, (0, 8, 0, 8, 16, 24, 32, 0, 8, 16, 24, 32, 40, 48, 0, 0, 8, 16, 24, 32, 40, 0)
 )
 _ROW = struct.Struct("=qiii8B16x4x")  # without preserved registers and padding
 _MAX_WORK = 1_000_000

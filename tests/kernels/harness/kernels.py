@@ -180,12 +180,7 @@ def get_kernel(name: str) -> Kernel:
 
 def install_tools(machines: Iterable[Machine]) -> None:
     """Installs missing tools for booting machines, if this user may, or raises MatrixError."""
-    needed = {
-        "busybox": "busybox-static",
-        "depmod": "kmod",
-        "make": "make",
-        "dpkg-deb": "dpkg",
-    }
+    needed = {"busybox": "busybox-static", "depmod": "kmod", "make": "make", "dpkg-deb": "dpkg"}
     for machine in machines:
         needed[machine.emulator[0]] = machine.package
         needed[machine.compiler] = machine.compiler_package

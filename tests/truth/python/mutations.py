@@ -18,95 +18,76 @@ from tests.truth.sources import Mutation, copy_sources
 
 _SAMPLES = 2000
 _MAX_ABSENT = 0.05
-_FRAMES, _CODE, _THREAD = "python_frames.bpf.h", "python_code.bpf.h", "python_thread.bpf.h"
 _WORD = "return put_word(w, word | find_code(w, l, code));"
-
-
-_NONE = Mutation("nothing", _CODE, "", "")
+_NO_FRAMES = "	w->window_at = NO_WINDOW_AT;\n	w->head.frames = 0;"
+_OWNER = "	owner = frame_byte_at(frame, l->frame_owner);"
 _WITHOUT_VERSION = "	if (!bpf_probe_read_user(content, 16,"
-
-MUTATIONS = (
-    _NONE,
-    _NONE._replace(name="nothing: functions that come and go", churn=True),
-    Mutation(
-        "top: left out",
-        _FRAMES,
-        "	w->window_at = NO_WINDOW_AT;\n	w->head.frames = 0;",
-        "	w->window_at = NO_WINDOW_AT;\n	w->head.frames = 0;\n"
-        "	READ_USER(w->frame, w->frame + l->frame_previous);",
-    ),
-    Mutation("middle: one left out", _FRAMES, "w->seen++;", "if (++w->seen == 4) return GO_ON;"),
-    Mutation(
-        "middle: one twice", _FRAMES, _WORD, f"put_word(w, word | find_code(w, l, code)); {_WORD}"
-    ),
-    Mutation(
-        "root: left out",
-        _FRAMES,
-        "	owner = frame_byte_at(frame, l->frame_owner);",
-        "	owner = frame_byte_at(frame, l->frame_owner);\n	if (!w->frame) return PYTHON_COMPLETE;",
-    ),
-    Mutation(
-        "line: that of a later instruction",
-        _FRAMES,
-        "- code - l->code_bytes) >> 1",
-        "- code - l->code_bytes + 40) >> 1",
-    ),
-    Mutation(
-        "frames that are not shown: shown",
-        _FRAMES,
-        "owner != OWNED_BY_GENERATOR &&",
-        "0 &&",
-        "3.13",
-    ),
-    Mutation("shims: taken for frames", _FRAMES, "owner >= l->entry_owner", "0", "3.12"),
-    Mutation("C entries: not marked as roots", _FRAMES, "	w->rooted = 1;\n", "", "3.12"),
-    Mutation(
-        "generators: at the instruction of their caller",
-        _FRAMES,
-        "& ~3ULL; /* the low bits are a tag",
-        "+ 64; /* the low bits are a tag",
-    ),
-    Mutation("threads: the first of the list", _THREAD, "	if (is_own(w, l)) {", "	if (1) {"),
-    Mutation("threads: of other ids", _THREAD, "w->native &&\n", "w->native + 1 &&\n"),
-    Mutation(
-        "type of code objects: another",
-        _CODE,
-        "w->code[TYPE_WORD] == w->process.code_type",
-        "w->code[TYPE_WORD] == w->process.code_type + 8",
-    ),
-    Mutation(
-        "codes: by their address alone",
-        _CODE,
-        "known->check == (check ^ id * SPREAD) &&",
-        "",
-        churn=True,
-    ),
-    Mutation(
-        "codes: without their contents, which 3.11 has no version of",
-        _CODE,
+_CHANGES = {
+    "python_frames.bpf.h": {
+        "top: left out": (
+            _NO_FRAMES,
+            f"{_NO_FRAMES}\n	READ_USER(w->frame, w->frame + l->frame_previous);",
+        ),
+        "middle: one left out": ("w->seen++;", "if (++w->seen == 4) return GO_ON;"),
+        "middle: one twice": (_WORD, f"put_word(w, word | find_code(w, l, code)); {_WORD}"),
+        "root: left out": (_OWNER, f"{_OWNER}\n	if (!w->frame) return PYTHON_COMPLETE;"),
+        "line: that of a later instruction": (
+            "- code - l->code_bytes) >> 1",
+            "- code - l->code_bytes + 40) >> 1",
+        ),
+        "frames that are not shown: shown": ("owner != OWNED_BY_GENERATOR &&", "0 &&", "3.13"),
+        "shims: taken for frames": ("owner >= l->entry_owner", "0", "3.12"),
+        "C entries: not marked as roots": ("	w->rooted = 1;\n", "", "3.12"),
+        "generators: at the instruction of their caller": (
+            "& ~3ULL; /* the low bits are a tag",
+            "+ 64; /* the low bits are a tag",
+        ),
+    },
+    "python_thread.bpf.h": {
+        "threads: the first of the list": ("	if (is_own(w, l)) {", "	if (1) {"),
+        "threads: of other ids": ("w->native &&\n", "w->native + 1 &&\n"),
+    },
+    "python_code.bpf.h": {
+        "nothing": ("", ""),
+        "type of code objects: another": (
+            "w->code[TYPE_WORD] == w->process.code_type",
+            "w->code[TYPE_WORD] == w->process.code_type + 8",
+        ),
+        "descriptions: first line of none": (
+            "d->first_line = code_half(w, l->code_first_line);",
+            "d->first_line = 1;",
+        ),
+        "descriptions: file for name": (
+            "code_word(w, l->code_name), d->text",
+            "code_word(w, l->code_file), d->text",
+        ),
+        "line tables: pieces at the same place": ("TABLE_CONTENT_AT + at", "at"),
+        "new codes: never described": (
+            "i < w->new_codes; i++",
+            "i < 1 && w->new_codes > 99; i++",
+        ),
+    },
+}
+"""The text to replace, the new text and any minimal version, by source file and mutation."""
+_OF_CHURN = {
+    "nothing: functions that come and go": ("", ""),
+    "codes: by their address alone": ("known->check == (check ^ id * SPREAD) &&", ""),
+    "codes: without their contents, which 3.11 has no version of": (
         _WITHOUT_VERSION,
         f"	return sum;\n{_WITHOUT_VERSION}",
-        churn=True,
     ),
-    Mutation(
-        "descriptions: first line of none",
-        _CODE,
-        "d->first_line = code_half(w, l->code_first_line);",
-        "d->first_line = 1;",
-    ),
-    Mutation(
-        "descriptions: file for name",
-        _CODE,
-        "code_word(w, l->code_name), d->text",
-        "code_word(w, l->code_file), d->text",
-    ),
-    Mutation("line tables: pieces at the same place", _CODE, "TABLE_CONTENT_AT + at", "at"),
-    Mutation(
-        "new codes: never described",
-        _CODE,
-        "i < w->new_codes; i++",
-        "i < 1 && w->new_codes > 99; i++",
-    ),
+}
+"""Changes to ``python_code.bpf.h`` that are detectable with short-lived functions."""
+MUTATIONS = (
+    *[
+        Mutation(name, file, *change)
+        for file, changes in _CHANGES.items()
+        for name, change in changes.items()
+    ],
+    *[
+        Mutation(name, "python_code.bpf.h", *change, churn=True)
+        for name, change in _OF_CHURN.items()
+    ],
 )
 
 
