@@ -27,7 +27,7 @@ SEEDS = {
     ],
     "notes": [
         struct.pack("<III8s4s", 6, 4, 0x101, b"Linux\0", bytes(4))
-        + struct.pack("<III4s20s", 4, 20, 3, b"GNU\0", bytes(range(20))),
+        + struct.pack("<III4s20s", 4, 20, 3, b"GNU\0", bytes(range(20)))
     ],
     "ranges": [
         (
@@ -35,14 +35,14 @@ SEEDS = {
             b".text 00000040-00000080 ti_cpsw ti_cpsw_new\n.text 00000080-00000060 inverted\n"
             b".exit.text 00000100-00000100 = startup_64\n.exit.text 00000000-00000058 rapl\n"
             b".altinstr_aux 00000000-00000004 nothing\n"
-        ),
+        )
     ],
     "kallmodsyms": [
         (
             b"ffffffff81000000 10 T _text\nffffffff81000010 30 t a [ext4]\n"
             b"ffffffff81000040 20 b b [ti_cpsw] [ti_cpsw_new]\nffffffff81000060 t d [x]\n"
             b"ffffffff81000080 T e [x] {file.o}\nffffffff810000a0 0 T f [y]\n"
-        ),
+        )
     ],
     "uevent": [
         b"add@/module/ext4\0ACTION=add\0DEVPATH=/module/ext4\0SUBSYSTEM=module\0SEQNUM=2\0",

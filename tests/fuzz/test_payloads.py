@@ -109,10 +109,7 @@ BOMBS = {
     "counts": (counts_without_timestamps, READ),
     "stack": (one_deep_stack_for_all, READ),
     "name of threads": (lambda: one_long_list_for_all("thread.name", "sample"), READ),
-    "modules": (
-        lambda: one_long_list_for_all("otel_kprofiler.module.builtin", "location"),
-        READ,
-    ),
+    "modules": (lambda: one_long_list_for_all("otel_kprofiler.module.builtin", "location"), READ),
     "name of functions": (one_long_name_for_all, READ),
     "lists": (lists_in_lists, READ),
     "maps": (maps_of_one_long_text, REFUSED),

@@ -70,12 +70,7 @@ lines = st.lists(
     max_size=3,
 ).map(tuple)
 
-MODULE_KINDS = [
-    ModuleKind.VMLINUX,
-    ModuleKind.LOADED,
-    ModuleKind.BPF,
-    ModuleKind.OUT_OF_LINE,
-]
+MODULE_KINDS = [ModuleKind.VMLINUX, ModuleKind.LOADED, ModuleKind.BPF, ModuleKind.OUT_OF_LINE]
 
 
 @st.composite
@@ -160,11 +155,7 @@ wait_totals = st.none() | st.builds(
     st.integers(0, 2**60),
 )
 
-KINDS = [
-    (ON_CPU, 10_101_010),
-    (ProfileKind("events", "events", "count"), 0),
-    (OFF_CPU, 0),
-]
+KINDS = [(ON_CPU, 10_101_010), (ProfileKind("events", "events", "count"), 0), (OFF_CPU, 0)]
 
 
 @st.composite

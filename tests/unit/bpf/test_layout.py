@@ -147,8 +147,7 @@ def test_a_failed_stack_capture_does_not_affect_the_other_stack():
 
 @pytest.mark.parametrize("user", [(), (USER_STACK,)])
 @pytest.mark.parametrize(
-    ("end", "status"),
-    [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)],
+    ("end", "status"), [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)]
 )
 def test_python_frames_are_parsed_as_a_separate_stack_side(user, end, status):
     stack = pack_python_stack(end, [(7, 2, True)], tag=3)

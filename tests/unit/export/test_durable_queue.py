@@ -179,10 +179,7 @@ def test_losses_of_earlier_runs_are_counted_separately(open_queue):
     again.put(numbered(4))
     assert again.force_flush(60_000)
     counts = check(again)
-    assert (counts.lost, counts.carried_lost) == (
-        {LossCause.REJECTED: 7},
-        {LossCause.REJECTED: 3},
-    )
+    assert (counts.lost, counts.carried_lost) == ({LossCause.REJECTED: 7}, {LossCause.REJECTED: 3})
 
 
 def test_expired_batches_are_counted(open_queue):

@@ -141,10 +141,7 @@ def test_string_references_in_resource_attributes_are_resolved(form):
     assert {
         (attribute.key, attribute.value.string_value or attribute.value.int_value)
         for attribute in attributes
-    } == {
-        ("process.pid", 1),
-        ("service.name", "é"),
-    }
+    } == {("process.pid", 1), ("service.name", "é")}
     assert check_payload(batch.payload) == []
 
 

@@ -30,8 +30,7 @@ def test_an_unterminated_varint_is_rejected(message):
 
 
 @pytest.mark.parametrize(
-    "message",
-    [b"\x0a\x02a", b"\x0a", b"\x09\0\0\0", b"\x0b\x0c", b"\x0d\0", b"\x0e", b"\x0f"],
+    "message", [b"\x0a\x02a", b"\x0a", b"\x09\0\0\0", b"\x0b\x0c", b"\x0d\0", b"\x0e", b"\x0f"]
 )
 def test_truncated_fields_and_groups_are_rejected(message):
     with pytest.raises(ValueError, match="truncated"):

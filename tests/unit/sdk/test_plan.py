@@ -52,11 +52,7 @@ def test_the_profilers_defaults_match_the_configuration_schema():
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("RESOURCES", "container"),
-        ("SELF_PROFILED", "mark"),
-        ("TARGET_CONTAINERS", "3f2a3f2a3f2a"),
-    ],
+    [("RESOURCES", "container"), ("SELF_PROFILED", "mark"), ("TARGET_CONTAINERS", "3f2a3f2a3f2a")],
 )
 def test_keys_that_have_no_effect_in_a_service_are_rejected(variable, value):
     with pytest.raises(ConfigError, match="applies only to the agent"):

@@ -97,8 +97,8 @@ def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
     return path
 
 
-def tool(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def tool(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
 
 
 def functions_of(path, debug=None, **options):

@@ -1,6 +1,5 @@
 """Demangled C++ and Rust names match those of other demanglers."""
 
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from otel_kprofiler.symbols.user import demangle as module
 from otel_kprofiler.symbols.user.demangle import demangle, has_cxx_runtime
+from tests.unit.symbols.user.elf_programs import tool
 
 pytestmark = pytest.mark.system
 
@@ -16,21 +16,17 @@ ROWS = Path(__file__).parents[3] / "data" / "symbols" / "rust_names.tsv"
 """The names in a program built by rustc 1.95, mangled and as rustc-demangle prints them."""
 
 
-def output(*command, **kwargs):
-    return subprocess.run(command, capture_output=True, text=True, check=True, **kwargs).stdout
-
-
 def names_of(library):
     """Returns the names of the C++ functions that a library exports, without versions."""
-    lines = output("nm", "-D", "--format=posix", library).splitlines()
+    lines = tool("nm", "-D", "--format=posix", library).splitlines()
     return sorted({line.split()[0].partition("@")[0] for line in lines if line.startswith("_Z")})
 
 
 def test_cxx_names_match_cxxfilt():
-    library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
+    library = tool("gcc", "-print-file-name=libstdc++.so.6").strip()
     names = names_of(library)
     assert len(names) > 3000
-    expected = output("c++filt", "--no-verbose", input="\n".join(names)).splitlines()
+    expected = tool("c++filt", "--no-verbose", input="\n".join(names)).splitlines()
     assert [demangle(name) for name in names] == expected
     assert has_cxx_runtime()
 
@@ -147,7 +143,7 @@ def test_cxx_names_stay_mangled_without_a_cxx_runtime(monkeypatch):
 
 
 def test_concurrent_threads_get_the_same_demangled_names():
-    names = names_of(output("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
+    names = names_of(tool("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
     expected = [demangle(name) for name in names]
     with ThreadPoolExecutor(4) as threads:
         for result in threads.map(lambda _: [demangle(name) for name in names], range(8)):

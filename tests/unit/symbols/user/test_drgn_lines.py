@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import subprocess
 import time
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from otel_kprofiler.symbols.user.lines import SymbolicLines
 from otel_kprofiler.symbols.user.lines_error import LinesError
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.symcache import SymCache
+from tests.unit.symbols.user.elf_programs import tool
 
 pytestmark = pytest.mark.system
 
@@ -44,10 +44,6 @@ int main(int count, char **words) { return first(count, third) + second(count + 
 """
 
 
-def run(*command, **kwargs):
-    return subprocess.run(command, check=True, capture_output=True, text=True, **kwargs).stdout
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Builds programs that have the same code, with DWARF in different places."""
@@ -59,17 +55,17 @@ def folder(tmp_path_factory):
         "split4": ["-gdwarf-4", "-gsplit-dwarf", "-no-pie"],
         "packed": ["-gdwarf-4", "-gsplit-dwarf"],
     }.items():
-        run("gcc", "-O2", "-g", *options, "-o", name, "code.c", cwd=folder)
-    run("dwp", "-e", "packed", "-o", "packed.dwp", cwd=folder)
+        tool("gcc", "-O2", "-g", *options, "-o", name, "code.c", cwd=folder)
+    tool("dwp", "-e", "packed", "-o", "packed.dwp", cwd=folder)
     (folder / "packed-code.dwo").unlink()
     for name in ("shared", "other"):
         (folder / name).write_bytes((folder / "whole").read_bytes())
-    run("dwz", "-m", "common", "shared", "other", cwd=folder)
+    tool("dwz", "-m", "common", "shared", "other", cwd=folder)
     return folder
 
 
 def text_range(path):
-    rows = [line.split() for line in run("readelf", "-SW", str(path)).splitlines()]
+    rows = [line.split() for line in tool("readelf", "-SW", str(path)).splitlines()]
     start, size = next((row[-8], row[-6]) for row in rows if " .text " in f" {' '.join(row)} ")
     return int(start, 16), int(size, 16)
 
@@ -128,7 +124,7 @@ def test_the_agent_does_not_wait_for_drgn(may_block, folder, tmp_path, monkeypat
     os.close(file.fd)
     names.finish(60)
     (start,) = (
-        int(row.split()[0], 16) for row in run("nm", path).splitlines() if row.endswith(" first")
+        int(row.split()[0], 16) for row in tool("nm", path).splitlines() if row.endswith(" first")
     )
     assert [line.function for line in names.name(key, start).lines] == ["first"]
     names.close()
@@ -211,7 +207,7 @@ def test_a_worker_is_killed_when_its_table_is_deleted(folder, opened):
 
 def test_files_without_dwarf_are_rejected(folder, opened, tmp_path):
     stripped = tmp_path / "stripped"
-    run("strip", "-o", str(stripped), str(folder / "whole"))
+    tool("strip", "-o", str(stripped), str(folder / "whole"))
     for path in (stripped, folder / "code.c", "/dev/null"):
         with pytest.raises(LinesError, match="cannot be read"):
             DrgnLines(opened(path), str(path))

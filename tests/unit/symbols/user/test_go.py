@@ -4,7 +4,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 from itertools import groupby
 
 import pytest
@@ -18,6 +17,7 @@ from otel_kprofiler.symbols.user import go
 from otel_kprofiler.symbols.user.build import read_functions
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.go_pc_table import PcTable
+from tests.unit.symbols.user.elf_programs import tool
 from tests.unit.symbols.user.go_tables import (
     MAGIC,
     TEXT,
@@ -112,10 +112,10 @@ def program(folder):
 def variants(folder, program):
     """Returns each program without symbols, paired with the same program with symbols."""
     stripped = folder / "stripped"
-    subprocess.run(["strip", "-o", stripped, program], check=True)
+    tool("strip", "-o", stripped, program)
     external = build_go(folder / "external", "-buildmode=pie", "-ldflags=-linkmode=external")
     small = folder / "small"
-    subprocess.run(["strip", "-o", small, external], check=True)
+    tool("strip", "-o", small, external)
     return [(program, program), (stripped, program), (small, external)]
 
 
@@ -130,12 +130,6 @@ def opened(path):
     return lines, functions
 
 
-def output(*command, **options):
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, **options
-    ).stdout.splitlines()
-
-
 def random_addresses(table, count):
     made = random.Random(count)
     symbols = table.symbols()
@@ -146,7 +140,7 @@ def test_functions_match_go_tool_nm(variants):
     for path, truth in variants:
         lines, functions = opened(path)
         expected = {}
-        for row in output("go", "tool", "nm", truth):
+        for row in tool("go", "tool", "nm", truth).splitlines():
             if symbol := re.fullmatch(r" *([0-9a-f]+) [Tt] (.+?)(\.abi0)?", row):
                 expected.setdefault(int(symbol[1], 16), set()).add(generic(symbol[2]))
         symbols = lines.symbols()
@@ -168,7 +162,8 @@ def test_lines_match_go_tool_addr2line(variants):
     for path, truth in variants:
         lines, _ = opened(path)
         addresses = random_addresses(lines, 1000)
-        rows = output("go", "tool", "addr2line", truth, input="\n".join(map(hex, addresses)))
+        asked = "\n".join(map(hex, addresses))
+        rows = tool("go", "tool", "addr2line", truth, input=asked).splitlines()
         compared = 0
         for address, name, place in zip(addresses, rows[::2], rows[1::2], strict=True):
             innermost, *_, function = (*(result := lines.lookup(address)), *result)
@@ -190,9 +185,8 @@ def test_inlined_calls_match_dwarf(variants):
         addresses = random_addresses(lines, 1000)
         (outer,) = functions.find("main.outer")
         addresses += range(outer.start, outer.end)
-        answers = output(
-            "llvm-symbolizer", "--inlines", "-e", truth, input="\n".join(map(hex, addresses))
-        )
+        asked = "\n".join(map(hex, addresses))
+        answers = tool("llvm-symbolizer", "--inlines", "-e", truth, input=asked).splitlines()
         deepest = 0
         for address, answer in zip(addresses, split(answers), strict=True):
             expected = [

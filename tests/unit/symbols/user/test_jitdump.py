@@ -302,27 +302,16 @@ def test_names_are_no_longer_valid_after_the_dump_is_unmapped():
         assert name_at(dump, 2, 15) is None
 
 
-def write_for_all(path):
-    path.chmod(0o666)
+CHANGES = {
+    "writable for all": lambda path: path.chmod(0o666),
+    "another process": lambda path: path.write_bytes(header(pid=1)),
+    "another format": lambda path: path.write_bytes(header(magic=0x4454694A)),
+}
+if os.geteuid() == 0:
+    CHANGES["another user"] = lambda path: os.chown(path, 12345, -1)
 
 
-def write_of_another_user(path):
-    os.chown(path, 12345, -1)
-
-
-def write_of_another_process(path):
-    path.write_bytes(header(pid=1))
-
-
-def write_of_another_format(path):
-    path.write_bytes(header(magic=0x4454694A))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [write_for_all, write_of_another_process, write_of_another_format]
-    + [write_of_another_user] * (os.geteuid() == 0),
-)  # fmt: skip
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_dump_that_another_user_could_have_written_is_not_read(change):
     with written(header(), load(1, 1, 1, b"a")) as (dump, path):
         change(path)

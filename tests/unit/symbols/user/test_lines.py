@@ -36,6 +36,7 @@ from otel_kprofiler.symbols.user.symcache import SymCache
 from tests.fuse import mounted
 from tests.public import copy_environment
 from tests.unit.symbols.user import hostile_dwarf
+from tests.unit.symbols.user.elf_programs import tool
 
 pytestmark = pytest.mark.system
 
@@ -52,10 +53,6 @@ if ADDRESSES > 300:
     PROGRAMS["compressed"] = ["g++", "-O2", "-g", "-gz=zlib"]
 
 
-def run(*command, **kwargs):
-    return subprocess.run(command, check=True, capture_output=True, text=True, **kwargs).stdout
-
-
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
     made = {}
@@ -63,7 +60,7 @@ def build(tmp_path_factory):
     def build(name):
         if name not in made:
             made[name] = str(tmp_path_factory.mktemp("lines") / name)
-            run(*PROGRAMS[name], "-o", made[name], str(SOURCE))
+            tool(*PROGRAMS[name], "-o", made[name], str(SOURCE))
         return made[name]
 
     return build
@@ -78,7 +75,7 @@ def cache(tmp_path):
 
 def code_addresses(path, count):
     """Returns return addresses minus one, and random addresses."""
-    text = run("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
+    text = tool("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
     if "static" in path:  # without the C library
         parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]
         own = re.compile("main$|_ZN5TableILi|_ZN12_GLOBAL__N_1(3top|4text)E")
@@ -99,7 +96,7 @@ def code_addresses(path, count):
 
 def symbolize(path, addresses):
     """Runs llvm-symbolizer, and returns function, file and line, innermost first."""
-    out = run(
+    out = tool(
         "llvm-symbolizer-14", "--no-demangle", "--inlines", "-e", path,
         input="\n".join(map(hex, addresses)),
     )  # fmt: skip
@@ -139,7 +136,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
 def test_demangled_and_linkage_names_are_returned(build, cache, opened):
     path = build("pie")
     table = SymbolicLines(cache).open(opened(path))
-    rows = [line.split() for line in run("nm", "--defined-only", path).splitlines()]
+    rows = [line.split() for line in tool("nm", "--defined-only", path).splitlines()]
     starts = {name: int(start, 16) for start, _, name in rows}
     line = SOURCE.read_text().splitlines().index("int main(int count, char **words) {") + 1
     assert table.lookup(starts["main"])[-1]._replace(system_name="") == Line(
@@ -152,8 +149,8 @@ def test_demangled_and_linkage_names_are_returned(build, cache, opened):
 
 def test_a_stripped_file_has_no_lines_but_its_debug_file_does(build, cache, opened, tmp_path):
     path, debug = str(tmp_path / "program"), str(tmp_path / "program.debug")
-    run("objcopy", "--only-keep-debug", build("dwarf4"), debug)
-    run("objcopy", "--strip-all", build("dwarf4"), path)
+    tool("objcopy", "--only-keep-debug", build("dwarf4"), debug)
+    tool("objcopy", "--strip-all", build("dwarf4"), path)
     whole = SymbolicLines(cache).open(opened(build("dwarf4")))
     lines = SymbolicLines(cache).open(opened(debug))
     stripped = SymbolicLines(cache).open(opened(path))
@@ -334,9 +331,9 @@ def test_the_cpu_limit_is_based_on_the_decompressed_size_of_dwarf(build, opened,
     plain = count(opened(build("pie")))
     assert plain > 10_000
     for form in ("zlib", "zlib-gnu", "zstd"):
-        run("objcopy", f"--compress-debug-sections={form}", build("pie"), str(tmp_path / form))
+        tool("objcopy", f"--compress-debug-sections={form}", build("pie"), str(tmp_path / form))
         assert count(opened(tmp_path / form)) == pytest.approx(plain, rel=0.05)
-    run("objcopy", "--strip-debug", build("pie"), str(tmp_path / "stripped"))
+    tool("objcopy", "--strip-debug", build("pie"), str(tmp_path / "stripped"))
     assert count(opened(tmp_path / "stripped")) == 0
     large = tmp_path / "large"
     large.write_bytes(hostile_dwarf.compressed())
@@ -377,7 +374,7 @@ print("symbolic" in sys.modules)
 
 
 def test_the_library_is_not_loaded_into_the_calling_process(build):
-    assert run(sys.executable, "-c", CONVERT, build("pie")) == "False\n"
+    assert tool(sys.executable, "-c", CONVERT, build("pie")) == "False\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
@@ -388,7 +385,7 @@ def test_the_library_is_loaded_before_privileges_to_read_it_are_dropped(build):
         words = copy_environment(Path(home)).words
         os.chown(home, 65534, 65534)
         os.chmod(home, 0o700)
-        assert run(*words, "-c", CONVERT, build("pie")) == "False\n"
+        assert tool(*words, "-c", CONVERT, build("pie")) == "False\n"
 
 
 def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):

@@ -144,12 +144,9 @@ def test_a_file_modified_while_it_is_read_has_no_names(make, tmp_path):
 
 
 def test_a_descriptor_is_read_after_its_owner_closed_it(make, tmp_path):
-    def read(_details, content):
-        return Names(os.pread(content.fd, 100, 0).decode())
-
     path = tmp_path / "libdeleted.so"
     path.write_text("deleted")
-    loader = make(read)
+    loader = make(lambda _details, content: Names(os.pread(content.fd, 100, 0).decode()))
     with open(path, "rb") as file:
         loader.add(key(1), details(1), opened(file))
         path.unlink()

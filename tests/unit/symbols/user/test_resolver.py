@@ -245,11 +245,10 @@ def test_dropped_name_lookups_are_requested_again(known):
     assert resolver.resolve(stack, None).frames[0].function == "read"
 
 
-def test_functions_get_source_lines_once_their_file_system_responds():
-    names, files = Names(), KnownFiles()
-    files.add(LIBC, DETAILS[LIBC])
+def test_functions_get_source_lines_once_their_file_system_responds(known):
+    names = Names()
     stack = raw((0x30000, LIBC, REGISTERS), (0x31000, LIBC, REGISTERS))
-    resolved = UserResolver(files, names).resolve(stack, None)
+    resolved = UserResolver(known, names).resolve(stack, None)
     interim = READ._replace(is_interim=True)
     names.files[LIBC] = {0x30000: interim, 0x31000: NO_NAME._replace(is_interim=True)}
     names.version = 1
@@ -277,24 +276,16 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
         names.files[LIBC] = {0x30000: DROPPED}
 
 
-def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
+def test_frames_of_an_evicted_file_have_names_once_it_is_read_again(known):
     """Naming the frames needs neither new stacks nor a lookup for each sample."""
-    asked = []
-
-    class Asked(Names):
-        def name(self, key, address):
-            asked.append(address)
-            return super().name(key, address)
-
-    names, files = Asked(), KnownFiles()
-    files.add(LIBC, DETAILS[LIBC])
+    names = Names()
     names.files[LIBC] = {0x30000: EVICTED}
-    resolved = UserResolver(files, names).resolve(raw((0x30000, LIBC, REGISTERS)), None)
+    resolved = UserResolver(known, names).resolve(raw((0x30000, LIBC, REGISTERS)), None)
     evicted = resolved.of(SAMPLE)
     assert evicted.frames[0].unresolved is Unresolved.SYMBOLS_DROPPED
     assert evicted.is_provisional
     assert [resolved.of(SAMPLE) for _ in range(100)] == [evicted] * 100
-    assert len(asked) == 1
+    assert len(names.asked) == 1
     names.files[LIBC] = {}
     names.version = 1
     assert resolved.of(SAMPLE) is evicted, "it is read again"
@@ -306,18 +297,13 @@ def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
 
 def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(known):
     """Symbols that are not requested are evicted first."""
-    asked = []
-
-    class Asked(Names):
-        def name(self, key, address):
-            asked.append((key, address))
-            return READ
-
-    resolver = UserResolver(known, Asked(), max_frames=50)
+    names = Names()
+    names.files[LIBC] = {0x30000: READ}
+    resolver = UserResolver(known, names, max_frames=50)
     for number in range(1000):
         resolver.resolve(moved(number), None)
-    assert 1000 / 50 <= len(asked) <= 1000 / 10
-    assert set(asked) == {(LIBC, 0x30000)}
+    assert 1000 / 50 <= len(names.asked) <= 1000 / 10
+    assert set(names.asked) == {(LIBC, 0x30000)}
 
 
 class Names:
@@ -325,11 +311,13 @@ class Names:
 
     def __init__(self):
         self.version = 0
+        self.asked = []
         self.files = {}
         self.code = {}
         self.finished = self.closed = False
 
     def name(self, key, address):
+        self.asked.append((key, address))
         return self.files.get(key, {}).get(address, PENDING)
 
     def name_code(self, process, address, at_ns):
