@@ -32,9 +32,20 @@ def make_stack(*names) -> Stack:
 
 
 def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Window:
-    """Makes a window of one profile. Times are Unix ns, and each group is (attributes, samples)."""
-    resources = [ResourceSamples(Resource(attributes), samples) for attributes, samples in groups]
-    return Window(start, end, [Profile(kind, period_ns, resources, **facts)])
+    """Makes a window of one profile, like :func:`make_profile`. Times are Unix ns."""
+    return Window(start, end, [make_profile(*groups, kind=kind, period_ns=period_ns, **facts)])
+
+
+def make_profile(*groups, kind=ON_CPU, period_ns=10, **facts) -> Profile:
+    """Makes a profile of groups: attributes of a process, samples, and any totals of its waits."""
+    resources = [ResourceSamples(Resource(attributes), *rest) for attributes, *rest in groups]
+    return Profile(kind, period_ns, resources, **facts)
+
+
+def timed_values(sample):
+    """Returns an iterator over the timestamps of a sample, each with its value."""
+    times = sample.timestamps_unix_ns
+    return zip(times, sample.values or [1] * len(times), strict=True)
 
 
 def move_window(window: Window, by_ns: int) -> Window:

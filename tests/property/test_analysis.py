@@ -37,6 +37,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
+from tests.windows import timed_values
 
 BPF = Module("bpf_prog_0123456789abcdef_watch", ModuleKind.BPF, None, FileId(""), 0)
 MODULES = [
@@ -94,11 +95,7 @@ def flat(made):
         for window in made
         for profile in window.profiles
         for resource, sample in profile.samples
-        for time, value in zip(
-            sample.timestamps_unix_ns,
-            sample.values or [1] * len(sample.timestamps_unix_ns),
-            strict=True,
-        )
+        for time, value in timed_values(sample)
     )  # fmt: skip
 
 

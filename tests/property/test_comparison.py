@@ -7,19 +7,9 @@ from random import Random
 import pytest
 
 from otel_kprofiler.analysis import GROUPINGS, Part, compare, comparison, load_samples
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, Frame, Line, Stack, WindowSample
 from tests.further import further
+from tests.windows import make_window
 
 PAIRS = 20
 SECONDS = 20
@@ -63,9 +53,9 @@ def profile(seed, read=20):
 
 def part(times):
     samples = [WindowSample(stack, 1, "t", 0, None, result, []) for stack, result in times.items()]
-    made = Profile(ON_CPU, SECOND_NS // HZ, [ResourceSamples(Resource({}), samples)])
-    window = Window(0, SECONDS * SECOND_NS, [made])
-    return Part(load_samples([window]), 0, SECONDS * SECOND_NS)
+    length_ns = SECONDS * SECOND_NS
+    window = make_window(0, length_ns, ({}, samples), period_ns=SECOND_NS // HZ)
+    return Part(load_samples([window]), 0, length_ns)
 
 
 def independent(random, shares, count):

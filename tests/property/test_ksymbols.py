@@ -96,21 +96,15 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
 
 # Each step loads or unloads a symbol in a slot. The step's record may be lost; programs or all
 # symbols may then be reread, before or after the loss is noticed.
-lossy_steps = st.lists(
-    st.tuples(
-        st.integers(0, SLOTS - 1),
-        st.integers(0, 3),
-        st.booleans(),
-        st.booleans(),
-        st.sampled_from([None, None, KsymbolAction.PROGRAMS_READ, KsymbolAction.ALL_READ]),
-        st.sampled_from([-1, 1]),
-    ),
-    max_size=30,
+readings = [None, None, KsymbolAction.PROGRAMS_READ, KsymbolAction.ALL_READ]
+lossy_step = st.tuples(
+    *(st.integers(0, SLOTS - 1), st.integers(0, 3), st.booleans(), st.booleans()),
+    *(st.sampled_from(readings), st.sampled_from([-1, 1])),
 )
 
 
 @settings(max_examples=500, deadline=None)
-@given(lossy_steps, st.booleans())
+@given(st.lists(lossy_step, max_size=30), st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
     table, live, history, reported = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62

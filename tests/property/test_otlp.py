@@ -48,7 +48,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import SCHEMA_URL, check_payload, decode_windows, encode_window
 from otel_kprofiler.otlp.payloads import parse_payloads
-from tests.windows import make_window
+from tests.windows import make_window, timed_values
 
 START = 1_750_000_000_000_000_000
 BASE = 0xFFFFFFFFA0000000
@@ -57,15 +57,9 @@ words = st.text("abcdefghij_.äß€𝄞", min_size=1, max_size=8)
 text = st.text(max_size=8)
 hexadecimal = st.text("0123456789abcdef", min_size=32, max_size=32)
 
+maybe = st.just("") | words
 lines = st.lists(
-    st.builds(
-        Line,
-        words,
-        st.just("") | words,
-        st.just("") | words,
-        st.integers(0, 2**31),
-        st.just(0) | st.integers(1, 2**31),
-    ),
+    st.builds(Line, words, maybe, maybe, st.integers(0, 2**31), st.integers(0, 2**31)),
     min_size=1,
     max_size=3,
 ).map(tuple)
@@ -117,13 +111,10 @@ def stacks(draw, kernel, user):
     made = draw(st.integers(0, len(below)))  # frames before this index are symbolized
     kernel_status, user_status = draw(st.tuples(statuses, statuses))
     raw = [frame.address for frame in below[made:]]
+    above = tuple(draw(st.lists(st.sampled_from(kernel), max_size=6)))
     return Stack(
         (
-            Side(
-                KERNEL_SIDE,
-                tuple(draw(st.lists(st.sampled_from(kernel), max_size=6))),
-                kernel_status,
-            ),
+            Side(KERNEL_SIDE, above, kernel_status),
             Side(USER_SIDE, tuple(below[:made])),
             Side(USER_SIDE, RawFrames(USER_SIDE, raw, Unresolved.USER_ADDRESS), user_status),
         )
@@ -233,35 +224,23 @@ def module_value(module):
 
 
 def content(*some):
-    return Counter(
-        (
-            profile.kind,
-            profile.period_ns,
-            window.start_unix_ns,
-            window.end_unix_ns,
-            group.resource.schema_url or SCHEMA_URL,
-            frozenset((k, type(v), v) for k, v in group.resource.attributes.items()),
-            tuple(
+    counts = Counter()
+    for window, profile in [(made, profile) for made in some for profile in made.profiles]:
+        about = profile.kind, profile.period_ns, window.start_unix_ns, window.end_unix_ns
+        for resource, sample in profile.samples:
+            schema_url = resource.schema_url or SCHEMA_URL
+            attributes = frozenset((k, type(v), v) for k, v in resource.attributes.items())
+            frames = tuple(
                 (module_value(f.module), f.address, f.lines, f.side, f.unresolved)
                 for f in sample.stack.frames
-            ),
-            frozenset((side.kind, side.status) for side in sample.stack.sides if side.status),
-            *sample[1:5],
-            sample.labels,
-            sample.wait,
-            time,
-            value,
-        )
-        for window in some
-        for profile in window.profiles
-        for group in profile.resources
-        for sample in group.samples
-        for time, value in zip(
-            sample.timestamps_unix_ns,
-            sample.values or [1] * len(sample.timestamps_unix_ns),
-            strict=True,
-        )
-    )
+            )
+            sides = frozenset(
+                (side.kind, side.status) for side in sample.stack.sides if side.status
+            )
+            rest = *sample[1:5], sample.labels, sample.wait
+            for entry in timed_values(sample):
+                counts[*about, schema_url, attributes, frames, sides, *rest, *entry] += 1
+    return counts
 
 
 def account_of(profile):

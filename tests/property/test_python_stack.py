@@ -20,10 +20,7 @@ from otel_kprofiler.model import (
 
 FRAMES = st.lists(
     st.builds(
-        PythonFrame,
-        code=st.integers(0, MAX_CODE_ID),
-        instruction=st.integers(0, NO_INSTRUCTION),
-        is_from_c=st.booleans(),
+        PythonFrame, st.integers(0, MAX_CODE_ID), st.integers(0, NO_INSTRUCTION), st.booleans()
     ),
     max_size=127,
 )

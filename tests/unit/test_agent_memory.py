@@ -21,16 +21,9 @@ VmFlags: rd ex mr mw me
 """
 
 
-def mapping(number, *, permissions="r-xp", inode=7, dirty=0, anonymous=0, swap=0):
-    text = f"{number:x}000-{number + 1:x}000"
-    return MAPPING.format(
-        range=text,
-        permissions=permissions,
-        inode=inode,
-        dirty=dirty,
-        anonymous=anonymous,
-        swap=swap,
-    ).encode()
+def mapping(number, **facts):
+    facts = {"permissions": "r-xp", "inode": 7, "dirty": 0, "anonymous": 0, "swap": 0, **facts}
+    return MAPPING.format(range=f"{number:x}000-{number + 1:x}000", **facts).encode()
 
 
 def test_only_pages_identical_to_their_file_are_unmapped():

@@ -13,13 +13,9 @@ from otel_kprofiler.cli.view_sources import choose_by, open_saved
 from otel_kprofiler.model import (
     OFF_CPU,
     LossCause,
-    Profile,
-    Resource,
-    ResourceSamples,
     WaitCause,
     WaitState,
     WaitTotals,
-    Window,
     WindowSample,
     WindowWait,
     WindowWaker,
@@ -43,21 +39,19 @@ def sample(function, wait, *values):
 @pytest.fixture
 def profile(tmp_path):
     """Writes waits of 10 s (poll), 3 + 3 ms (pipe) and 1 + 4 ms (CPU). The threshold is 3 ms."""
-    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
-    quiet = Resource({"process.pid": 8, "process.executable.name": "quiet"})
+    nginx = {"process.pid": 7, "process.executable.name": "nginx"}
+    quiet = {"process.pid": 8, "process.executable.name": "quiet"}
     samples = [
         sample("do_sys_poll", POLL, 10_000 * MS),
         sample("anon_pipe_read", PIPE, 3 * MS, 3 * MS),
         sample("anon_pipe_read", QUEUE, 1 * MS, 4 * MS),
     ]
     groups = [
-        ResourceSamples(nginx, samples, WaitTotals((4 * MS, 10_008 * MS, 0, 0, 0), 9)),
-        ResourceSamples(quiet, [], WaitTotals((0, 0, 2 * MS, 0, 0), 1, 2 * MS)),
+        (nginx, samples, WaitTotals((4 * MS, 10_008 * MS, 0, 0, 0), 9)),
+        (quiet, [], WaitTotals((0, 0, 2 * MS, 0, 0), 1, 2 * MS)),
     ]
-    window = Window(
-        START, START + 10**10, [Profile(OFF_CPU, 0, groups, taken=5, threshold_ns=3 * MS)]
-    )
-    return write_otlp(tmp_path / "waits.otlp", window)
+    facts = {"kind": OFF_CPU, "period_ns": 0, "taken": 5, "threshold_ns": 3 * MS}
+    return write_otlp(tmp_path / "waits.otlp", make_window(START, START + 10**10, *groups, **facts))
 
 
 def report(*arguments):

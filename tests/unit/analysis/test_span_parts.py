@@ -8,11 +8,7 @@ from click.testing import CliRunner
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.model import (
     OFF_CPU,
-    ON_CPU,
     USER_SIDE,
-    Profile,
-    Resource,
-    ResourceSamples,
     SpanLink,
     Stack,
     WaitCause,
@@ -21,7 +17,7 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
-from tests.windows import make_frame, make_stack, write_otlp
+from tests.windows import make_frame, make_profile, make_stack, write_otlp
 
 MS = 1_000_000
 START = 1_600_000_000_000_000_000
@@ -53,10 +49,10 @@ def write(path, *timeline, service=None):
                 )
             )  # fmt: skip
     named = {"service.name": service} if service else {}
-    resource = Resource({"process.pid": 7, "process.executable.name": "shop", **named})
+    shop = {"process.pid": 7, "process.executable.name": "shop", **named}
     profiles = [
-        Profile(ON_CPU, MS, [ResourceSamples(resource, running)]),
-        Profile(OFF_CPU, 0, [ResourceSamples(resource, waiting)]),
+        make_profile((shop, running), period_ns=MS),
+        make_profile((shop, waiting), kind=OFF_CPU, period_ns=0),
     ]
     return write_otlp(path, Window(START, START + 10**10, profiles))
 

@@ -25,7 +25,6 @@ from otel_kprofiler.cli.top_windows import SlidingWindow
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
-    ON_CPU,
     PYTHON_SIDE,
     USER_SIDE,
     FileId,
@@ -34,18 +33,14 @@ from otel_kprofiler.model import (
     LossCause,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     WaitCause,
     WaitState,
-    Window,
     WindowSample,
     WindowWait,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
-from tests.windows import LIBC, VMLINUX
+from tests.windows import LIBC, VMLINUX, make_profile, make_window
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -63,6 +58,7 @@ def kernel(name, module=VMLINUX):
     return KERNEL_SIDE, module, name, 0
 
 
+NGINX = {"process.pid": 7, "process.executable.name": "nginx"}
 MAIN = USER_SIDE, LIBC, "main", 0
 READ = stack(kernel("vfs_read"), kernel("__x64_sys_read"), kernel("do_syscall_64"), MAIN)
 SEND = stack(kernel("watch", BPF), kernel("__x64_sys_sendto"), kernel("do_syscall_64"), MAIN)
@@ -76,24 +72,20 @@ def window(number, *, reads=5, computes=3, sends=2, lost=0):
         times = [START + number * SECOND + at for at in range(count)]
         return WindowSample(stack, tid, name, 0, None, times)
 
-    nginx = Resource({
-        "process.pid": 7, "process.executable.name": "nginx", "container.name": "web",
-        "service.name": "shop",
-    })  # fmt: skip
-    evil = Resource({"process.pid": 8, "process.executable.name": "e\x1b[2Jvil\r"})
-    made = [
-        (nginx, [sample(READ, 7, "nginx", reads), sample(SEND, 9, "sender", sends)]),
-        (evil, [sample(COMPUTE, 8, "evil", computes)]),
-    ]
+    web = {**NGINX, "container.name": "web", "service.name": "shop"}
+    evil = {"process.pid": 8, "process.executable.name": "e\x1b[2Jvil\r"}
     groups = [
-        ResourceSamples(resource, kept)
-        for resource, samples in made
+        (attributes, kept)
+        for attributes, samples in [
+            (web, [sample(READ, 7, "nginx", reads), sample(SEND, 9, "sender", sends)]),
+            (evil, [sample(COMPUTE, 8, "evil", computes)]),
+        ]
         if (kept := [one for one in samples if one.timestamps_unix_ns])
     ]
-    count = reads + computes + sends
+    start, count = START + number * SECOND, reads + computes + sends
     losses = {LossCause.RING_FULL: lost} if lost else {}
-    profile = Profile(ON_CPU, 10**7, groups, count + lost, losses)
-    made = Window(START + number * SECOND, START + (number + 1) * SECOND, [profile])
+    facts = {"period_ns": 10**7, "taken": count + lost, "lost": losses}
+    made = make_window(start, start + SECOND, *groups, **facts)
     payloads = [batch.payload for batch in encode_window(made).batches]
     return next(iter(decode_windows(payloads)), made)  # windows without samples are not sent
 
@@ -136,7 +128,6 @@ def press(state, shown, *keys):
 
 def waiting(number):
     """Returns a window of 1 s with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
-    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     waits = [
         WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)
         for value, wait in [
@@ -145,7 +136,7 @@ def waiting(number):
         ]
     ]
     made = window(number)
-    profile = Profile(OFF_CPU, 0, [ResourceSamples(nginx, waits)], 2)
+    profile = make_profile((NGINX, waits), kind=OFF_CPU, period_ns=0, taken=2)
     return replace(made, profiles=[*made.profiles, profile])
 
 

@@ -104,46 +104,35 @@ def test_all_errors_are_reported_together_without_secrets():
 PATH = "/v1development/profiles"
 
 
+GRPC = OtlpGrpcExporter, Form.PROTOBUF
+HTTP = OtlpHttpExporter, Form.PROTOBUF
+HTTP_JSON = OtlpHttpExporter, Form.JSON
+JSON = {"PROTOCOL": "http/json"}
+
+
 @pytest.mark.parametrize(
-    ("address", "variables", "kind", "form", "endpoint"),
+    ("address", "variables", "kind_and_form", "endpoint"),
     [
-        (None, {}, OtlpGrpcExporter, Form.PROTOBUF, "localhost:4317"),
+        (None, {}, GRPC, "localhost:4317"),
+        (None, environ({"PROTOCOL": "http/protobuf"}), HTTP, "http://localhost:4318" + PATH),
         (
             None,
-            environ({"PROTOCOL": "http/protobuf"}),
-            *(OtlpHttpExporter, Form.PROTOBUF, "http://localhost:4318" + PATH),
+            environ({**JSON, "ENDPOINT": "https://h/base/"}),
+            HTTP_JSON,
+            "https://h/base" + PATH,
         ),
-        (
-            None,
-            environ({"PROTOCOL": "http/json", "ENDPOINT": "https://h/base/"}),
-            *(OtlpHttpExporter, Form.JSON, "https://h/base" + PATH),
-        ),
-        (
-            None,
-            environ({"PROTOCOL": "http/json"}) | signal({"ENDPOINT": "https://h/own"}),
-            *(OtlpHttpExporter, Form.JSON, "https://h/own"),
-        ),
-        (
-            "grpc://h:1",
-            environ(GENERAL | {"CLIENT_KEY": ""}),
-            OtlpGrpcExporter,
-            Form.PROTOBUF,
-            "h:1",
-        ),
-        ("grpcs://h:1", {}, OtlpGrpcExporter, Form.PROTOBUF, "h:1"),
-        ("http://h:1", {}, OtlpHttpExporter, Form.PROTOBUF, "http://h:1" + PATH),
-        (
-            "http://h:1" + PATH,
-            environ({"PROTOCOL": "http/json"}),
-            *(OtlpHttpExporter, Form.JSON, "http://h:1" + PATH),
-        ),
+        (None, environ(JSON) | signal({"ENDPOINT": "https://h/own"}), HTTP_JSON, "https://h/own"),
+        ("grpc://h:1", environ({**GENERAL, "CLIENT_KEY": ""}), GRPC, "h:1"),
+        ("grpcs://h:1", {}, GRPC, "h:1"),
+        ("http://h:1", {}, HTTP, "http://h:1" + PATH),
+        ("http://h:1" + PATH, environ(JSON), HTTP_JSON, "http://h:1" + PATH),
     ],
 )
 def test_the_address_and_environment_variables_select_the_exporter(
-    address, variables, kind, form, endpoint
+    address, variables, kind_and_form, endpoint
 ):
     exporter = exporter_from_environment(address, variables)
-    assert (type(exporter), exporter.form, exporter.endpoint) == (kind, form, endpoint)
+    assert ((type(exporter), exporter.form), exporter.endpoint) == (kind_and_form, endpoint)
     exporter.shutdown(0)
 
 

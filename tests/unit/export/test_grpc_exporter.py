@@ -29,12 +29,7 @@ pytestmark = pytest.mark.system
 
 SUCCESS = ExportOutcome.SUCCESS
 RETRYABLE = {
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNAVAILABLE",
-    "DATA_LOSS",
+    *("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
 }
 ERRORS = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 GATE = "--feature-gates=service.profilesSupport"

@@ -20,21 +20,11 @@ from otel_kprofiler.export import (
 from otel_kprofiler.export.client import DEFAULT_MAX_BYTES
 from otel_kprofiler.export.grpc import parse_limit
 from otel_kprofiler.export.request_size import MIN_LEARNED_BYTES
-from otel_kprofiler.model import (
-    OFF_CPU,
-    ON_CPU,
-    LossCause,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import OFF_CPU, ON_CPU, LossCause, Stack, Window, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.servers import serve_grpc
 from tests.waiting import wait_until
-from tests.windows import make_window
+from tests.windows import make_profile, make_window
 
 pytestmark = pytest.mark.system
 
@@ -45,16 +35,12 @@ COUNT = 300
 
 def make(number=0, count=COUNT, name="thread", max_bytes=None):
     start = START + number * 10**9
-    profiles = []
-    for kind in (ON_CPU, OFF_CPU):
-        samples = [
-            WindowSample(Stack(()), at + 1, f"{name} {at}", 0, None, [start + at])
-            for at in range(count)
-        ]
-        groups = [
-            ResourceSamples(Resource({"process.pid": pid}), samples[pid::2]) for pid in (0, 1)
-        ]
-        profiles.append(Profile(kind, 10, groups))
+    samples = [
+        WindowSample(Stack(()), at + 1, f"{name} {at}", 0, None, [start + at])
+        for at in range(count)
+    ]
+    groups = [({"process.pid": pid}, samples[pid::2]) for pid in (0, 1)]
+    profiles = [make_profile(*groups, kind=kind) for kind in (ON_CPU, OFF_CPU)]
     return encode_window(Window(start, start + 10**9, profiles), max_bytes=max_bytes).batches
 
 

@@ -9,17 +9,9 @@ import grpc
 import pytest
 
 from otel_kprofiler.cli.main import main
-from otel_kprofiler.model import (
-    ON_CPU,
-    Form,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
-from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, read_profiles
+from otel_kprofiler.model import Form, Stack, WindowSample
+from otel_kprofiler.otlp import check_payload, decode_windows, read_profiles
+from tests.windows import encode, make_window, write_otlp
 
 pytestmark = pytest.mark.system
 
@@ -41,13 +33,10 @@ def requests(count, form=Form.PROTOBUF, samples=3):
 
 def request(number, form, samples):
     start = (1_700_000_000 + (number if isinstance(number, int) else 0)) * SECOND
-    sample = [
+    taken = [
         WindowSample(Stack(()), 7, f"{number} {at}", 0, None, [start + at]) for at in range(samples)
     ]
-    resources = [ResourceSamples(Resource({"process.pid": 1}), sample)]
-    window = Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
-    (batch,) = encode_window(window, form=form).batches
-    return batch.payload
+    return encode(make_window(start, start + SECOND, ({"process.pid": 1}, taken)), form)
 
 
 def prefixed(messages):
@@ -262,16 +251,12 @@ def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_
     response = pb.ExportProfilesServiceResponse()
     response.partial_success.rejected_profiles = 1
     response.partial_success.error_message = "too old"
-    resources = [
-        ResourceSamples(
-            Resource({"process.pid": pid}),
-            [WindowSample(Stack(()), 7, "x", 0, None, [1_700_000_000 * SECOND + pid])],
-        )
-        for pid in (1, 2)
-    ]
     start = 1_700_000_000 * SECOND
-    window = Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
-    (tmp_path / "x.otlp").write_bytes(encode_window(window).batches[0].payload)
+    groups = (
+        ({"process.pid": pid}, [WindowSample(Stack(()), 7, "x", 0, None, [start + pid])])
+        for pid in (1, 2)
+    )
+    write_otlp(tmp_path / "x.otlp", make_window(start, start + SECOND, *groups))
     kind = {"Content-Type": "application/x-protobuf"}
     http_receiver.answer((200, {}, b""), (200, kind, response.SerializeToString()))
     status, out, err = run(capsys, "x.otlp", http_receiver.endpoint)

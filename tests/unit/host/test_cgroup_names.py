@@ -11,7 +11,7 @@ SLICED = UID.replace("-", "_")
 HASH = "05b3ee07a2bd47e795997961201f20dd"
 TASK = "73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b"
 KUBEPODS = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable"
-USER = "/user.slice/user-1000.slice/user@1000.service"
+USER, OF_USER = "/user.slice/user-1000.slice/user@1000.service", {"unit": "user@1000.service"}
 
 CONTAINERS = {
     # Docker: cgroupfs, cgroupfs with a configured parent, systemd, rootless
@@ -20,7 +20,7 @@ CONTAINERS = {
     f"/{ID}": {},
     f"/system.slice/docker-{ID}.scope": {},
     f"/system.slice/docker-{ID}.scope/init.scope": {},
-    f"{USER}/user.slice/docker-{ID}.scope": {"unit": "user@1000.service"},
+    f"{USER}/user.slice/docker-{ID}.scope": OF_USER,
     # containerd: nerdctl, and the CRI plugin with each cgroup driver and with a mix of both
     f"/kubepods/burstable/pod{UID}/{ID}": {"pod": UID},
     f"/kubepods/pod{UID}/{ID}": {"pod": UID},
@@ -44,14 +44,11 @@ CONTAINERS = {
     # podman: systemd with and without a pod, rootless, cgroupfs, below a unit
     f"/machine.slice/libpod-{ID}.scope/container": {},
     f"/machine.slice/machine-libpod_pod_{OTHER}.slice/libpod-{ID}.scope": {},
-    f"{USER}/user.slice/libpod-{ID}.scope/container": {"unit": "user@1000.service"},
+    f"{USER}/user.slice/libpod-{ID}.scope/container": OF_USER,
     f"/libpod_parent/libpod-{ID}": {},
     f"/libpod_parent/{OTHER}/libpod-{ID}": {},
     f"/system.slice/web.service/libpod-payload-{ID}": {"unit": "web.service"},
-    f"{USER}/app.slice/web.service/libpod-payload-{ID}": {
-        "unit": "user@1000.service",
-        "user_unit": "web.service",
-    },
+    f"{USER}/app.slice/web.service/libpod-payload-{ID}": OF_USER | {"user_unit": "web.service"},
     # Amazon ECS
     f"/ecs/{TASK}/{ID}": {},
     f"/ecs/production/{TASK}/{ID}": {},
@@ -82,11 +79,8 @@ OTHERS = {
     r"/system.slice/dev-disk\x2dby.service": {"unit": r"dev-disk\x2dby.service"},
     "/system.slice/_cpu.service": {"unit": "cpu.service"},
     "/../nginx.service": {},
-    f"{USER}/init.scope": {"unit": "user@1000.service", "user_unit": "init.scope"},
-    f"{USER}/app.slice/app-gnome.slice/app-gnome-x-12.scope": {
-        "unit": "user@1000.service",
-        "user_unit": "app-gnome-x-12.scope",
-    },
+    f"{USER}/init.scope": OF_USER | {"user_unit": "init.scope"},
+    f"{USER}/app.slice/app-x.slice/app-x-12.scope": OF_USER | {"user_unit": "app-x-12.scope"},
     "/user.slice/user-1000.slice/session-3.scope": {"unit": "session-3.scope"},
     "/machine.slice/machine-debian.scope": {"unit": "machine-debian.scope"},
     "/lxc.payload.web/system.slice/nginx.service": {},
@@ -97,23 +91,20 @@ OTHERS = {
         "unit": f"crio-conmon-{ID}.scope",
     },
     f"/machine.slice/libpod-conmon-{ID}.scope": {"unit": f"libpod-conmon-{ID}.scope"},
-    f"/libpod_parent/{ID}": {},
-    f"/libpod_parent/{ID}/conmon": {},
-    f"/machine.slice/machine-libpod_pod_{ID}.slice": {},
     f"/system.slice/{ID}.service": {"unit": f"{ID}.service"},
-    f"/system.slice/{ID}.timer": {},
-    # paths that only resemble containers
-    f"/docker/{ID}abc": {},
-    f"/docker/{ID[:-1]}": {},
-    f"/docker/{ID.upper()}": {},
+    # paths that only resemble those of containers, or are beside them
     f"/run-{ID}.scope": {"unit": f"run-{ID}.scope"},
-    f"/{TASK}": {},
-    f"/{TASK}-1234567890": {},
-    f"/ecs/{TASK}": {},
-    "/kubepods/burstable/podcast": {},
     f"/kubepods/burstable/pod{SLICED}/x": {"pod": UID},
-    f"/kubepods/pod{UID.replace('-', '_', 1)}": {},
-    f"/my-pod{UID}": {},
+    **{
+        path: {}
+        for path in [
+            *(f"/docker/{ID}abc", f"/docker/{ID[:-1]}", f"/docker/{ID.upper()}"),
+            *(f"/libpod_parent/{ID}", f"/libpod_parent/{ID}/conmon"),
+            *(f"/machine.slice/machine-libpod_pod_{ID}.slice", f"/system.slice/{ID}.timer"),
+            *(f"/{TASK}", f"/{TASK}-1234567890", f"/ecs/{TASK}", "/kubepods/burstable/podcast"),
+            *(f"/kubepods/pod{UID.replace('-', '_', 1)}", f"/my-pod{UID}"),
+        ]
+    },
 }
 
 

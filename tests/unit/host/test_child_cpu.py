@@ -52,15 +52,7 @@ def test_every_installed_interpreter_runs_limited_children(minor):
         pytest.skip(f"no CPython {minor} here")
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env["PYTHONPATH"] += f":{Path(pytest.__file__).parents[1]}"
-    options = [
-        "-q",
-        "--noconftest",
-        f"--rootdir={ROOT}",
-        "-c",
-        os.devnull,
-        "-p",
-        "no:cacheprovider",
-    ]
+    options = ["-q", "--noconftest", f"--rootdir={ROOT}", "-c", os.devnull, "-pno:cacheprovider"]
     tests = Path(__file__).with_name("test_limited_children.py")
     for python in find_pythons():
         if python.minor == minor:

@@ -27,19 +27,9 @@ def test_every_installed_interpreter_is_verified(minor):
 
 # Members that are unused in some versions, or equal to the adjacent member.
 UNSEEN = {
-    "flags",
-    "interpreters_head",
-    "interpreter_next",
-    "thread_bytes",
-    "thread_status",
-    "cframe_frame",
-    "frame_bytes",
-    "frame_entry",
-    "frame_header",
-    "entry_owner",
-    "code_stack_words",
-    "code_variables",
-    "code_version",
+    *("flags", "interpreters_head", "interpreter_next", "thread_bytes", "thread_status"),
+    *("cframe_frame", "frame_bytes", "frame_entry", "frame_header", "entry_owner"),
+    *("code_stack_words", "code_variables", "code_version"),
 }
 
 

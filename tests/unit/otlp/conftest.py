@@ -121,17 +121,8 @@ def window():
         WindowSample(NOTHING, 42, "kworker/0:1", 0, None, times(1)),
         WindowSample(READING, 42, "kworker/0:1", 0, None, times(2)),
     ]
-    return Window(
-        START,
-        START + 1000,
-        [
-            Profile(
-                ON_CPU,
-                52_631_578,
-                [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)],
-            )
-        ],
-    )
+    groups = [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)]
+    return Window(START, START + 1000, [Profile(ON_CPU, 52_631_578, groups)])
 
 
 class Mutable:

@@ -236,13 +236,9 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
 def names_by_address(payload):
     """Returns each location's function names, and its attributes, by address."""
     reader = Reader(payload)
-    functions = reader.dictionary.function_table
     return {
         location.address: (
-            [
-                reader.strings[functions[line.function_index].name_strindex]
-                for line in location.lines
-            ],
+            reader.names(location),
             reader.attributes(location).get("otel_kprofiler.unresolved"),
         )
         for location in list(reader.dictionary.location_table)[1:]
@@ -304,26 +300,19 @@ def test_equal_names_in_two_modules_share_one_function_at_two_locations(window):
 
 
 def test_equal_values_of_different_objects_are_merged(window):
-    twin = with_resources(
-        window,
-        [
-            ResourceSamples(
-                group.resource,
-                [
-                    sample._replace(
-                        stack=Stack.from_frames(
-                            [frame._replace() for frame in sample.stack.frames],
-                            {side.kind: side.status for side in sample.stack.sides},
-                        )
-                    )
-                    for sample in group.samples
-                ]
-                + list(group.samples),
-            )
-            for group in window.profiles[0].resources
-        ],
-    )
-    once, twice = (Reader(encoded(w).payload) for w in (window, twin))
+    def copied(stack):
+        frames = [frame._replace() for frame in stack.frames]
+        return Stack.from_frames(frames, {side.kind: side.status for side in stack.sides})
+
+    groups = [
+        group._replace(
+            samples=[sample._replace(stack=copied(sample.stack)) for sample in group.samples]
+            + group.samples
+        )
+        for group in window.profiles[0].resources
+    ]
+    windows = (window, with_resources(window, groups))
+    once, twice = (Reader(encoded(window).payload) for window in windows)
     assert once.dictionary == twice.dictionary
     for profile, two in zip(once.profiles, twice.profiles, strict=True):
         for sample, double in zip(profile.samples, two.samples, strict=True):
@@ -403,17 +392,11 @@ def test_profile_ids_are_random_and_unique(window):
 def test_encoding_is_deterministic(window, form):
     first, second = (encoded(window, form=form, new_id=lambda n: b"i" * n) for _ in range(2))
     assert first.payload == second.payload
-    shuffled = with_resources(
-        window,
-        [
-            ResourceSamples(
-                replace(group.resource, attributes=dict(sorted(group.resource.attributes.items()))),
-                group.samples,
-            )
-            for group in window.profiles[0].resources
-        ],
-    )
-    third = encoded(shuffled, form=form, new_id=lambda n: b"i" * n)
+    groups = []
+    for group in window.profiles[0].resources:
+        attributes = dict(sorted(group.resource.attributes.items()))
+        groups.append(group._replace(resource=replace(group.resource, attributes=attributes)))
+    third = encoded(with_resources(window, groups), form=form, new_id=lambda n: b"i" * n)
     assert third.payload == first.payload, "the order of attributes means nothing"
 
 

@@ -75,13 +75,8 @@ def data(request, window):
 
 
 def frames(data):
-    return [
-        frame
-        for window in decode_windows(data)
-        for profile in window.profiles
-        for _, sample in profile.samples
-        for frame in sample.stack.frames
-    ]
+    samples = (sample for window in decode_windows(data) for _, sample in window.samples)
+    return [frame for sample in samples for frame in sample.stack.frames]
 
 
 def test_names_are_added_to_nameless_locations_in_every_encoding(data):

@@ -58,17 +58,10 @@ def message(window, attributes=AttributeForm.INLINE):
 
 def contents(payloads):
     return sorted(
-        (
-            time,
-            dict(resource.attributes)["process.pid"],
-            one.tid,
-            one.thread_name,
-            one.cpu,
-            one.link,
-        )
+        (time, resource.attributes["process.pid"], *sample[1:5])
         for decoded in decode_windows(payloads)
-        for resource, one in decoded.samples
-        for time in one.timestamps_unix_ns
+        for resource, sample in decoded.samples
+        for time in sample.timestamps_unix_ns
     )
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
@@ -20,45 +18,24 @@ from otel_kprofiler.model import (
     Waker,
     WindowWaker,
 )
-from otel_kprofiler.pipeline import PipelineOptions, WindowSchedule
-from otel_kprofiler.pipeline.pipeline import Pipeline
-from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.pipeline import PipelineOptions
 from otel_kprofiler.sampling import SamplerCounts
+from tests.unit.pipeline.scripted import ScriptedSampler, Time, start_pipeline
 
 SECOND = 1_000_000_000
 PIPE = ("schedule", "anon_pipe_read", "vfs_read")
 UNKNOWN = ("schedule", "synchronize_rcu")
 
 
-class Source:
-    """A source of scripted wait samples and totals, which also serves as the clock."""
+class Source(ScriptedSampler):
+    """A source of scripted wait samples and totals."""
 
     kinds = (ON_CPU, OFF_CPU)
-    period_ns = SECOND // 100
     wait_threshold_ns = 2_000_000
 
     def __init__(self):
-        self.boot, self.ready, self.totals, self.received = 1000 * SECOND, [], {}, 0
-
-    def boot_ns(self):
-        return self.boot
-
-    def unix_ns(self):
-        return self.boot + 10**18
-
-    def start(self):
-        pass
-
-    def wait(self, timeout_s):
-        self.boot += round(timeout_s * SECOND)
-
-    def drain(self):
-        samples, self.ready = self.ready, []
-        self.received += len(samples)
-        return samples
-
-    def complete_until_ns(self):
-        return self.boot
+        super().__init__(Time())
+        self.totals = {}
 
     def read_waits(self):
         totals, self.totals = self.totals, {}
@@ -67,9 +44,6 @@ class Source:
     def counts(self):
         counts = SamplerCounts(self.received, {}, self.received, {})
         return {"on_cpu": SamplerCounts(0, {}, 0, {}), "off_cpu": counts}
-
-    def stop(self):
-        pass
 
 
 class Symbols:
@@ -97,23 +71,14 @@ class Symbols:
 @pytest.fixture
 def parts(tmp_path):
     source, symbols, windows, whole = Source(), Symbols(), [], []
-    clock = Clock(source)
-    pipeline = Pipeline(
-        sampler=source,
-        stacks=symbols,
-        resources=ProcessResources(Access(str(tmp_path)), clock, {}),
-        schedule=WindowSchedule(SECOND),
-        sink=windows.append,
-        options=PipelineOptions(whole_sink=whole.append),
-        clock=clock,
-    )
-    pipeline.start()
+    options = PipelineOptions(whole_sink=whole.append)
+    pipeline = start_pipeline(tmp_path, source, symbols, windows, options=options)
     return pipeline, source, symbols, windows, whole
 
 
 def raw(source, tid, wait, value=700, tgid=5):
     return RawSample(
-        OFF_CPU, value, source.boot + 5, 0, tgid, tid, 3, 1, b"work", (), (), None, 0, wait
+        OFF_CPU, value, source.time.boot + 5, 0, tgid, tid, 3, 1, b"work", (), (), None, 0, wait
     )
 
 
@@ -198,17 +163,8 @@ def test_wait_totals_of_the_windows_sum_to_the_overall_totals(parts):
 
 def test_no_wait_causes_are_determined_if_they_are_disabled(parts, tmp_path):
     _, source, symbols, _, _ = parts
-    windows, clock = [], Clock(source)
-    pipeline = Pipeline(
-        sampler=source,
-        stacks=symbols,
-        resources=ProcessResources(Access(str(tmp_path)), clock, {}),
-        schedule=WindowSchedule(SECOND),
-        sink=windows.append,
-        clock=clock,
-        find_causes=False,
-    )
-    pipeline.start()
+    windows = []
+    pipeline = start_pipeline(tmp_path, source, symbols, windows, find_causes=False)
     symbols.add(1, PIPE)
     source.ready = [raw(source, 1, sleep())]
     pipeline.step(1.5)

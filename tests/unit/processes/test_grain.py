@@ -10,20 +10,11 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 
 from benchmarks.bench_grain import CONTAINERS, EXECUTABLES, PROCESSES, SERVICES, make_windows
 from benchmarks.bench_otlp import HOST
-from otel_kprofiler.model import (
-    OFF_CPU,
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    WaitTotals,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import OFF_CPU, Profile, Stack, WaitTotals, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.processes import Grain, merge_resources
 from tests.further import further_of
+from tests.windows import make_window, timed_values
 
 START = 1_750_000_000_000_000_000
 PATH = "process.executable.path"
@@ -34,14 +25,12 @@ NAME = "process.executable.name"
 def of_processes():
     (window,) = make_windows(1)
     (on_cpu,) = window.profiles
+
+    def valued(sample):
+        return sample._replace(values=[7 * sample.cpu + 3] * len(sample.timestamps_unix_ns))
+
     waits = [
-        group._replace(
-            samples=[
-                sample._replace(values=[7 * sample.cpu + 3] * len(sample.timestamps_unix_ns))
-                for sample in group.samples
-            ]
-        )
-        for group in on_cpu.resources[::3]
+        group._replace(samples=list(map(valued, group.samples))) for group in on_cpu.resources[::3]
     ]
     return replace(window, profiles=[on_cpu, Profile(OFF_CPU, 0, waits)])
 
@@ -53,8 +42,7 @@ def count_samples(window):
         for _, sample in profile.samples:
             stack = tuple((frame.address, frame.function) for frame in sample.stack.frames)
             thread = (sample.tid, sample.thread_name, sample.cpu)
-            values = sample.values or [1] * len(sample.timestamps_unix_ns)
-            for time, value in zip(sample.timestamps_unix_ns, values, strict=True):
+            for time, value in timed_values(sample):
                 counts[profile.kind.name, stack, thread, time, value] += 1
     return counts
 
@@ -68,18 +56,13 @@ def labels_of(payload):
     """Returns Pyroscope's identifying labels of each profile in a request."""
     request = ExportProfilesServiceRequest.FromString(payload)
     strings = request.dictionary.string_table
-    return [
-        (
-            frozenset(
-                (attribute.key, str(attribute.value)) for attribute in group.resource.attributes
-            ),
-            strings[profile.sample_type.type_strindex],
-            profile.time_unix_nano,
-        )
-        for group in request.resource_profiles
-        for scope in group.scope_profiles
-        for profile in scope.profiles
-    ]
+    results = []
+    for group in request.resource_profiles:
+        labels = frozenset((item.key, str(item.value)) for item in group.resource.attributes)
+        for profile in (profile for scope in group.scope_profiles for profile in scope.profiles):
+            kind = strings[profile.sample_type.type_strindex]
+            results.append((labels, kind, profile.time_unix_nano))
+    return results
 
 
 RESOURCES = {
@@ -141,12 +124,8 @@ PROCESS = {
 }
 COMMON = ("host.name", "cluster")
 OF_CONTAINER = {
-    *COMMON,
-    "container.id",
-    "k8s.pod.uid",
-    "systemd.unit.name",
-    "service.name",
-    "service.version",
+    *(*COMMON, "container.id", "k8s.pod.uid", "systemd.unit.name"),
+    *("service.name", "service.version"),
 }
 
 
@@ -183,23 +162,9 @@ def test_merged_kernel_threads_keep_the_kernel_thread_attribute():
 
 
 def test_values_that_python_considers_equal_stay_distinct():
-    window = Window(
-        START,
-        START + 10,
-        [
-            Profile(
-                ON_CPU,
-                1,
-                [
-                    ResourceSamples(
-                        Resource({"host.name": value}),
-                        [WindowSample(Stack.from_frames(()), 1, "a", 0, None, [START])],
-                    )
-                    for value in (1, True, 1.0, "1", 1)
-                ],
-            )
-        ],
-    )
+    samples = [WindowSample(Stack(()), 1, "a", 0, None, [START])]
+    groups = (({"host.name": value}, samples) for value in (1, True, 1.0, "1", 1))
+    window = make_window(START, START + 10, *groups)
     (profile,) = merge_resources(window, Grain.HOST, ["host.name"]).profiles
     values = [group.resource.attributes["host.name"] for group in profile.resources]
     assert [repr(value) for value in values] == ["1", "True", "1.0", "'1'"]
@@ -213,11 +178,11 @@ def test_a_process_has_one_resource_across_profile_kinds(of_processes):
 
 def test_exact_off_cpu_times_of_merged_processes_are_summed():
     waits = WaitTotals((1, 20, 0, 0, 0), 3, 1)
-    groups = [
-        ResourceSamples(Resource({"process.pid": pid, "host.name": "h"}), [], totals)
+    groups = (
+        ({"process.pid": pid, "host.name": "h"}, [], totals)
         for pid, totals in ((1, waits), (2, None), (3, waits))
-    ]
-    window = Window(START, START + 9, [Profile(OFF_CPU, 0, groups)])
+    )
+    window = make_window(START, START + 9, *groups, kind=OFF_CPU)
     (profile,) = merge_resources(window, Grain.HOST, ["host.name"]).profiles
     assert [group.waits for group in profile.resources] == [waits.plus(waits)]
 

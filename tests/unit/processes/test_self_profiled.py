@@ -48,14 +48,8 @@ def test_only_on_cpu_samples_are_omitted_and_each_is_counted():
     until_now = Resource({"process.pid": 3})
     totals = StreamTotals("s", 100, 200, {LossCause.RING_FULL: 5, LossCause.SELF_PROFILED: 30})
     groups = [group(other, 2), group(own, 3), group(until_now, 4)]
-    window = Window(
-        START,
-        START + 10,
-        [
-            Profile(ON_CPU, 1, groups, 12, {LossCause.RING_FULL: 1}, totals),
-            Profile(OFF_CPU, 0, groups),
-        ],
-    )
+    on_cpu = Profile(ON_CPU, 1, groups, 12, {LossCause.RING_FULL: 1}, totals)
+    window = Window(START, START + 10, [on_cpu, Profile(OFF_CPU, 0, groups)])
     window, left = leave_out_self_profiled(window, {until_now})
     on_cpu, off_cpu = window.profiles
     assert left == {"on_cpu": 7}

@@ -8,6 +8,7 @@ from otel_kprofiler.formats import process_id, process_name, stack_entries
 from otel_kprofiler.text import escape_controls
 from otel_kprofiler.viewing.query import StoreAnswers
 from tests import page
+from tests.windows import timed_values
 
 
 def answer(store, query, now_ns):
@@ -38,15 +39,9 @@ def shown(data):
         assert row not in rows, "equal samples are one entry"
         rows.add(row)
         process = threads["process"][thread]  # processes of two hosts may be named alike
-        key = (
-            paths[node],
-            (strings[threads["name"][thread]], threads["tid"][thread]),
-            (strings[processes["name"][process]], processes["pid"][process]),
-            cpu,
-            data["kinds"][kind]["name"],
-            place,
-        )
-        result[key] += count
+        named = strings[threads["name"][thread]], threads["tid"][thread]
+        owner = strings[processes["name"][process]], processes["pid"][process]
+        result[paths[node], named, owner, cpu, data["kinds"][kind]["name"], place] += count
     return result
 
 
@@ -57,30 +52,16 @@ def expected(windows, data, start_ns=0, end_ns=1 << 64):
         for resource, sample in profile.samples:
             process = process_name(resource, sample.thread_name)
             entries = [
-                (
-                    stack_entry.label,
-                    stack_entry.module,
-                    stack_entry.reason,
-                    int(stack_entry.inlined),
-                )
-                for stack_entry in stack_entries(sample.stack)
+                (*map(escape_controls, (item.label, item.module, item.reason)), int(item.inlined))
+                for item in stack_entries(sample.stack)
             ]
-            path = tuple(
-                (*map(escape_controls, entry[:3]), entry[3])
-                for entry in [(process, "", "", 0), *entries, *_causes(sample)]
-            )
-            values = sample.values or [1] * len(sample.timestamps_unix_ns)
-            for time, value in zip(sample.timestamps_unix_ns, values, strict=True):
+            path = ((escape_controls(process), "", "", 0), *entries, *_causes(sample))
+            thread = escape_controls(sample.thread_name), sample.tid
+            owner = escape_controls(process), process_id(resource)
+            for time, value in timed_values(sample):
                 if start_ns <= time < end_ns:
-                    key = (
-                        path,
-                        (escape_controls(sample.thread_name), sample.tid),
-                        (escape_controls(process), process_id(resource)),
-                        sample.cpu,
-                        profile.kind.name,
-                        time // bin_ns - data["start_ms"] // data["bin_ms"],
-                    )
-                    result[key] += value
+                    place = time // bin_ns - data["start_ms"] // data["bin_ms"]
+                    result[path, thread, owner, sample.cpu, profile.kind.name, place] += value
     return result
 
 
