@@ -27,13 +27,8 @@ RECEIVER = ExporterAccount.of_kinds(
 
 
 def account(missed=0):
-    return Account.of_kinds(
-        {
-            "on_cpu": Account(97, 93, {LossCause.RING_FULL: 4}, missed=missed),
-            "off_cpu": Account(11, 11),
-        },
-        (RECEIVER,),
-    )
+    on_cpu = Account(97, 93, {LossCause.RING_FULL: 4}, missed=missed)
+    return Account.of_kinds({"on_cpu": on_cpu, "off_cpu": Account(11, 11)}, (RECEIVER,))
 
 
 def test_sample_counts_are_logged_as_one_json_line_with_each_number_once():

@@ -14,6 +14,7 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import Form, LossCause
 from tests.queues import check
+from tests.raising import raising
 from tests.waiting import wait_until
 
 
@@ -100,15 +101,13 @@ def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
     assert check(queue)[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
 
 
-def boom(_):
-    raise RuntimeError("boom")
+DEFECTS = {
+    "raise": raising(RuntimeError("boom")),
+    "miscount": lambda _: ExportResult(ExportOutcome.SUCCESS, {"on_cpu": KindResult(99, {})}),
+}
 
 
-@pytest.mark.parametrize(
-    "defect",
-    [boom, lambda _: ExportResult(ExportOutcome.SUCCESS, {"on_cpu": KindResult(99, {})})],
-    ids=["raise", "miscount"],
-)
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 def test_an_exporter_bug_is_counted_and_logged_and_the_worker_survives(
     open_queue, batch, defect, caplog
 ):

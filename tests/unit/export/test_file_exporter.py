@@ -10,6 +10,7 @@ import pytest
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import DebugExporter, ExportOutcome, FileExporter, Rotation, Verbosity
 from otel_kprofiler.model import Form, LossCause
+from tests.raising import raising
 
 SUCCESS = ExportOutcome.SUCCESS
 
@@ -176,11 +177,7 @@ def test_rotation_recovers_after_failing_to_open_a_new_file(
 ):
     exporter = open_file(rotation=Rotation(max_bytes=1))
     exporter.export(batch(b"1"))
-
-    def exhausted(*_, **__):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "open", exhausted)
+    monkeypatch.setattr(os, "open", raising(OSError(24, "Too many open files")))
     assert exporter.export(batch(b"2")).lost == {LossCause.WRITE_FAILED: 3}
     monkeypatch.undo()
     assert exporter.export(batch(b"3")).outcome is SUCCESS

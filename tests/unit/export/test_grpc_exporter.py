@@ -11,9 +11,6 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceResponse,
-)
 
 from otel_kprofiler.export import (
     ExportOutcome,
@@ -24,6 +21,8 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import LossCause
 from tests.servers import free_port
+from tests.unit.export.answers import partial_success as partial
+from tests.unit.export.answers import refuse
 
 pytestmark = pytest.mark.system
 
@@ -33,23 +32,6 @@ RETRYABLE = {
 }
 ERRORS = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 GATE = "--feature-gates=service.profilesSupport"
-
-
-def refuse(code, details=None):
-    def answer(_, context):
-        if details is not None:
-            context.set_trailing_metadata([("grpc-status-details-bin", details)])
-        context.abort(code, "no")
-
-    return answer
-
-
-def partial(rejected=0, message=""):
-    response = ExportProfilesServiceResponse()
-    response.partial_success.SetInParent()
-    response.partial_success.rejected_profiles = rejected
-    response.partial_success.error_message = message
-    return response.SerializeToString()
 
 
 @pytest.fixture
@@ -113,14 +95,16 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
 ):
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     info = RetryInfo(retry_delay=Duration(nanos=300_000_000))
-    grpc_receiver.answer(refuse(exhausted, status_details(ErrorInfo(reason="busy"), info)), b"")
+    grpc_receiver.answer(
+        refuse(exhausted, details=status_details(ErrorInfo(reason="busy"), info)), b""
+    )
     started = time.monotonic()
     assert exporter.export(batch()).outcome is SUCCESS
     assert time.monotonic() - started >= 0.3
     grpc_receiver.script.clear()
     for details in (status_details(), status_details(ErrorInfo()), b"\xff\xff", None):
         grpc_receiver.script.clear()
-        grpc_receiver.answer(refuse(exhausted, details))
+        grpc_receiver.answer(refuse(exhausted, details=details))
         assert exporter.export(batch()).lost == {LossCause.REJECTED: 3}
     assert len(grpc_receiver.requests) == 2 + 4
 

@@ -14,9 +14,6 @@ import zlib
 
 import pytest
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceResponse,
-)
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import (
@@ -31,6 +28,7 @@ from otel_kprofiler.export.http import parse_endpoint
 from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
 from tests.servers import free_port
+from tests.unit.export.answers import partial_success as partial
 
 pytestmark = pytest.mark.system
 
@@ -173,13 +171,6 @@ def test_the_retry_after_header_is_honored(http_receiver, open_exporter, batch, 
 )
 def test_the_retry_after_header_is_parsed(value, delay):
     assert parse_retry_after(value, 10) == delay
-
-
-def partial(rejected, message):
-    response = ExportProfilesServiceResponse()
-    response.partial_success.rejected_profiles = rejected
-    response.partial_success.error_message = message
-    return response.SerializeToString()
 
 
 def answer_chunked(handler):

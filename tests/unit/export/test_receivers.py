@@ -12,6 +12,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import exporter_from_environment
 from otel_kprofiler.model import LossCause, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
+from tests.unit.export.answers import partial_success, refuse
 from tests.windows import make_window
 
 pytestmark = pytest.mark.system
@@ -29,10 +30,6 @@ def window(number, samples=3):
     start = (1_700_000_000 + number) * SECOND
     sample = WindowSample(Stack(()), 7, "main", 0, None, [start + at for at in range(samples)])
     return make_window(start, start + SECOND, ({"process.pid": 1}, [sample]))
-
-
-def refuse(code, text="no"):
-    return lambda _request, context: context.abort(code, text)
 
 
 def grpc_address(receiver):
@@ -241,12 +238,7 @@ def test_no_file_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path)
 
 
 def test_the_log_of_a_partial_success_quotes_the_receiver(grpc_receiver, tmp_path):
-    from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
-
-    response = pb.ExportProfilesServiceResponse()
-    response.partial_success.rejected_profiles = 1
-    response.partial_success.error_message = "one is too old"
-    grpc_receiver.answer(response.SerializeToString())
+    grpc_receiver.answer(partial_success(1, "one is too old"))
     one = window(0)
     samples = one.profiles[0].resources[0].samples
     groups = (({"process.pid": pid}, samples) for pid in (1, 2))

@@ -23,6 +23,7 @@ from otel_kprofiler.export.request_size import MIN_LEARNED_BYTES
 from otel_kprofiler.model import OFF_CPU, ON_CPU, LossCause, Stack, Window, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.servers import serve_grpc
+from tests.unit.export.answers import refuse
 from tests.waiting import wait_until
 from tests.windows import make_profile, make_window
 
@@ -298,11 +299,7 @@ TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 
 )  # fmt: skip
 def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code, text, limit):
     (batch,) = make()
-
-    def refuse(_, context):
-        context.abort(grpc.StatusCode[code], text)
-
-    grpc_receiver.answer(refuse, b"")
+    grpc_receiver.answer(refuse(grpc.StatusCode[code], text), b"")
     with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:
         result = exporter.export(batch)
         assert (result.exported, result.lost) == (2 * COUNT, {})

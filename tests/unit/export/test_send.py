@@ -11,6 +11,7 @@ import pytest
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.model import Form, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, read_profiles
+from tests.unit.export.answers import partial_success, refuse
 from tests.windows import encode, make_window, write_otlp
 
 pytestmark = pytest.mark.system
@@ -67,10 +68,6 @@ def received(receiver):
 
 def names(*numbers):
     return [f"{number} {at}" for number in numbers for at in range(3)]
-
-
-def refuse(code, text="no"):
-    return lambda _request, context: context.abort(code, text)
 
 
 FILES = {
@@ -246,11 +243,6 @@ def test_a_file_without_accepted_samples_is_not_copied(http_receiver, tmp_path, 
 
 
 def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_path, capsys):
-    from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
-
-    response = pb.ExportProfilesServiceResponse()
-    response.partial_success.rejected_profiles = 1
-    response.partial_success.error_message = "too old"
     start = 1_700_000_000 * SECOND
     groups = (
         ({"process.pid": pid}, [WindowSample(Stack(()), 7, "x", 0, None, [start + pid])])
@@ -258,7 +250,7 @@ def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_
     )
     write_otlp(tmp_path / "x.otlp", make_window(start, start + SECOND, *groups))
     kind = {"Content-Type": "application/x-protobuf"}
-    http_receiver.answer((200, {}, b""), (200, kind, response.SerializeToString()))
+    http_receiver.answer((200, {}, b""), (200, kind, partial_success(1, "too old")))
     status, out, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1
     assert out[0].startswith("x.otlp: sent 1 sample in 1 request to ")

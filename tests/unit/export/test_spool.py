@@ -294,29 +294,18 @@ def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path):
     again.close()
 
 
-def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path):
+@pytest.mark.parametrize("is_delivered", [False, True])
+def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, is_delivered):
     spool, by_segment = rotated(tmp_path)
-    spool.close()
-    aside(by_segment, 0)
-    path, stored = list(by_segment.items())[-1]
-    damage(path, stored[-1].offset + 20)
-    again = Spool(str(tmp_path))
-    assert again.damaged == stored[-1].samples
-    again.close()
-
-
-def test_delivered_segments_of_another_version_do_not_hide_damage(tmp_path):
-    spool, by_segment = rotated(tmp_path)
-    first, *_, last = by_segment.values()
-    path = next(iter(by_segment))
+    (path, first), *_, (last_path, last) = by_segment.items()
     kept = path.read_bytes()
-    for stored in first:
+    for stored in first * is_delivered:
         spool.settle(stored.number, stored.samples)
     spool.close()
-    path.write_bytes(kept)
+    if is_delivered:
+        path.write_bytes(kept)
     aside(by_segment, 0)
-    path = list(by_segment)[-1]
-    damage(path, last[-1].offset + 20)
+    damage(last_path, last[-1].offset + 20)
     again = Spool(str(tmp_path))
     assert again.damaged == last[-1].samples
     again.close()

@@ -17,6 +17,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.host.kernel import find_lockdown, parse_release
 from otel_kprofiler.model import Finding, Level
+from tests.raising import raising
 
 BPF, PERFMON, SYSLOG, ADMIN = 1 << 39, 1 << 38, 1 << 34, 1 << 21
 PTRACE, SEARCH = 1 << 19, 1 << 2
@@ -127,10 +128,8 @@ def test_one_loader_suffices_and_none_is_a_failure():
 
 
 def test_a_sampler_that_cannot_start_reports_its_own_fix():
-    def explode():
-        raise SamplerError("the verifier refused it", hint="update")
-
-    finding = findings(FakeHost(), try_sampler=explode)["sampler"]
+    refused = raising(SamplerError("the verifier refused it", hint="update"))
+    finding = findings(FakeHost(), try_sampler=refused)["sampler"]
     assert (finding.level, finding.observed, finding.fix) == (
         Level.FAIL, "the verifier refused it", "update",
     )  # fmt: skip
@@ -188,11 +187,9 @@ def test_a_low_open_file_limit_is_reported_as_a_limitation(soft, hard, level, fi
 
 
 def test_a_low_open_file_limit_explains_a_sampler_that_cannot_start():
-    def explode():
-        raise HostError("setting up the sampler: too many open files", hint="ulimit")
-
+    failed = HostError("setting up the sampler: too many open files", hint="ulimit")
     host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
-    result = findings(host, try_sampler=explode)
+    result = findings(host, try_sampler=raising(failed))
     assert result["open files"].level is Level.FAIL
     assert list(conclude(list(result.values()))) == [
         "does not work: open files",

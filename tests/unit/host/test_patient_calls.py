@@ -8,6 +8,7 @@ import pytest
 
 from otel_kprofiler.host import PatientCalls
 from otel_kprofiler.stopping import join_all, stop_within
+from tests.raising import raising
 
 pytestmark = pytest.mark.system
 
@@ -113,10 +114,7 @@ def test_a_hang_is_attributed_to_the_device_that_the_callback_names(fuse, calls)
 def test_functions_run_in_the_calling_thread_if_no_thread_can_be_started(
     calls, monkeypatch, caplog
 ):
-    def refuse(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     called = []
     assert calls.call(HERE, lambda: called.append(threading.current_thread()))
     assert called == [threading.current_thread()]

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from otel_kprofiler.host import AppendedFile, NewFile, PrivateDirectory
+from tests.raising import raising
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
@@ -26,11 +27,7 @@ def file_system(request, monkeypatch):
 
         monkeypatch.setattr(os, "open", without_tmpfile)
     if request.param == "without hard links":
-
-        def link(*_, **__):
-            raise OSError(errno.EPERM, "not permitted")
-
-        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "not permitted")))
 
 
 @pytest.fixture

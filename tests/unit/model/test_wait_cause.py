@@ -67,13 +67,8 @@ def test_captured_waits_get_the_right_cause(name, cause):
 
 @pytest.mark.parametrize("name", [name for name, _ in EXPECTED])
 def test_frames_of_the_sampling_program_are_ignored(name):
-    above = [
-        "bpf_prog_0123456789abcdef_on_switch",
-        "bpf_trace_run4",
-        "__bpf_trace_sched_switch",
-        "__traceiter_sched_switch",
-        "__schedule",
-    ]
+    above = ["bpf_prog_0123456789abcdef_on_switch", "bpf_trace_run4", "__bpf_trace_sched_switch"]
+    above += ["__traceiter_sched_switch", "__schedule"]
     kernel = captured(name)
     assert find_cause(WaitState.INTERRUPTIBLE, [*above, *kernel]) is find_cause(
         WaitState.INTERRUPTIBLE, kernel

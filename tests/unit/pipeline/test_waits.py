@@ -106,13 +106,8 @@ def test_waits_get_their_cause_from_the_stack_and_the_state(parts):
         raw(source, 2, None),
     ]
     pipeline.step(1.5)
-    results = [
-        (
-            sample.wait and (sample.wait.cause, sample.wait.is_ended, sample.wait.waker),
-            len(sample.values),
-        )
-        for _, sample in off_cpu(windows[0]).samples
-    ]
+    waits = [(sample.wait, len(sample.values)) for _, sample in off_cpu(windows[0]).samples]
+    results = [(wait and (wait.cause, wait.is_ended, wait.waker), count) for wait, count in waits]
     assert results == [
         ((WaitCause.PIPE, True, None), 1),
         ((WaitCause.RUN_QUEUE, True, None), 1),

@@ -87,18 +87,6 @@ def test_empty_windows_at_the_start_grow_up_to_the_interval():
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
 
-def test_a_backward_clock_step_never_moves_a_window_back():
-    source = FakeTime()
-    clock = Clock(source)
-    windows = WindowBuilder(clock, WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
-    first = windows.close()
-    source.offset -= 3600 * SECOND
-    assert clock.sync() == -3600 * SECOND
-    second = windows.close()
-    assert second.start_unix_ns >= first.end_unix_ns
-    assert second.end_unix_ns > second.start_unix_ns
-
-
 def test_frames_of_unknown_modules_are_resolved_again_when_the_window_closes():
     windows, resource = builder(), Resource({})
     known, unknown = stack_of(), stack_of(is_provisional=True)

@@ -9,6 +9,7 @@ import pytest
 
 from otel_kprofiler.processes import search_time
 from otel_kprofiler.processes.search_time import SearchTime, read_run_delay_s
+from tests.raising import raising
 
 
 class Clocks:
@@ -65,8 +66,5 @@ def test_time_waiting_for_a_cpu_is_measured_for_the_thread():
 
 
 def test_elapsed_time_counts_if_the_kernel_does_not_measure_run_delay(monkeypatch):
-    def refuse(*_):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(search_time, "open", refuse, raising=False)
+    monkeypatch.setattr(search_time, "open", raising(FileNotFoundError()), raising=False)
     assert read_run_delay_s() == 0

@@ -8,6 +8,7 @@ from otel_kprofiler.errors import KernelFeatureError
 from otel_kprofiler.host import parse_event
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sampling.locks import lock_map_entries, plan_locks
+from tests.raising import raising
 from tests.unit.bpf.test_locks import make_types
 
 
@@ -30,10 +31,8 @@ def test_the_lock_event_is_numbered_and_has_the_same_stacks_as_the_cpu_clock():
 
 
 def test_lock_maps_have_minimal_size_if_lock_contention_is_not_sampled():
-    def refuse():
-        raise AssertionError("the kernel's types must not be read")
-
-    assert plan_locks(SamplerConfig(), refuse) is None
+    unread = raising(AssertionError("the kernel's types must not be read"))
+    assert plan_locks(SamplerConfig(), unread) is None
     assert lock_map_entries(None, 64) == {"lock_buckets": 1, "lock_lines": 1}
 
 

@@ -11,6 +11,7 @@ from otel_kprofiler.model import ProcessKey, WaitTotals
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.sampling.wait_follower import plan_waits, wait_map_entries
 from otel_kprofiler.sampling.wait_sums import WaitSums
+from tests.raising import raising
 
 KEY = ProcessKey(100, 5)
 OFF = SamplerConfig(off_cpu=OffCpuConfig())
@@ -120,9 +121,7 @@ def test_the_map_has_room_for_four_times_the_number_of_threads(text, room):
 
 
 def test_the_error_states_why_waits_cannot_be_sampled():
-    def no_types():
-        raise FileNotFoundError
-
+    no_types = raising(FileNotFoundError())
     assert plan_waits(SamplerConfig(), no_types, "bcc") is None
     with pytest.raises(HostError, match="bcc"):
         plan_waits(OFF, no_types, "bcc")

@@ -26,6 +26,7 @@ from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.fuse import mounted
+from tests.raising import raising
 from tests.raw_forks import raw_fork, run_in_child
 from tests.waiting import wait_until
 
@@ -212,10 +213,7 @@ def test_kernels_without_the_noexec_seal_are_supported():
 
 
 def test_a_mapping_without_a_name_is_an_error(monkeypatch):
-    def refuse(*_):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(os, "memfd_create", raising(OSError(1, "Operation not permitted")))
     monkeypatch.setattr(process_context, "_name_mapping", lambda address: False)
     monkeypatch.setattr(process_context, "_publisher", process_context._Publisher())
     with pytest.raises(HostError, match="neither a memfd nor a name"):
@@ -463,11 +461,7 @@ def test_a_reader_thread_that_cannot_start_causes_one_warning_and_no_contexts(
     process, monkeypatch, caplog
 ):
     process()
-
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     contexts = ProcessContexts(Access(process.root))
     key = ProcessKey(5, 300 * TICK_NS)
     contexts.expect(key)

@@ -20,6 +20,7 @@ from otel_kprofiler.bpf import VALUES_INLINE
 from otel_kprofiler.sdk import span_path
 from otel_kprofiler.sdk.span_path import UnprovenError, find_span_path
 from otel_kprofiler.sdk.span_reader import SpanReader, read_own_memory
+from tests.raising import raising
 
 TRACER = TracerProvider().get_tracer("test")
 VARIABLE = otel_context._RUNTIME_CONTEXT._current_context
@@ -207,11 +208,8 @@ def test_verification_rejects_every_wrong_path(path):
 
 
 def test_a_path_that_cannot_be_verified_is_rejected(monkeypatch):
-    def deny(address, size):
-        raise OSError(1, "Operation not permitted")
-
     with pytest.raises(UnprovenError, match="Operation not permitted"):
-        find_span_path(deny)
+        find_span_path(raising(OSError(1, "Operation not permitted")))
     with monkeypatch.context() as patch:
         patch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
         with pytest.raises(UnprovenError, match="without the GIL"):

@@ -13,6 +13,7 @@ from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 from otel_kprofiler.tracking.module_uevents import ModuleAction, ModuleEvent, parse_uevent
 from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
+from tests.raising import raising
 
 
 @pytest.fixture
@@ -230,11 +231,8 @@ def test_the_search_for_a_nameless_module_stops(host, symbolizer):
 
 
 def test_modules_are_found_by_polling_without_announcements(host, caplog):
-    def refuse():
-        raise OSError(errno.EPERM, "no socket")
-
     with caplog.at_level(logging.WARNING):
-        watch = ModuleWatch(host.files, refuse)
+        watch = ModuleWatch(host.files, raising(OSError(errno.EPERM, "no socket")))
     assert "no socket" in watch.problem
     symbolizer = KernelSymbolizer.live(host.files, modules=watch)
     settle(symbolizer)

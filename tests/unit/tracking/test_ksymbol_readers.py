@@ -11,6 +11,7 @@ from otel_kprofiler.model import Ksymbol, KsymbolAction, Level, ModuleKind
 from otel_kprofiler.tracking import ksymbol_readers
 from otel_kprofiler.tracking.ksymbol_readers import BaselineReader, ReadMethod, find_ksymbol_method
 from otel_kprofiler.tracking.programs import HiddenAddressesError, ProgramFacts, ProgramReader
+from tests.raising import raising
 
 STATUS = b"CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"
 LINES = (
@@ -34,13 +35,6 @@ class Files:
         return STATUS
 
 
-def refuse(error):
-    def read(*_):
-        raise error
-
-    return read
-
-
 @pytest.fixture
 def host(monkeypatch, tmp_path):
     """Returns a function that makes a host without the given methods of reading BPF programs."""
@@ -49,9 +43,9 @@ def host(monkeypatch, tmp_path):
         def given(*_):
             return [PROGRAM]
 
-        monkeypatch.setattr(ProgramReader, "read", refuse(walk) if walk else given)
+        monkeypatch.setattr(ProgramReader, "read", raising(walk) if walk else given)
         monkeypatch.setattr(
-            ksymbol_readers, "read_programs", refuse(iterator) if iterator else given
+            ksymbol_readers, "read_programs", raising(iterator) if iterator else given
         )
         return Files(tmp_path, lines)
 

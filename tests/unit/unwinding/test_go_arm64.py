@@ -90,13 +90,8 @@ def test_registers_preserved_in_c_are_undefined_in_callers_of_go_functions():
 
 
 def test_large_frames_store_x29_and_x30_before_the_stack_pointer_moves():
-    words = [
-        0xD10403F4,
-        0xA93FFA9D,
-        0x9100029F,
-        SET_FP,
-        CALL,
-    ]  # sub x20, sp, #256; stp; mov sp, x20
+    # sub x20, sp, #256; stp; mov sp, x20
+    words = [0xD10403F4, 0xA93FFA9D, 0x9100029F, SET_FP, CALL]
     made = Made(b"main.large", pack_words(*words, *[NOP] * 11), ((12, 0), (60, 256), (64, 0)))
     assert rows(made) == [
         (0, (SP, 0), KEPT, None),

@@ -36,6 +36,7 @@ from otel_kprofiler.viewing import (
 )
 from otel_kprofiler.viewing.grpc_receiver import MOST_CALLS, THREADS
 from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
+from tests.raising import raising
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import answer, expected, shown
 from tests.waiting import wait_until
@@ -349,10 +350,7 @@ def test_trailing_data_after_gzip_is_rejected_not_dropped(receivers, intake):
 
 
 def test_a_failing_store_is_reported_as_overload(receivers, intake):
-    def fail(_windows):
-        raise KProfilerError("cannot write x.db: full", hint="free space")
-
-    intake._add = fail
+    intake._add = raising(KProfilerError("cannot write x.db: full", hint="free space"))
     error = refused(receivers, payload())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "cannot write x.db: full (fix: free space)"
