@@ -87,8 +87,7 @@ def test_damaged_eh_frame_sections_are_indexed_or_rejected(data):
     source = ImageSource(data)
     try:
         frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
-        content = source.read(frames.offset, frames.size)
-        made = make_pairs(content, frames.address, frames.address)
+        made = make_pairs(source.read(frames.offset, frames.size), frames.address, frames.address)
     except (ElfError, ValueError):
         return
     for _, entry in struct.iter_unpack("<ii", made):

@@ -82,8 +82,7 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
             history.append((code, code.since_ns, time_ns))
             table.apply(KsymbolChange(time_ns, KsymbolAction.REMOVED, (code._replace(since_ns=0),)))
         else:
-            name = f"bpf_prog_{kind}"
-            code = Ksymbol(start, 16 + 16 * kind, name, ModuleKind.BPF, time_ns)
+            code = Ksymbol(start, 16 + 16 * kind, f"bpf_prog_{kind}", ModuleKind.BPF, time_ns)
             live[slot] = code
             table.apply(KsymbolChange(time_ns, KsymbolAction.ADDED, (code,)))
         if number in readings:

@@ -96,8 +96,7 @@ def kernel_frames(draw, known):
 
 @st.composite
 def user_frames(draw):
-    address = draw(st.integers(0, 2**47))
-    return Frame(None, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
+    return Frame(None, draw(st.integers(0, 2**47)), (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
 statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(

@@ -61,9 +61,8 @@ class Truth:
             with open(fromkey, "rb") as file:
                 self._read(ELFFile(file))
         with open(path, "rb") as file:
-            elf = ELFFile(file)
             self.code = [
-                (s["sh_addr"], s["sh_size"], s.name) for s in elf.iter_sections()
+                (s["sh_addr"], s["sh_size"], s.name) for s in ELFFile(file).iter_sections()
                 if s["sh_flags"] & 4 and s["sh_size"]
             ]  # fmt: skip
             has_stubs = any(name.startswith(".plt") for _, _, name in self.code)
@@ -190,8 +189,7 @@ def judge_name(ours, certain, theirs, truth):
 def check(path):
     table, symbols_path = find_functions(path)
     truth = Truth(path, symbols_path)
-    rng = random.Random(path)
-    wanted = list(addresses(truth, ADDRESSES, rng))
+    wanted = list(addresses(truth, ADDRESSES, random.Random(path)))
     reasons = Counter()
     for address, theirs in zip(wanted, symbolize(path, wanted), strict=True):
         reason = judge(table, truth, address, theirs)

@@ -125,8 +125,7 @@ def test_an_encoder_bug_loses_only_one_window_and_is_counted(caplog):
             raise ZeroDivisionError
         return encoder([])(window, encoding)
 
-    exporter = Collecting("a")
-    reporter = Reporter([ExportQueue(exporter)], encoder=broken)
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=broken)
     for size in (2, 3, 4):
         reporter(sized_window(size))
     assert reporter.force_flush(10_000)
@@ -256,8 +255,7 @@ def test_a_removed_queue_delivers_its_remaining_batches_and_its_counts_are_kept(
     assert [a.not_offered for a in reporter.accounts()] == [7, 37, 35]
     assert len(old.batches) == 3
     assert len(new.batches) == 1
-    exported = {a.name: a.exported for a in reporter.accounts()}
-    assert exported == {"a": 27 + 4, "b": 4, "c": 6}
+    assert {a.name: a.exported for a in reporter.accounts()} == {"a": 27 + 4, "b": 4, "c": 6}
 
 
 def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():

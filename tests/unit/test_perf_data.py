@@ -282,8 +282,7 @@ def test_bpf_programs_have_the_name_of_their_record():
 
 
 def test_lost_samples_are_counted():
-    lost = record(2, struct.pack("<QQ", 0, 5) + ids(0, 9))
-    window, _ = read(made(sample(7, 3, USER, 1), lost))
+    window, _ = read(made(sample(7, 3, USER, 1), record(2, struct.pack("<QQ", 0, 5) + ids(0, 9))))
     (profile,) = window.profiles
     assert (profile.taken, profile.lost) == (6, {LossCause.RING_FULL: 5})
     assert (profile.kind, profile.period_ns) == (ON_CPU, 10_000_000)

@@ -30,8 +30,7 @@ def write(path, parts, *, pid=7, idle_s=0):
         for name, result in times.items()
     ]
     group = {"process.pid": pid}, samples
-    window = make_window(START, now + idle_s * SECOND, group, period_ns=PERIOD)
-    return write_otlp(path, window)
+    return write_otlp(path, make_window(START, now + idle_s * SECOND, group, period_ns=PERIOD))
 
 
 @pytest.fixture

@@ -88,8 +88,7 @@ def test_threads_of_a_process_are_counted_across_windows():
 
 def test_only_on_cpu_samples_are_weighted_by_latency():
     waits = window((7, [row("other", 1, times(0, 1000, 1.0))]), kind=OFF_CPU, period=0)
-    samples = weigh_latency(load_samples([window((7, program(2))), waits]))
-    assert samples.kinds == (LATENCY,)
+    assert weigh_latency(load_samples([window((7, program(2))), waits])).kinds == (LATENCY,)
     assert "other" not in latencies(window((7, program(2))), waits)
 
 

@@ -104,8 +104,7 @@ def test_the_function_table_has_milliseconds_and_percent(profile):
     ],
 )
 def test_samples_can_be_grouped_by_every_grouping(profile, by, expected):
-    seconds = {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()}
-    assert seconds == expected
+    assert {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()} == expected
 
 
 def test_lines_or_functions_are_listed_per_span(profile):

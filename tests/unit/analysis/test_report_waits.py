@@ -131,8 +131,7 @@ def test_a_recording_with_only_idle_waits_is_reported_without_a_table(profile):
 
 
 def test_exact_wait_totals_cover_only_the_selected_processes(profile):
-    lines = report("--process", "7", profile).output.splitlines()
-    assert lines[1] == (
+    assert report("--process", "7", profile).output.splitlines()[1] == (
         "all waits: 10,012.0 ms exactly (runnable 4.0, interruptible 10,008.0); "
         "by samples 10,011.0 ± 6.2 ms"
     )

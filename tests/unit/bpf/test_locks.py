@@ -21,8 +21,7 @@ def line(gaps=(0, 0, 0, 0), **sums):
 def test_lock_wait_totals_are_summed_over_cpus_by_lock_type():
     """The flags of a mutex depend on whether its waiters spin."""
     first = line(of_32=(2, 100), of_33=(1, 10), of_1=(5, 50), of_63=(1, 1))
-    second = line((1, 2, 3, 4), of_32=(1, 1000), of_4=(1, 3))
-    assert parse_lock_lines(first + second) == {
+    assert parse_lock_lines(first + line((1, 2, 3, 4), of_32=(1, 1000), of_4=(1, 3))) == {
         "mutex": LockTotal(4, 1110),
         "spinlock": LockTotal(5, 50),
         "rwsem:W": LockTotal(1, 3),

@@ -28,8 +28,7 @@ def write(path, values, kind=KIND):
         stack = make_stack(*names)
         rows.append(WindowSample(stack, number % 4, "dd", 0, None, [START + number], [value]))
     group = {"process.pid": 7, "process.executable.name": "dd"}, rows
-    window = make_window(START, START + 1000, group, kind=kind, period_ns=0)
-    write_otlp(path, window)
+    write_otlp(path, make_window(START, START + 1000, group, kind=kind, period_ns=0))
     return path
 
 

@@ -12,15 +12,8 @@ from otel_kprofiler.elf import cut_versions, is_mapping_symbol
         (b"memcpy@@GLIBC_2.14", b"memcpy"),
         (b"f@V", b"f"),
         (b"_ZNSt6vector@GLIBCXX_3.4", b"_ZNSt6vector"),
-        (b"turn@8", b"turn@8"),
-        (b'@"a b"', b'@"a b"'),
-        (b'main.@"a@b"', b'main.@"a@b"'),
-        (b'main.@"quoted@VERSION"', b'main.@"quoted@VERSION"'),
-        (b"@start", b"@start"),
-        (b"a@b c", b"a@b c"),
-        (b"a@", b"a@"),
-        (b"a@@", b"a@@"),
-        (b"plain", b"plain"),
+        *((name, name) for name in (b"turn@8", b"@start", b"a@b c", b"a@", b"a@@", b"plain")),
+        *((name, name) for name in (b'@"a b"', b'main.@"a@b"', b'main.@"quoted@VERSION"')),
     ],
 )
 def test_only_a_trailing_symbol_version_is_removed(name, kept):

@@ -1,5 +1,6 @@
 """Intact batches in a spool are recovered in order, whatever happened to its files."""
 
+import contextlib
 import errno
 import json
 import os
@@ -72,26 +73,34 @@ class Nowhere(ProfileExporter):
         pass
 
 
+@pytest.fixture
+def open_spool(tmp_path):
+    """Returns a function that opens a spool, which is closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda path=tmp_path, **options: stack.enter_context(
+            contextlib.closing(Spool(str(path), **options))
+        )
+
+
 def waiting(spool):
     return [spool.read(stored) for stored in spool.waiting]
 
 
 @pytest.mark.parametrize("ending", [Spool.close, abandon])
-def test_batches_are_recovered_in_order_and_unchanged(tmp_path, ending):
+def test_batches_are_recovered_in_order_and_unchanged(tmp_path, open_spool, ending):
     spool, stored = fill(tmp_path, 3)
     assert content(spool.read(stored[1])) == content(numbered(2))
     json_batch = Batch(b"{}", Form.JSON, (), 5, 6)
     spool.append(json_batch)
     ending(spool)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     expected = [numbered(1), numbered(2), numbered(3), json_batch]
     assert list(map(content, waiting(again))) == list(map(content, expected))
     assert not again.damaged
     assert again.unknown_since_unix_ns == (0 if ending is Spool.close else 4 * SECOND)
-    again.close()
 
 
-def test_settled_batches_are_not_recovered(tmp_path):
+def test_settled_batches_are_not_recovered(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 3)
     spool.settle(stored[0].number, stored[0].samples)
     abandon(spool)
@@ -102,9 +111,8 @@ def test_settled_batches_are_not_recovered(tmp_path):
         again.settle(stored.number, stored.samples)
     again.close()
     assert len(segments(tmp_path)) == 1
-    last = Spool(str(tmp_path))
+    last = open_spool()
     assert (len(last.waiting), last.damaged, last.unknown_since_unix_ns) == (0, {}, 0)
-    last.close()
 
 
 @pytest.mark.system
@@ -172,7 +180,7 @@ def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, ca
     queue.shutdown(0)
 
 
-def test_numbers_of_settled_batches_are_not_reused(tmp_path):
+def test_numbers_of_settled_batches_are_not_reused(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 2)
     spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
     abandon(spool)
@@ -181,36 +189,33 @@ def test_numbers_of_settled_batches_are_not_reused(tmp_path):
     assert (len(again.waiting), again.damaged) == (0, {})
     again.append(numbered(3))
     abandon(again)
-    last = Spool(str(tmp_path))
+    last = open_spool()
     assert [batch.payload[:2] for batch in waiting(last)] == [b"3:"]
-    last.close()
 
 
 @pytest.mark.parametrize("size", [0, 5, 60])
-def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, size):
+def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, open_spool, size):
     fill(tmp_path, 3)[0].close()
     (path,) = segments(tmp_path)
     os.truncate(path, size)
     again = Spool(str(tmp_path))
     assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, {}, 1)
     again.close()
-    last = Spool(str(tmp_path))
+    last = open_spool()
     assert last.unknown_since_unix_ns == 0
-    last.close()
 
 
-def test_duplicated_records_are_delivered_once(tmp_path):
+def test_duplicated_records_are_delivered_once(tmp_path, open_spool):
     spool, _ = fill(tmp_path, 3)
     spool.close()
     (path,) = segments(tmp_path)
     path.write_bytes(path.read_bytes() * 2)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:"]
     assert not again.damaged
-    again.close()
 
 
-def test_an_unreadable_block_loses_only_its_records(tmp_path, monkeypatch):
+def test_an_unreadable_block_loses_only_its_records(tmp_path, open_spool, monkeypatch):
     spool, _ = fill(tmp_path, 0)
     stored = [spool.append(numbered(number, size=3000)) for number in range(1, 6)]
     spool.close()
@@ -222,11 +227,10 @@ def test_an_unreadable_block_loses_only_its_records(tmp_path, monkeypatch):
         return real(fd, size, at)
 
     monkeypatch.setattr(os, "pread", failing)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     kept = [frame for frame in stored if frame.offset + frame.size <= 4096 or frame.offset >= 8192]
     assert [one.number for one in again.waiting] == [one.number for one in kept]
     assert again.damaged == total(one for one in stored if one not in kept) != {}
-    again.close()
 
 
 def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
@@ -283,19 +287,18 @@ def test_samples_in_segments_set_aside_are_not_counted_as_lost(tmp_path, positio
         abandon(again)
 
 
-def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path):
+def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path, open_spool):
     spool, by_segment = rotated(tmp_path)
     spool.close()
     middle = list(by_segment)[1]
     change_version(middle)
     middle.rename(f"{middle}.aside")
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert again.damaged == {}
-    again.close()
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
-def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, is_delivered):
+def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, open_spool, is_delivered):
     spool, by_segment = rotated(tmp_path)
     (path, first), *_, (last_path, last) = by_segment.items()
     kept = path.read_bytes()
@@ -306,9 +309,8 @@ def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, is_delive
         path.write_bytes(kept)
     aside(by_segment, 0)
     damage(last_path, last[-1].offset + 20)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert again.damaged == last[-1].samples
-    again.close()
 
 
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, (1 << 64) - 1, 10**20 - 1])
@@ -333,33 +335,31 @@ def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
         Spool(str(tmp_path))
 
 
-def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path):
+def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 2)
     abandon(spool)
     (path,) = segments(tmp_path)
     os.truncate(path, 8 << 30)
     tracemalloc.start()
-    again = Spool(str(tmp_path))
+    again = open_spool()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [batch.samples for batch in again.waiting] == [batch.samples for batch in stored]
     assert peak < 16 << 20
     assert again.unknown_since_unix_ns
     again.append(numbered(3))
-    again.close()
 
 
-def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path):
+def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 3)
     spool.close()
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, stored[1].offset + 4, 1 << 30)
     path.write_bytes(data)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert [one.number for one in again.waiting] == [stored[0].number, stored[2].number]
     assert again.damaged == stored[1].samples
-    again.close()
 
 
 @pytest.mark.parametrize(
@@ -373,12 +373,12 @@ def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARK, Kind.CLOSE, 77])
-def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
+def test_intact_but_invalid_records_are_skipped(tmp_path, open_spool, kind, body):
     spool, stored = fill(tmp_path, 1)
     spool._write(kind, body)
     stored.append(spool.append(numbered(2)))
     spool.close()
-    again = Spool(str(tmp_path))
+    again = open_spool()
     is_record = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
     assert [batch.samples for batch in again.waiting] == [
         batch.samples for batch in stored[is_record:]
@@ -386,7 +386,6 @@ def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
     assert again.damaged == (stored[0].samples if is_record else {})
     assert again.unknown_since_unix_ns == 0
     again.append(numbered(3))
-    again.close()
 
 
 HEAD = {
@@ -425,7 +424,7 @@ def test_a_batch_with_an_invalid_header_is_rejected(wrong):
         unpack_batch(struct.pack("<QI", 7, len(head)) + head)
 
 
-def test_the_removed_current_segment_is_restored(tmp_path, caplog):
+def test_the_removed_current_segment_is_restored(tmp_path, open_spool, caplog):
     spool, stored = fill(tmp_path, 2)
     for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
         for path in remove(tmp_path):
@@ -438,13 +437,12 @@ def test_the_removed_current_segment_is_restored(tmp_path, caplog):
     assert spool.read(stored[0]).payload == numbered(1).payload
     segments(tmp_path)[0].unlink()
     spool.close()
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:", b"4:"]
     assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
-    again.close()
 
 
-def test_a_removed_directory_is_recreated(tmp_path, caplog):
+def test_a_removed_directory_is_recreated(tmp_path, open_spool, caplog):
     directory = tmp_path / "spool"
     spool, stored = fill(directory, 6, max_bytes=2000)
     old = [one for one in stored if one.segment != stored[-1].segment]
@@ -457,14 +455,13 @@ def test_a_removed_directory_is_recreated(tmp_path, caplog):
     with pytest.raises(FileNotFoundError):
         spool.read(stored[0])
     abandon(spool)
-    again = Spool(str(directory))
+    again = open_spool(directory)
     kept = [batch.samples for batch in [*stored[len(old) :], fresh]]
     assert [batch.samples for batch in again.waiting] == kept
     assert again.damaged == total(old)
-    again.close()
 
 
-def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
+def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path, open_spool):
     spool, _ = fill(tmp_path / "spool", 1)
     fill(tmp_path / "other", 2)[0].close()
     (tmp_path / "spool").rename(tmp_path / "away")
@@ -472,9 +469,8 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
     with pytest.raises(OSError, match="another spool is now at this path"):
         spool.append(numbered(2))
     spool.close()
-    again = Spool(str(tmp_path / "spool"))
+    again = open_spool(tmp_path / "spool")
     assert len(again.waiting) == 2
-    again.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change the owner of files")
@@ -540,7 +536,7 @@ def test_the_error_for_an_unusable_spool_directory_names_the_setting(tmp_path):
     assert "sending_queue.storage" in caught.value.hint
 
 
-def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, open_spool, monkeypatch):
     spool, _ = fill(tmp_path, 1)
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:-1], at))
@@ -549,13 +545,12 @@ def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, monkeypatch):
     monkeypatch.undo()
     spool.append(numbered(3))
     spool.close()
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"3:"]
     assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
-    again.close()
 
 
-def test_settled_segments_free_space_on_a_full_disk(tmp_path, monkeypatch):
+def test_settled_segments_free_space_on_a_full_disk(tmp_path, open_spool, monkeypatch):
     spool, stored = fill(tmp_path, 3)
     (first,) = segments(tmp_path)
     real = os.pwrite
@@ -571,10 +566,9 @@ def test_settled_segments_free_space_on_a_full_disk(tmp_path, monkeypatch):
     spool.settle(stored[2].number, stored[1].samples + stored[2].samples)
     spool.append(numbered(5))
     abandon(spool)
-    again = Spool(str(tmp_path))
+    again = open_spool()
     assert [batch.payload[:2] for batch in waiting(again)] == [b"5:"]
     assert not again.damaged
-    again.close()
 
 
 def test_damage_is_counted_once_across_restarts(tmp_path):

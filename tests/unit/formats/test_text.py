@@ -48,8 +48,7 @@ def test_the_table_counts_recursion_once_and_labels_gaps_with_their_reason(windo
 
 @pytest.mark.parametrize("width", [40, 80, 133])
 def test_the_table_fits_the_width_by_truncating_only_names(windows, width):
-    text = table(windows, width=width)
-    lines = text.splitlines()
+    lines = table(windows, width=width).splitlines()
     assert max(map(len, lines)) <= width
     numbers = [re.match(r" +(\d+\.\d%) +(\d+\.\d%)  ", line) for line in lines[1:-1]]
     assert numbers[0].groups() == ("60.0%", "60.0%")

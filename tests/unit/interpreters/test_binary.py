@@ -106,8 +106,7 @@ def test_files_for_other_machines_yield_none(own_file):
 def test_damaged_files_are_rejected_or_yield_none(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
-    sections = read_sections(source, elf)
-    tables = [section for section in sections if section.kind in (2, 3, 11)]
+    tables = [section for section in read_sections(source, elf) if section.kind in (2, 3, 11)]
     start, count, _ = elf.section_headers
     ranges = [(0, 64), (start, 64 * count)] + [(table.offset, table.size) for table in tables]
     generator = random.Random(1)
@@ -126,7 +125,6 @@ def test_damaged_files_are_rejected_or_yield_none(own_file):
 def test_symbols_are_looked_up_by_name(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
-    sections = read_sections(source, elf)
-    symbols = find_symbols(source, sections, [b"_PyRuntime", b"not there"])
+    symbols = find_symbols(source, read_sections(source, elf), [b"_PyRuntime", b"not there"])
     assert list(symbols) == [b"_PyRuntime"]
     assert symbols[b"_PyRuntime"].address == find_section(source, elf, b".PyRuntime").address

@@ -93,8 +93,7 @@ def test_offsets_of_another_version_or_build_are_rejected(name):
     assert refusal(name, captured(name)[:100]) is Refusal.OTHER_LAYOUT
     other = next(one for one in CAPTURED if one[:4] != name[:4])
     assert refusal(name, captured(other)) is Refusal.OTHER_LAYOUT
-    minor = version(name).minor
-    offsets = parse_debug_offsets(bytes(captured(name)), minor)
+    offsets = parse_debug_offsets(bytes(captured(name)), version(name).minor)
     for index, key in enumerate(offsets):
         data = captured(name)
         struct.pack_into("<Q", data, 8 + 8 * index, 1 << 40)

@@ -57,8 +57,7 @@ def test_the_comparison_covers_all_metric_types_in_use():
     data = collect({"a": 1}, ("1.0", "u"), [(2.5, {"b": "c"})], [(0, {}), (-3, {"d": True})])
     request = ExportMetricsServiceRequest.FromString(encode_metrics(data))
     (scope,) = request.resource_metrics[0].scope_metrics
-    kinds = {metric.name: metric.WhichOneof("data") for metric in scope.metrics}
-    assert kinds == {
+    assert {metric.name: metric.WhichOneof("data") for metric in scope.metrics} == {
         "duration": "histogram", "bare": "histogram", "counter": "sum", "level": "sum",
         "gauge": "gauge",
     }  # fmt: skip

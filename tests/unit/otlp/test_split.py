@@ -93,8 +93,7 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
 def test_parts_of_a_message_are_valid_within_the_limit_and_complete(form, limit, attributes):
-    whole = window([sample(number) for number in range(60)], processes=3)
-    original = message(whole, attributes)
+    original = message(window([sample(number) for number in range(60)], processes=3), attributes)
     expected = contents([original.SerializeToString()])
     batches, too_large = encode_message(original, form, limit)
     assert not too_large

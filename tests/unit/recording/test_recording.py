@@ -167,8 +167,7 @@ def test_drained_samples_keep_their_order_across_many_archive_entries(tmp_path, 
     writer.finish(FACTS)
     recording = Recording(str(tmp_path / "many"))
     sampler = ReplaySampler(recording)
-    times = [sampler.drain()[0].time_ns for _ in range(50)]
-    assert times == list(range(50))
+    assert [sampler.drain()[0].time_ns for _ in range(50)] == list(range(50))
     recording.close()
 
 

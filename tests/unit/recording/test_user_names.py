@@ -60,8 +60,7 @@ def test_names_and_reasons_are_replayed_from_the_recording():
 
 
 def test_an_address_without_a_recorded_name_stays_an_address():
-    known = KnownFiles()
-    names = RecordedNames(known, parse_user_names(recorded()), {})
+    names = RecordedNames(KnownFiles(), parse_user_names(recorded()), {})
     assert names.name(KEY, 0x1010).unresolved is Unresolved.USER_ADDRESS
     assert names.name_code(ProcessKey(1, 1), 0x7000, 1).unresolved is Unresolved.NO_FILE
 

@@ -18,8 +18,7 @@ def plan(types, *texts):
 
 
 def test_the_lock_event_is_numbered_and_has_the_same_stacks_as_the_cpu_clock():
-    types = make_types("contention_begin", "contention_end")
-    planned = plan(types, "faults", "lock-contention")
+    planned = plan(make_types("contention_begin", "contention_end"), "faults", "lock-contention")
     assert (planned.number, planned.spec.rate) == (2, 99)
     for program, by in (
         ("kprofiler_sample", (0, 0)),

@@ -54,8 +54,7 @@ def own_header():
 
 
 def test_the_payload_follows_the_specification():
-    payload = encode_process_context(ProcessContext({"service.name": "my-svc"}, {"k": 1}))
-    assert payload == (
+    assert encode_process_context(ProcessContext({"service.name": "my-svc"}, {"k": 1})) == (
         b"\x0a\x1a" b"\x0a\x18" b"\x0a\x0cservice.name" b"\x12\x08\x0a\x06my-svc"
         b"\x12\x07" b"\x0a\x01k" b"\x12\x02\x18\x01"
     )  # fmt: skip

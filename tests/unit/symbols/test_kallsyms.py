@@ -90,8 +90,7 @@ def test_clones_right_after_their_module_are_recognized_as_freed():
         assert {clone.name for clone in result.freed} >= {"a_init", "a_early"}
         assert named(result.blocks["a"], 0x2F01) == ("exported", 0x2F00)
         assert named(result.blocks["a"], 0x4010) is None
-    second = text((0x7000, "t", "c_live"), module="c")
-    result = parse_kallsyms([first + live + clones + second])
+    result = parse_kallsyms([first + live + clones + text((0x7000, "t", "c_live"), module="c")])
     assert result.freed == (), "clones come behind all modules"
 
 

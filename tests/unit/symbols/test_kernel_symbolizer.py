@@ -43,8 +43,7 @@ def sample(*kernel, user=(), time_ns=10):
     collected, stacks = ((KERNEL_SIDE, STACK_OK),), (struct.pack(f"{len(kernel)}Q", *kernel),)
     if user:
         collected += ((USER_SIDE, STACK_OK),)
-        frames = [(pc, None, source) for pc, source in user]
-        stacks += (pack_user_stack(StackEnd.COMPLETE, frames),)
+        stacks += (pack_user_stack(StackEnd.COMPLETE, [(pc, None, source) for pc, source in user]),)
     return RawSample(ON_CPU, 1, time_ns, 0, 1, 1, None, 1, b"x", collected, stacks, None)
 
 

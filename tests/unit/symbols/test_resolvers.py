@@ -59,8 +59,7 @@ def test_a_chain_asks_the_next_resolver_for_unnamed_addresses():
 def test_a_chain_returns_the_most_complete_result_if_none_has_a_name(swapped):
     nothing = Table({}, reason=Unresolved.UNMAPPED)
     in_file = Table({}, FILE)
-    bounds = Table({}, FILE, Unresolved.NO_NAME)
-    resolvers = [nothing, in_file, bounds]
+    resolvers = [nothing, in_file, Table({}, FILE, Unresolved.NO_NAME)]
     (answer,) = ChainResolver(*(resolvers[::-1] if swapped else resolvers)).resolve([5])
     assert answer.unresolved is Unresolved.NO_NAME
     (answer,) = ChainResolver(nothing, Table({}, reason=Unresolved.HIDDEN)).resolve([5])

@@ -70,8 +70,7 @@ def test_captured_kallsyms_lines_are_parsed():
     assert {s.name for s in symbols if s.kind is OOL} == {
         "ftrace_trampoline", "kprobe_insn_page", "kprobe_optinsn_page"
     }  # fmt: skip
-    simple = "bpf_prog_a04f5eef06a7f555_kprof_simple"
-    assert Ksymbol(0xFFFFFFFFC0400660, 0, simple, BPF) in symbols
+    assert Ksymbol(0xFFFFFFFFC0400660, 0, "bpf_prog_a04f5eef06a7f555_kprof_simple", BPF) in symbols
     assert parse_ksymbol_lines(b"0000000000000000 t bpf_prog_1_a\t[bpf]") == []
 
 

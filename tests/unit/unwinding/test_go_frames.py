@@ -74,8 +74,7 @@ def test_unwind_rows_follow_the_frame_size():
 
 def test_distances_and_sizes_of_every_varint_length_are_decoded():
     sizes = ((1, 0), (300, 8), (70_000, 1 << 20), (70_001, 0))
-    made = rows(Made(b"main.large", PUSH + bytes(30), sizes))
-    assert [(at, cfa[1]) for at, cfa, *_ in made] == [
+    assert [(at, cfa[1]) for at, cfa, *_ in rows(Made(b"main.large", PUSH + bytes(30), sizes))] == [
         (0, 8), (1, 16), (300, (1 << 20) + 8), (70_000, 8)
     ]  # fmt: skip
 

@@ -238,5 +238,4 @@ def test_indexing_an_entry_takes_little_memory():
     finally:
         tracemalloc.stop()
     assert peak_bytes < 100 * count
-    rows = list(struct.iter_unpack("<ii", pairs))
-    assert rows == sorted((8 - at, at) for at in ats)
+    assert list(struct.iter_unpack("<ii", pairs)) == sorted((8 - at, at) for at in ats)

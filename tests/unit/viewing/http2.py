@@ -44,8 +44,7 @@ def repeated_headers(count):
     """Returns calls that repeat a 3.9-kB header by one-byte indices (RFC 7541, section 6.1)."""
     size = 3900
     entry = b"\x40\x01a\x7f" + bytes([(size - 127) & 127 | 128, (size - 127) >> 7]) + b"b" * size
-    first = frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000)
-    return first + b"".join(
+    return frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000) + b"".join(
         frame(HEADERS, END_HEADERS, stream, _FIELDS + b"\xbe" * 16_000)
         for stream in range(3, 2 * count, 2)
     )

@@ -292,8 +292,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
     with intake._lock:
         error = refused(receivers, payload())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        details = dict(error.trailing_metadata())["grpc-status-details-bin"]
-        assert parse_retry_delay(details) == 5
+        assert parse_retry_delay(dict(error.trailing_metadata())["grpc-status-details-bin"]) == 5
         status, headers, _ = post(receivers, payload())
         assert (status, headers["Retry-After"]) == (503, "5")
         assert intake.counts.refused == 2

@@ -115,8 +115,7 @@ def origins():
 
 def names():
     """Returns DWARF with functions that have long names, each a suffix of the next."""
-    count = 1000
-    entries = b"".join(function(at, at) for at in range(count))
+    entries = b"".join(function(at, at) for at in range(1000))
     return dwarf(unit(entries), strings=b"n" * (1 << 20) + b"\0")
 
 

@@ -23,8 +23,7 @@ def names_of(library):
 
 
 def test_cxx_names_match_cxxfilt():
-    library = tool("gcc", "-print-file-name=libstdc++.so.6").strip()
-    names = names_of(library)
+    names = names_of(tool("gcc", "-print-file-name=libstdc++.so.6").strip())
     assert len(names) > 3000
     expected = tool("c++filt", "--no-verbose", input="\n".join(names)).splitlines()
     assert [demangle(name) for name in names] == expected

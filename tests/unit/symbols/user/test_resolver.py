@@ -65,8 +65,7 @@ def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
 
 def moved(number, offset=0x30000):
     """Returns a stack of a process that maps LIBC at another address for each number."""
-    biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
-    return raw((offset, LIBC, REGISTERS), biases=biases)
+    return raw((offset, LIBC, REGISTERS), biases={**BIAS, LIBC: BIAS[LIBC] + 4096 * number})
 
 
 @pytest.fixture
