@@ -11,13 +11,11 @@ SAMPLED = {
     ),
     "off_cpu": Account(12, 12, {}, 2, truncated={"pending": 1}),
 }
-RECEIVER = ExporterAccount.of_kinds(
-    "a",
-    {
-        "on_cpu": ExporterAccount("a", 80, {REJECTED: 5, FULL: 2}, 3),
-        "off_cpu": ExporterAccount("a", 8, {REJECTED: 1}, 1),
-    },
-)
+DELIVERED = {
+    "on_cpu": ExporterAccount("a", 80, {REJECTED: 5, FULL: 2}, 3),
+    "off_cpu": ExporterAccount("a", 8, {REJECTED: 1}, 1),
+}
+RECEIVER = ExporterAccount.of_kinds("a", DELIVERED)
 
 
 def test_totals_are_the_sums_over_kinds():

@@ -17,13 +17,11 @@ from tests.servers import HttpServer, serve_grpc
 
 pytestmark = pytest.mark.system
 
-RECEIVER = ExporterAccount.of_kinds(
-    "otlp_grpc",
-    {
-        "on_cpu": ExporterAccount("otlp_grpc", 70, {LossCause.REJECTED: 23}),
-        "off_cpu": ExporterAccount("otlp_grpc", 11),
-    },
-)
+DELIVERED = {
+    "on_cpu": ExporterAccount("otlp_grpc", 70, {LossCause.REJECTED: 23}),
+    "off_cpu": ExporterAccount("otlp_grpc", 11),
+}
+RECEIVER = ExporterAccount.of_kinds("otlp_grpc", DELIVERED)
 
 
 def account(missed=0):

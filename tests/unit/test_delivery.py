@@ -386,10 +386,8 @@ def test_the_final_request_has_a_profile_of_each_kind():
     assert exporter.batches[-1].profiles == profiles
     arrived, last = reported(exporter, exporter.refused)
     assert arrived == 0
-    assert [profile.totals.lost for profile in last.profiles] == [
-        {LossCause.REJECTED: 5},
-        {LossCause.REJECTED: 1},
-    ]
+    results = [profile.totals.lost for profile in last.profiles]
+    assert results == [{LossCause.REJECTED: 5}, {LossCause.REJECTED: 1}]
 
 
 def test_no_final_request_is_sent_without_new_losses():

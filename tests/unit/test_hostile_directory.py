@@ -39,14 +39,8 @@ def hostile(tmp_path):
 
 
 def run(words, directory, program=sys.executable, **environment):
-    return subprocess.run(
-        [program, *words],
-        cwd=directory,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = {"cwd": directory, "env": {**os.environ, **environment}}
+    return subprocess.run([program, *words], capture_output=True, text=True, **settings)
 
 
 def check(done, hostile):

@@ -68,10 +68,8 @@ EXPECTED = {
 
 def test_a_window_has_a_profile_of_each_kind(windows):
     (window,) = windows
-    assert [(profile.kind, profile.period_ns) for profile in window.profiles] == [
-        (ON_CPU, PERIOD_NS),
-        (LOCK_WAIT, 0),
-    ]
+    results = [(profile.kind, profile.period_ns) for profile in window.profiles]
+    assert results == [(ON_CPU, PERIOD_NS), (LOCK_WAIT, 0)]
     assert values(window) == EXPECTED
 
 
@@ -85,10 +83,8 @@ def test_each_kind_is_accounted_for_exactly_up_to_the_receiver(recording, form):
     account = Account.of_kinds(pipeline.account().kinds, reporter.accounts())
     reporter.shutdown(10_000)
     assert account.gaps() == []
-    assert {kind: (one.taken, one.received) for kind, one in account.kinds.items()} == {
-        "on_cpu": (2, 2),
-        "lock_wait": (7, 3),
-    }
+    results = {kind: (one.taken, one.received) for kind, one in account.kinds.items()}
+    assert results == {"on_cpu": (2, 2), "lock_wait": (7, 3)}
     assert account.kinds["lock_wait"].lost == {LossCause.RING_FULL: 4}
     assert [kind.exporters[0].exported for kind in account.kinds.values()] == [2, 3]
 
@@ -183,11 +179,8 @@ def test_a_pprof_file_has_a_value_for_each_kind(windows):
     assert [strings[one[1]] for one in types] == ["samples", "cpu", "lock_wait"]
     assert [strings[index] for number, index in profile if number == 14] == ["cpu"]
     samples = [dict(fields(body)) for number, body in profile if number == 2]
-    assert sorted(list(varints(sample[2])) for sample in samples) == [
-        [1, 0, 1],
-        [2, 0, 705],
-        [2, 2 * PERIOD_NS, 0],
-    ]
+    results = sorted(list(varints(sample[2])) for sample in samples)
+    assert results == [[1, 0, 1], [2, 0, 705], [2, 2 * PERIOD_NS, 0]]
 
 
 @pytest.mark.parametrize("name", ["otlp", "otlp-json"])

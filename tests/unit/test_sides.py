@@ -93,10 +93,8 @@ def test_a_failed_stack_side_differs_from_an_unrequested_side():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
     first, second = send(window_of(failed, unwanted)).profiles[0].resources[0].samples
-    assert [(side.kind, side.status) for side in first.stack.sides] == [
-        (KERNEL_SIDE, 0),
-        (LUA, -14),
-    ]
+    results = [(side.kind, side.status) for side in first.stack.sides]
+    assert results == [(KERNEL_SIDE, 0), (LUA, -14)]
     assert [side.kind for side in second.stack.sides] == [KERNEL_SIDE]
 
 

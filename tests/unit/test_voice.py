@@ -36,11 +36,8 @@ def test_pages_are_searched_for_phrases_with_their_lines():
 
 def test_in_c_sources_only_comments_are_searched():
     text = "int told;\n/* Whether it runs. */\nint f; /* what it tells */\n\n/*\n * Of x.\n */\n"
-    assert sorted((place.line, place.kind) for place in find_places("a.c", text)) == [
-        (2, "opening"),
-        (3, "tell"),
-        (6, "opening"),
-    ]
+    results = sorted((place.line, place.kind) for place in find_places("a.c", text))
+    assert results == [(2, "opening"), (3, "tell"), (6, "opening")]
 
 
 def test_kinds_without_an_allowance_are_listed_and_others_counted():

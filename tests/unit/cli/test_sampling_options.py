@@ -31,11 +31,8 @@ def test_waits_are_sampled_on_request():
 def test_waits_are_sampled_for_the_command_and_its_descendants():
     assert config(4242).child_pid == 4242
     result = config(4242, off_cpu=True)
-    assert (result.child_pid, result.target_pids, result.target_descendants) == (
-        None,
-        (4242,),
-        True,
-    )
+    results = (result.child_pid, result.target_pids, result.target_descendants)
+    assert results == (None, (4242,), True)
 
 
 def test_selected_events_replace_the_clock_unless_it_is_selected_too():
@@ -47,11 +44,8 @@ def test_selected_events_replace_the_clock_unless_it_is_selected_too():
         ({"events": ("page-faults", "cpu-clock:freq=7")}, True, 7),
     ):
         result = config(**options)
-        assert (result.on_cpu, result.samples_per_second, result.events) == (
-            on_cpu,
-            rate,
-            (faults,),
-        )
+        results = (result.on_cpu, result.samples_per_second, result.events)
+        assert results == (on_cpu, rate, (faults,))
     assert config(rate=50, events=("page-faults",)).events == (EventSpec("page-faults", 0, 50),)
     assert config(rate=50, events=("cpu-clock",)).samples_per_second == 50
     assert config(events=("cs",), period=5).events == (EventSpec("context-switches", 5, 0),)

@@ -279,12 +279,7 @@ CLIENT = {"cert_file": "client.pem", "key_file": "client.key"}
         (False, "https://", {"ca_file": "stranger.pem"}, False),
         (False, "https://", {}, False),
         # An endpoint without a scheme uses TLS unless insecure is set.
-        (
-            True,
-            "",
-            {"ca_file": "ca.pem", "cert_file": "client.pem", "key_file": "client.key"},
-            True,
-        ),
+        (True, "", {"ca_file": "ca.pem", **CLIENT}, True),
         (True, "", {"ca_file": "ca.pem"}, False),
     ],
 )

@@ -4,7 +4,6 @@ import contextlib
 import email.utils
 import gc
 import gzip
-import json
 import logging
 import socket
 import ssl
@@ -35,6 +34,7 @@ pytestmark = pytest.mark.system
 SUCCESS = ExportOutcome.SUCCESS
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 JSON = {"Content-Type": "application/json; charset=utf-8"}
+PATH = "/v1development/profiles"
 RETRYABLE = {429, 502, 503, 504}
 FAILURES = [301, 302, 307, 308, 400, 401, 403, 404, 408, 413, 429, 500, 501, 502, 503, 504, 505]
 
@@ -66,12 +66,8 @@ def open_exporter(http_receiver, quick):
 def test_requests_follow_the_specification(http_receiver, open_exporter, batch, form, compression):
     exporter = open_exporter(form=form, compression=compression)
     assert exporter.form is form
-    assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (
-        SUCCESS,
-        {"on_cpu": (3, {})},
-        "",
-        "",
-    )
+    results = exporter.export(batch(b'{"a": 1}' * 50, form=form))
+    assert results == (SUCCESS, {"on_cpu": (3, {})}, "", "")
     ((path, headers, body),) = http_receiver.requests
     assert path == "/v1development/profiles"
     assert headers["Content-Type"] == f"application/{'json' if form is Form.JSON else 'x-protobuf'}"
@@ -267,9 +263,9 @@ def test_a_success_status_counts_as_delivery_whatever_the_body(
         ),
         (
             {**JSON, "Content-Encoding": "gzip"},
-            gzip.compress(json.dumps({"code": 3, "message": "bad profile"}).encode()),
+            gzip.compress(b'{"code":3,"message":"bad profile"}'),
         ),
-        (JSON, json.dumps({"code": 3, "message": "bad profile"}).encode()),
+        (JSON, b'{"code":3,"message":"bad profile"}'),
         ({"Content-Type": "text/plain"}, b"bad profile"),
     ],
 )
@@ -488,10 +484,8 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
     # One line for the retry and one for giving up, both without the query.
-    assert [message.rpartition(";")[2] for message in caplog.messages] == [
-        " retrying (logged once)",
-        " giving up (logged once)",
-    ]
+    results = [message.rpartition(";")[2] for message in caplog.messages]
+    assert results == [" retrying (logged once)", " giving up (logged once)"]
     assert "Connection refused" in caplog.text
     assert "secret" not in caplog.text + result.message
 
@@ -548,13 +542,9 @@ def test_tls_verifies_the_receiver_and_authenticates_the_client(
 @pytest.mark.parametrize(
     ("endpoint", "path", "url"),
     [
-        ("http://host:4318", "/v1development/profiles", "http://host:4318/v1development/profiles"),
+        ("http://host:4318", PATH, f"http://host:4318{PATH}"),
         ("http://host:4318/", "/v1/metrics", "http://host:4318/v1/metrics"),
-        (
-            "https://host/otlp/",
-            "/v1development/profiles",
-            "https://host/otlp/v1development/profiles",
-        ),
+        ("https://host/otlp/", PATH, f"https://host/otlp{PATH}"),
         ("https://user:pw@host/x?key=1", "", "https://host/x?key=1"),
     ],
 )

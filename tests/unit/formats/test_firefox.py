@@ -221,10 +221,8 @@ def test_programs_with_the_same_pid_are_different_processes(windows):
         Profile(ON_CPU, MS, [ResourceSamples(SHOP, [sample]), ResourceSamples(other, [sample])])
     ])  # fmt: skip
     threads = json.loads(firefox([window]))["threads"]
-    assert [(thread["pid"], thread["processName"]) for thread in threads] == [
-        ("7", "shop"),
-        ("7.1", "other"),
-    ]
+    results = [(thread["pid"], thread["processName"]) for thread in threads]
+    assert results == [("7", "shop"), ("7.1", "other")]
 
 
 class Reader:
@@ -285,11 +283,8 @@ def test_the_firefox_profiler_reads_the_profile(reader, windows, tmp_path):
         "worker": {"[libshop.so+0x2000]": 20, "inner": 10},
     }
     markers = reader.read("thread", "markers", "--thread", handles["shop"], "--list")
-    assert {kind["markerName"]: kind["count"] for kind in markers["byType"]} == {
-        "wait: pipe": 1,
-        "wait: run_queue": 1,
-        "wait: futex": 1,
-    }
+    results = {kind["markerName"]: kind["count"] for kind in markers["byType"]}
+    assert results == {"wait: pipe": 1, "wait: run_queue": 1, "wait: futex": 1}
 
 
 @pytest.mark.parametrize(

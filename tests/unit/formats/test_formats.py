@@ -154,10 +154,8 @@ def test_every_format_sums_sample_values(off_cpu):
     messages = list(fields(gzip.decompress(pprof(off_cpu))))
     strings = [value.decode() for number, value in messages if number == 6]
     types = [dict(fields(value)) for number, value in messages if number == 1]
-    assert [(strings[one[1]], strings[one[2]]) for one in types] == [
-        ("samples", "count"),
-        ("off_cpu", "nanoseconds"),
-    ]
+    results = [(strings[one[1]], strings[one[2]]) for one in types]
+    assert results == [("samples", "count"), ("off_cpu", "nanoseconds")]
     samples = [dict(fields(value))[2] for number, value in messages if number == 2]
     assert [list(values) for values in samples] == [[2, 90], [1, 10]]
     assert sorted(data(html(off_cpu))["samples"]["count"]) == [10, 90]

@@ -11,11 +11,8 @@ CUT = "[truncated]_[k];vfs_read_[k];vfs_read_[k];bpf_prog_1_x_[k];[vmlinux+0x300
 
 
 def test_folded_lines_start_with_the_root_and_mark_incomplete_stacks(windows):
-    assert folded(windows).splitlines() == [
-        f"a:b ;{CUT} 3",
-        f"dd;{DEEP} 6",
-        "dd;[no kernel stack]_[k] 1",
-    ]
+    results = folded(windows).splitlines()
+    assert results == [f"a:b ;{CUT} 3", f"dd;{DEEP} 6", "dd;[no kernel stack]_[k] 1"]
 
 
 def test_names_cannot_move_the_cursor_or_hide_a_line(hostile):

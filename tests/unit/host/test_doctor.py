@@ -191,10 +191,8 @@ def test_a_low_open_file_limit_explains_a_sampler_that_cannot_start():
     host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
     result = findings(host, try_sampler=raising(failed))
     assert result["open files"].level is Level.FAIL
-    assert list(conclude(list(result.values()))) == [
-        "does not work: open files",
-        f"  open files: {result['open files'].fix}",
-    ]
+    results = list(conclude(list(result.values())))
+    assert results == ["does not work: open files", f"  open files: {result['open files'].fix}"]
 
 
 def test_the_verdict_names_each_cause_once():

@@ -227,10 +227,8 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
     reader = Reader(encoded(window).payload)
     lost = reader.locations(reader.profiles[1].samples[0])[0]
     assert (lost.mapping_index, lost.address) == (0, 0xFFFFFFFFC0001234)
-    assert reader.attributes(lost) == {
-        "profile.frame.type": "kernel",
-        "otel_kprofiler.unresolved": "module_gone",
-    }
+    results = reader.attributes(lost)
+    assert results == {"profile.frame.type": "kernel", "otel_kprofiler.unresolved": "module_gone"}
 
 
 def names_by_address(payload):
@@ -490,10 +488,8 @@ def test_the_json_form_follows_the_otlp_mapping(window):
     assert profile["profileId"] == "ab" * 12 + "00000001"
     assert profile["samples"][0]["timestampsUnixNano"][0] == str(window.start_unix_ns + 5)
     assert profile["samples"][0]["stackIndex"] == 1
-    assert tree["dictionary"]["linkTable"] == [
-        {},
-        {"traceId": bytes(range(16)).hex(), "spanId": bytes(range(8)).hex()},
-    ]
+    results = tree["dictionary"]["linkTable"]
+    assert results == [{}, {"traceId": bytes(range(16)).hex(), "spanId": bytes(range(8)).hex()}]
 
 
 @pytest.mark.system

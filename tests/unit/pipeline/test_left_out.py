@@ -9,6 +9,9 @@ PTRACE = "user stacks, names and spans of other users' processes (CAP_SYS_PTRACE
 RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missing)"
 
 
+CAPABILITIES = ("CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE")
+
+
 @pytest.mark.parametrize(
     ("stacks", "user_symbols", "missing", "expected"),
     [
@@ -17,12 +20,7 @@ RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missin
         ("both", "off", (), "; left out: user function names (user_symbols: off)"),
         ("kernel", "names", OF_OTHERS, "; left out: all time in user mode (stacks: kernel)"),
         ("user", "names", (), "; left out: all kernel code (stacks: user)"),
-        (
-            "both",
-            "names",
-            ("CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"),
-            f"; left out: {PTRACE}, {RESTORE}",
-        ),
+        ("both", "names", CAPABILITIES, f"; left out: {PTRACE}, {RESTORE}"),
     ],
 )
 def test_each_omission_is_listed_with_its_reason(stacks, user_symbols, missing, expected):

@@ -114,10 +114,8 @@ def test_equal_addresses_are_resolved_separately_in_each_process(recording):
     assert functions(reused) == ["work", "loop of 7 since 90", "loop of 7 since 90"]
     assert again is first
     assert len(names.resolved) == 3, "equal questions are asked once"
-    assert [(side.kind, side.status) for side in first.sides] == [
-        (KERNEL_SIDE, 0),
-        (USER_SIDE, STACK_TRUNCATED),
-    ]
+    results = [(side.kind, side.status) for side in first.sides]
+    assert results == [(KERNEL_SIDE, 0), (USER_SIDE, STACK_TRUNCATED)]
     assert names.closed
 
 
@@ -131,7 +129,5 @@ def test_addresses_are_resolved_at_the_samples_timestamp(recording):
 def test_user_frames_without_a_resolver_are_the_same_raw_addresses_in_all_processes(recording):
     first, other, again, reused = play(recording)
     assert first is other is again is reused
-    assert [(frame.address, frame.unresolved) for frame in first.frames[1:]] == [
-        (LOOP, Unresolved.USER_ADDRESS),
-        (LOOP + 7, Unresolved.USER_ADDRESS),
-    ]
+    results = [(frame.address, frame.unresolved) for frame in first.frames[1:]]
+    assert results == [(LOOP, Unresolved.USER_ADDRESS), (LOOP + 7, Unresolved.USER_ADDRESS)]

@@ -332,11 +332,8 @@ def test_samples_carry_the_selected_baggage_of_their_local_root(roots, tracer):
     (group,) = window.profiles[0].resources
     group.samples[1] = group.samples[1]._replace(labels=(("job", "1"), ("tenant", "own")))
     window = names.name(window)
-    assert [sample.labels for _, sample in window.samples] == [
-        (("tenant", "a" * 200),),
-        (("job", "1"), ("tenant", "own")),
-        (),
-    ]
+    results = [sample.labels for _, sample in window.samples]
+    assert results == [(("tenant", "a" * 200),), (("job", "1"), ("tenant", "own")), ()]
     assert names_in(window) == ["", "", ""]
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 0}
     names.stop()

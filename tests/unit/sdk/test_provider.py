@@ -175,21 +175,18 @@ def test_an_explicit_resource_is_used_unchanged():
     assert ProfilerProvider(resource, shutdown_on_exit=False).resource is resource
 
 
+OVER_HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+
+
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
         ({}, ["otlp_grpc"]),
         ({"OTEL_PROFILES_EXPORTER": "none"}, []),
         ({"OTEL_PROFILES_EXPORTER": "console, otlp_json_file"}, ["console", "file"]),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, ["otlp_http"]),
+        (OVER_HTTP, ["otlp_http"]),
         ({"OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL": "http/json"}, ["otlp_http"]),
-        (
-            {
-                "OTEL_PROFILES_EXPORTER": "otlp_proto_grpc",
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            },
-            ["otlp_grpc"],
-        ),
+        ({"OTEL_PROFILES_EXPORTER": "otlp_proto_grpc", **OVER_HTTP}, ["otlp_grpc"]),
         ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
     ],
 )

@@ -154,10 +154,8 @@ def test_source_lines_include_inlined_functions(symbolize, folder, monkeypatch):
     places = [f"{address:#x}" for address in range(outer.address, outer.address + size)]
     _, output, _ = symbolize("--elf", path, "--lines", "--json", *places)
     lines = [json.loads(line)["lines"] for line in output.splitlines()]
-    assert {tuple(line["function"] for line in result) for result in lines} == {
-        ("outer",),
-        ("inner", "outer"),
-    }
+    results = {tuple(line["function"] for line in result) for result in lines}
+    assert results == {("outer",), ("inner", "outer")}
     assert {line[-1]["line"] for line in lines} == {4}
     inside = places[[len(line) for line in lines].index(2)]
     first, *others = symbolize("--elf", path, "--lines", inside)[1].splitlines()

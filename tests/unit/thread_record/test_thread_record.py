@@ -24,6 +24,7 @@ pytestmark = [
 ]
 LIBRARIES = sorted(FOLDER.glob("*.so"))
 SCENARIOS = Path(__file__).with_name("scenarios.py")
+CAPTURED = {"capture_output": True, "text": True, "timeout": 300}
 PLACE = Path(__file__).with_name("place.py")
 ROOT = Path(otel_kprofiler.__file__).parents[1]
 
@@ -44,11 +45,7 @@ def test_the_record_always_matches_the_current_span(name):
     if name.startswith("c_code") and shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     done = subprocess.run(
-        [sys.executable, SCENARIOS, name],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        [sys.executable, SCENARIOS, name], env={**os.environ, "PYTHONPATH": str(ROOT)}, **CAPTURED
     )
     assert done.returncode == 0, done.stderr
     checked, linked = map(int, done.stdout.split())
@@ -69,14 +66,9 @@ def run_on_arm64(*arguments):
     qemu, root = shutil.which("qemu-aarch64-static"), os.environ.get("KPROFILER_ARM64_ROOT")
     if not qemu or not root:
         pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, an arm64 root file system")
-    path = ":".join((str(ROOT), sysconfig.get_path("purelib")))
-    done = subprocess.run(
-        [qemu, "-L", root, f"{root}/usr/bin/python3", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        timeout=300,
-    )
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}"}
+    command = [qemu, "-L", root, f"{root}/usr/bin/python3", *arguments]
+    done = subprocess.run(command, env=environ, **CAPTURED)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -108,11 +108,8 @@ def test_padding_after_a_call_ends_the_function():
     flow = follow("4883ec08 e800000010 0f1f00 53 5b c3", 0)
     assert states(flow) == {0: ENTRY, 4: State(16, 0, None)}
     flow.add_rest()
-    assert [states(flow)[at] for at in (4, 12, 13)] == [
-        State(16, 0, None),
-        ENTRY,
-        State(16, 0, None),
-    ]
+    results = [states(flow)[at] for at in (4, 12, 13)]
+    assert results == [State(16, 0, None), ENTRY, State(16, 0, None)]
 
 
 def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_unwind_state():

@@ -189,8 +189,5 @@ def test_the_image_has_the_layout_that_the_bpf_program_expects():
     assert image[frames_at : frames_at + size] == data[tables.frames.offset :][:size]
     (text,) = elf.texts
     assert struct.unpack_from("<Q", image, 136) == (elf.entry,)
-    assert struct.unpack_from("<QQQ", image, 40) == (
-        text.offset,
-        text.size,
-        text.address - text.offset,
-    )
+    results = struct.unpack_from("<QQQ", image, 40)
+    assert results == (text.offset, text.size, text.address - text.offset)

@@ -152,10 +152,8 @@ def test_malformed_worker_responses_are_rejected(answer):
 
 
 def test_a_worker_response_is_parsed():
-    assert module.parse_answer('[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]') == (
-        Line("leaf", "", "a.c", 7),
-        Line("foo(int)", "_Z3fooi.cold"),
-    )
+    results = module.parse_answer('[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]')
+    assert results == (Line("leaf", "", "a.c", 7), Line("foo(int)", "_Z3fooi.cold"))
 
 
 def test_a_worker_that_exits_is_replaced(folder, opened):
