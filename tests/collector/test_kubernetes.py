@@ -282,10 +282,10 @@ def test_the_gateway_adds_pod_names_to_profiles_of_containers(tmp_path, sampling
         "container.image.name": "registry.example/cart",
         "container.image.tag": "1.4.2",
     }
+    names = {}
     for attributes in resources:
         assert expected.items() <= attributes.items()
-        if COARSE in attributes:  # on a busy host
-            continue
-        service = {"unnamed": "cart", "named": "checkout"}[attributes["process.executable.name"]]
-        assert attributes["service.name"] == service
+        if COARSE not in attributes:  # on a busy host, the environment is read in a later window
+            names[attributes["process.executable.name"]] = attributes["service.name"]
+    assert names == {"unnamed": "cart", "named": "checkout"}
     assert api.asked == {"/api/v1/pods"}, "the ClusterRole allows no more"
