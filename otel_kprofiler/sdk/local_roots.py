@@ -10,7 +10,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, Final
 
 from opentelemetry import baggage, trace
@@ -202,8 +201,10 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget many of the oldest spans at once, because finding the first key is slow."""
-        for span_id in list(islice(spans, max(1, self._limit // 16))):
+        """Forget many of the oldest spans at once, because it takes a copy of all keys."""
+        # An iterator that a thread creates in one step and reads in the next would fail if another
+        # thread changed the dictionary in between.
+        for span_id in list(spans)[: max(1, self._limit // 16)]:
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
             if spans is self._active:

@@ -1,6 +1,7 @@
 """Local roots of spans are stored for long enough, and give samples the right names."""
 
 import gc
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -387,6 +388,15 @@ def test_a_forked_child_knows_the_local_roots_of_its_active_spans(roots, tracer)
     assert name_of(roots, elsewhere) == "of another thread"
 
 
+@pytest.fixture
+def frequent_switches():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
 def test_concurrent_threads_lose_no_span(roots, tracer):
     wrong = []
 
