@@ -69,7 +69,7 @@ PACKAGES = {
         "abortable checked clock elf errors forks host late model reading redact stopping version",
     ),
     "perf_data": Package(
-        "Reads `perf.data` files, and resolves addresses in code that this host also has",
+        "Reads `perf.data` files, and resolves addresses in code that is also on this host",
         "errors model symbols text",
     ),
     "tracking": Package(

@@ -1,4 +1,4 @@
-"""Reports the shares of unnamed kernel and user frames, and the file with the most of them."""
+"""Reports the shares of unnamed kernel and user frames, and the file with the most such frames."""
 
 from collections import Counter
 from collections.abc import Iterable

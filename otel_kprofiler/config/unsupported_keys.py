@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
-    "interpreters": "Python is unwound (see python_frames), but no other interpreted language; "
+    "interpreters": "Python is unwound (see python_frames), but no other interpreted language is; "
     "remove this setting",
-    "tracers": "Python is unwound (see python_frames), but no other interpreted language; "
+    "tracers": "Python is unwound (see python_frames), but no other interpreted language is; "
     "remove this setting",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "kernel and user probes are not supported; remove this setting, or sample a "

@@ -1,4 +1,4 @@
-"""Makes unwind rows for Go's functions on arm64 from frame sizes and machine code.
+"""Generates unwind rows for Go functions on arm64 from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this

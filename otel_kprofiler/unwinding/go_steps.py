@@ -1,4 +1,4 @@
-"""Makes CFA programs for Go's functions on x86-64 directly from packed frame sizes.
+"""Generates CFA programs for Go functions on x86-64 directly from packed frame sizes.
 
 Most functions start without a frame, and their sizes are never negative. For such functions, this
 module makes the same programs as ``make_rows`` of go_x86.py, but decodes each combination of frame

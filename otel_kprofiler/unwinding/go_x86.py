@@ -1,4 +1,4 @@
-"""Makes unwind rows for Go's functions on x86-64 from frame sizes and machine code.
+"""Generates unwind rows for Go functions on x86-64 from frame sizes and machine code.
 
 A call pushes the return address, and the function then pushes rbp. Functions that switch stacks are
 recognized by their code (``runtime/asm_amd64.s``, ``runtime/sys_linux_amd64.s``).

@@ -198,7 +198,7 @@ def _find_code(
     try:
         return index(functools.partial(index_code, opened.fd, source, elf, gaps, others))
     except TableRefused as error:
-        _log.debug("cannot make unwind tables for code in %s: %s", opened.path, error)
+        _log.debug("cannot build unwind tables for code in %s: %s", opened.path, error)
     return None
 
 
@@ -216,5 +216,5 @@ def _find_go(
         try:
             return index(functools.partial(index_go, opened.fd, elf, table, text, others))
         except TableRefused as error:
-            _log.debug("cannot make unwind tables for Go code in %s: %s", opened.path, error)
+            _log.debug("cannot build unwind tables for Go code in %s: %s", opened.path, error)
     return None

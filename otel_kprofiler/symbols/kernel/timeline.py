@@ -1,4 +1,4 @@
-"""Keeps the history of loaded modules: makes a snapshot from each reading of the module list.
+"""Keeps the history of loaded modules: builds a snapshot from each reading of the module list.
 
 A module runs before the kernel announces it. It therefore counts as loaded since the previous
 reading, or since the removal of the module that last used its memory, if that was later. A module

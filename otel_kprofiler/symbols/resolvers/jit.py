@@ -32,7 +32,7 @@ class MadeCode:
         try:
             while code.update(now_ns):
                 pass
-        except OSError:  # the process has no perf map or jitdump, or other users can write it
+        except OSError:  # the perf map or jitdump is missing or writable by other users
             return None
         function = code.lookup(address, now_ns)
         if function is None:

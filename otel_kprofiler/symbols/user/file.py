@@ -1,4 +1,4 @@
-"""Looks up a file's functions, and makes the names that frames show."""
+"""Looks up a file's functions, and builds the names shown in frames."""
 
 import re
 from collections.abc import Callable

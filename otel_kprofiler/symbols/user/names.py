@@ -105,5 +105,5 @@ def _open(content: OpenFile | bytes) -> Source:
     if content.size > MAX_FILE_BYTES:
         limit = MAX_FILE_BYTES >> 20
         size = content.size >> 20
-        raise SymbolsRefused(f"the file has {size:,} MiB, more than the limit of {limit:,} MiB")
+        raise SymbolsRefused(f"the file is {size:,} MiB, more than the limit of {limit:,} MiB")
     return FileSource(content.fd, content.size)

@@ -89,7 +89,7 @@ class PerfMap(JitFile[JitCode]):
                 return fd
             os.close(fd)
             refusal = PermissionError(
-                f"the perf map of process {process.tgid} is outdated, or other users can write it"
+                f"the perf map of process {process.tgid} is outdated, or is writable by other users"
             )
         raise refusal
 

@@ -188,7 +188,7 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error
     if len(content) > most:
         budget.take(int(len(content) * _UNPACKING) + 1, ".gnu_debugdata")
-        raise ElfError(ElfProblem.TOO_LARGE, f".gnu_debugdata has more than {most} bytes")
+        raise ElfError(ElfProblem.TOO_LARGE, f".gnu_debugdata is larger than {most} bytes")
     budget.take(len(content), ".gnu_debugdata")
     return content
 

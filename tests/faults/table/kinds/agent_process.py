@@ -164,11 +164,11 @@ SCENARIOS = [
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
     loop("no signal can be queued", limited(resource.RLIMIT_SIGPENDING, 0)),
     loop("address space cannot grow", limited(resource.RLIMIT_AS, 1 << 30, forks)),
-    loop("scheduled as idle, beside eight busy processes", alone=True, fault=scheduled(
+    loop("scheduled as idle, alongside eight busy processes", alone=True, fault=scheduled(
         lambda thread: os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0)))),
-    loop("nice 19, beside eight busy processes", scheduled(
+    loop("nice 19, alongside eight busy processes", scheduled(
         lambda thread: os.setpriority(os.PRIO_PROCESS, thread, 19)), alone=True),
-    loop("all threads on one CPU, beside eight busy processes", scheduled(
+    loop("all threads on one CPU, alongside eight busy processes", scheduled(
         lambda thread: os.sched_setaffinity(thread, {0})), alone=True),
     loop("cgroup with a fifth of a CPU",
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),

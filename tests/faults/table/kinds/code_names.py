@@ -119,7 +119,8 @@ MAPS = {
     "link to /etc/shadow": lambda path: os.symlink("/etc/shadow", path),
     "device with endless output": lambda path: os.symlink("/dev/zero", path),
 }  # fmt: skip
-CHANGES = {"grows by 20,000 lines 20 times a second": grow, "is constantly cut in half": shrink,
+CHANGES = {"grows by 20,000 lines 20 times a second": grow,
+           "is repeatedly truncated to half its size": shrink,
            "is constantly rewritten": rewrite, "is constantly replaced": rename}  # fmt: skip
 
 

@@ -44,7 +44,7 @@ MANNERS = {
     "is reset at once": reset,
     "is never answered": silent,
     "is never read": lambda connection, connect: time.sleep(6),
-    "answers in another protocol": garbage,
+    "is answered in another protocol": garbage,
     "sends an endless stream of zeros": endless,
     "ends after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
     "ends after 20 bytes from the receiver": lambda connection, connect: connect(back=20),

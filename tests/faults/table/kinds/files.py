@@ -158,7 +158,7 @@ def unlinked(run):
 
 
 SCENARIOS = [
-    *[Scenario(MEMORY, f"{COPIES} files of {name.replace('-', ' ')}", running(make, COPIES),
+    *[Scenario(MEMORY, f"{COPIES} hostile files: {name.replace('-', ' ')}", running(make, COPIES),
                alone=True) for name, make in KINDS.items()],
     *[Scenario(BROKEN, name, running(make)) for name, make in DAMAGES.items()],
     Scenario(BROKEN, "8 GiB of holes", sparse),
@@ -168,7 +168,7 @@ SCENARIOS = [
     Scenario(MEMORY, "300 small files", many, alone=True),
     *[Scenario(BROKEN, f"name {text}", running(program, name=name))
       for text, name in {
-          "with a line feed and a tab": "a\nb\tc", "with escape sequences of terminals": "\x1b[2J",
+          "with a line feed and a tab": "a\nb\tc", "with terminal escape sequences": "\x1b[2J",
           "that is not UTF-8": b"\xff\xfe".decode("utf-8", "surrogateescape"),
           "that ends in (deleted)": "x (deleted)", "of 240 bytes": "x" * 240,
           "of text that runs from right to left": "\u202egpj.exe",

@@ -149,7 +149,7 @@ SCENARIOS = [
     one("perf traces each context switch", tool("perf", "trace", "-a", "-o", "/dev/null")),
     one("caches are dropped five times a second",
         repeatedly(lambda _: Path("/proc/sys/vm/drop_caches").write_text("3"), 0.2)),
-    one("cgroups with names of containers come and go",
+    one("cgroups with container names come and go",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory except 2 GB is in use", memory),

@@ -129,22 +129,30 @@ def occupied(run):
 
 
 CHANGES = {
-    "of the same configuration, 30 times within three seconds": storm,
-    "100 times while the agent is frozen": while_frozen,
-    "of the rate: 1, 997, 19": changed(*(sampler(samples_per_second=n) for n in (1, 997, 19))),
-    "of stacks: kernel, user, both": changed(*(sampler(stacks=s) for s in ("kernel", "user"))),
-    "of names: off, on": changed(sampler(user_symbols="off")),
-    "of Python frames: none, all": changed(sampler(python_frames=0), sampler(python_frames=127)),
-    "of the ring: four times as large": changed(sampler(map_scale_factor=2)),
-    "of targets: a process that does not run": changed(sampler(target_pids=[4194303])),
-    "of windows: 200 ms, 5 s": changed(*(sampler(reporter_interval=t) for t in ("200ms", "5s"))),
-    "of resources: executable, service": changed(
+    "same configuration, 30 times within three seconds": storm,
+    "100 reloads while the agent is frozen": while_frozen,
+    "rate changed to 1, 997 and 19": changed(
+        *(sampler(samples_per_second=n) for n in (1, 997, 19))
+    ),
+    "stacks changed to kernel, user and both": changed(
+        *(sampler(stacks=s) for s in ("kernel", "user"))
+    ),
+    "names turned off and on": changed(sampler(user_symbols="off")),
+    "Python frames turned off and on": changed(
+        sampler(python_frames=0), sampler(python_frames=127)
+    ),
+    "ring made four times as large": changed(sampler(map_scale_factor=2)),
+    "targets changed to a process that does not exist": changed(sampler(target_pids=[4194303])),
+    "windows changed to 200 ms and 5 s": changed(
+        *(sampler(reporter_interval=t) for t in ("200ms", "5s"))
+    ),
+    "resources changed to executable and service": changed(
         *(sampler(resources=r) for r in ("executable", "service"))
     ),
-    "that adds an unreachable receiver": changed(another),
-    "that shortens the queue to one batch": exporter(sending_queue={"queue_size": 1}),
-    "that limits messages to 64 KiB": exporter(max_message_bytes=65536),
-    "to a health endpoint in use": changed(occupied),
+    "unreachable receiver added": changed(another),
+    "queue shortened to one batch": exporter(sending_queue={"queue_size": 1}),
+    "messages limited to 64 KiB": exporter(max_message_bytes=65536),
+    "health endpoint changed to an address in use": changed(occupied),
 }
 
 KEEPS = "the agent samples others, or none"
@@ -154,8 +162,8 @@ SCENARIOS = [
                others=KEEPS if "rate" in name or "targets" in name or "resources" in name
                or "frozen" in name or "kernel" in name else "")
       for name, fault in CHANGES.items()],
-    Scenario(CHANGED, "of off-CPU samples: off, with wakers", alone=True, fault=changed(
+    Scenario(CHANGED, "off-CPU samples turned off, then on with wakers", alone=True, fault=changed(
         sampler(off_cpu={"enabled": False}), sampler(off_cpu={"enabled": True, "wakers": True}))),
-    Scenario(CHANGED, "of exporters: removed and added again",
+    Scenario(CHANGED, "exporters removed and added again",
              changed(exporters("file/witness"))),
 ]  # fmt: skip

@@ -106,11 +106,11 @@ VFORKS = """
 int main(void) { for (;;) { if (!vfork()) { usleep(2000); _exit(0); } wait(0); } }
 """
 STORMS = {
-    "2,000 threads that sleep 100 ms in turn": (SLEEPERS, 2000, 100_000),
-    "10,000 threads that sleep a second in turn": (SLEEPERS, 10_000, 1_000_000),
-    "200 threads that sleep 50 us in turn": (SLEEPERS, 200, 50),
+    "2,000 threads that repeatedly sleep for 100 ms": (SLEEPERS, 2000, 100_000),
+    "10,000 threads that repeatedly sleep for a second": (SLEEPERS, 10_000, 1_000_000),
+    "200 threads that repeatedly sleep for 50 us": (SLEEPERS, 200, 50),
     "10,000 threads in a single long sleep": (SLEEPERS, 10_000, 100_000_000),
-    "50 pairs of processes that pass a byte to and fro": (PIPES, 50),
+    "50 pairs of processes that pass a byte back and forth": (PIPES, 50),
     "8 processes that yield as fast as possible": (YIELDS,),
     "1,000 threads that are woken at once, 50 times a second": (HERD,),
     "50 threads that contend for a lock": (LOCKS,),
@@ -121,7 +121,7 @@ STORMS = {
 
 SCENARIOS = [
     *[Scenario(KIND, name, c(*call), alone=True) for name, call in STORMS.items()],
-    Scenario(KIND, "2,000 threads that sleep 100 ms in turn, with wakers",
+    Scenario(KIND, "2,000 threads that repeatedly sleep for 100 ms, with wakers",
              c(SLEEPERS, 2000, 100_000), alone=True, sampler={"off_cpu": {"wakers": True}}),
     Scenario(KIND, "50 pairs of processes, with every wait sampled", c(PIPES, 50), alone=True,
              sampler={"off_cpu": {"samples_per_second_per_cpu": 10_000, "min_duration": "0s"}}),
