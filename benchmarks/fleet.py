@@ -342,7 +342,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     yield "data per host per day, gzip", f"{packed * per_day / 1e6:.1f} MB"
     yield "… before compression", f"{raw * per_day / 1e6:.1f} MB"
     yield "bytes per sample, gzip", f"{packed / counts['taken']:.0f}"
-    yield "CPU of the Collector per 1,000 requests", f"{per_request_s * 1000:.2f} s"
+    yield "CPU time of the Collector per 1,000 requests", f"{per_request_s * 1000:.2f} s"
     yield "… in this run", f"{100 * gateway.cpu_s / took_s:.1f} % of a core"
     yield "hosts per core, windows of 5 s", f"{interval_s / per_request_s:,.0f}"
     yield "peak memory of the Collector", f"{gateway.peak_kib / 1024:.0f} MB"

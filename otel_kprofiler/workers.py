@@ -1,4 +1,4 @@
-"""Supports uWSGI's workers, which C code forks.
+"""Supports uWSGI workers, which are forked by C code.
 
 Before forking, uWSGI loads the application in its master, which then holds the GIL. A thread
 started in the master therefore never runs again. If such a thread waits for the GIL at the fork,

@@ -146,7 +146,7 @@ _OPTIONS: Final = (
     PYTHON_OPTION,
     click.option(
         "--off-cpu", "off_cpu", is_flag=True,
-        help="Also sample waiting threads: where, for what and how long they wait.",
+        help="Also sample waiting threads: where they wait, what for, and how long.",
     ),
     click.option(
         "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,

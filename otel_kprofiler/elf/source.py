@@ -81,4 +81,6 @@ class ImageSource:
 
 def _check_range(offset: int, size: int, end: int) -> None:
     if not 0 <= offset <= end or not 0 <= size <= end - offset:
-        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset}, in a file of {end}")
+        raise ElfError(
+            ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset}, in a file of {end} bytes"
+        )

@@ -1,4 +1,4 @@
-"""Makes stack entries for reports: names, reasons for missing names, colors and remarks."""
+"""Builds stack entries for reports: names, reasons for missing names, colors and remarks."""
 
 import errno
 from collections.abc import Iterator

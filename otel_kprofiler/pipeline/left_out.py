@@ -1,4 +1,4 @@
-"""Describes in a line what is sampled, and what settings or missing capabilities leave out."""
+"""Describes in one line what is sampled, and what settings or missing capabilities exclude."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final

@@ -207,7 +207,7 @@ class ThreadReader:
                     if now and sample and now.wait_state is WaitState.RUNNABLE:
                         reading.samples[tid] = sample
         except OSError as error:  # the CPU went offline, or the kernel is older than 6.1
-            _log.debug("running threads have no stack: %s", error)
+            _log.debug("running threads cannot be sampled: %s", error)
         finally:
             os.sched_setaffinity(0, allowed)
 

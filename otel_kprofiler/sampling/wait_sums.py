@@ -1,4 +1,4 @@
-"""Computes how much off-CPU time each process gained between two reads of its threads' sums."""
+"""Computes the off-CPU time that each process accumulated between reads of its threads' sums."""
 
 from collections.abc import Iterable, Mapping
 

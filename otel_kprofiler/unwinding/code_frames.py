@@ -1,4 +1,4 @@
-"""Makes ``.eh_frame`` from the instructions of x86-64 code that has none, such as musl's.
+"""Generates ``.eh_frame`` from the instructions of x86-64 code that has none, such as musl's.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -150,7 +150,7 @@ def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries that will be loaded at ``address``."""
+    """Generates ``.eh_frame`` entries that will be loaded at ``address``."""
 
     def __init__(self, flow: Flow, address: int) -> None:
         self._flow, self._address = flow, address

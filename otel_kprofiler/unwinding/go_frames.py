@@ -74,7 +74,7 @@ class Shapes(dict[int, Shape]):
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries for functions. The first entry is at SVMA ``address``.
+    """Generates ``.eh_frame`` entries for functions. The first entry is at SVMA ``address``.
 
     ``text`` is the SVMA that function offsets are relative to, from :func:`find_text`.
     """

@@ -1,4 +1,4 @@
-"""Builds files' missing unwind tables, in processes with limited time and memory."""
+"""Builds missing unwind tables for files, in processes with limited time and memory."""
 
 import sys
 from collections.abc import Iterable, Iterator

@@ -205,7 +205,7 @@ SCENARIOS = [
     to_file("file is replaced by a link to another", replace_by_link),
     to_file("directory is moved", move_directory, heals=False),
     to_file("file and directory modes change to 0", change_mode),
-    to_file("size of files is limited", limit_file_size,
+    to_file("file size is limited", limit_file_size,
             others="the limit is for all files"),
     to_file("directory of rotated files is moved", move_directory, heals=False,
             receiver=lambda: FileReceiver(rotation={"max_megabytes": 1, "max_backups": 2})),

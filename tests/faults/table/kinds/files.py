@@ -171,6 +171,6 @@ SCENARIOS = [
           "with a line feed and a tab": "a\nb\tc", "with terminal escape sequences": "\x1b[2J",
           "that is not UTF-8": b"\xff\xfe".decode("utf-8", "surrogateescape"),
           "that ends in (deleted)": "x (deleted)", "of 240 bytes": "x" * 240,
-          "of text that runs from right to left": "\u202egpj.exe",
+          "with right-to-left text": "\u202egpj.exe",
       }.items()],
 ]  # fmt: skip

@@ -161,7 +161,7 @@ SCENARIOS = [
     for name, source in {
         "code is mapped and unmapped as fast as possible": CHURN,
         "60,000 mappings of a file": MANY,
-        "memory becomes executable and not executable as fast as possible": PROTECT,
+        "memory is made executable and non-executable as fast as possible": PROTECT,
         "code in memory that is new each time": JIT,
         "code in memory files with control characters in their names": MEMFD,
         "60 TiB of address space": HUGE,

@@ -177,7 +177,7 @@ SCENARIOS = [
     one("a thread renames itself as fast as possible", c(RENAMES, 0)),
     one("thread names with terminal escape sequences", c(RENAMES, 500_000, "\x1b]0;x\x07")),
     one(
-        "names of threads that are not UTF-8",
+        "thread names that are not UTF-8",
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
     one("processes with different names as fast as two cores can start them", c(NAMED, count=2)),
