@@ -26,7 +26,7 @@ EXECUTABLES: Final = 40
 REPLACED: Final = 25
 """How many processes exit in each window. Another with the same executable replaces each."""
 CPU_PAIRS: Final = 5
-"""How many pairs of CPUs repeat the recorded samples of two CPUs."""
+"""Number of CPU pairs, each of which repeats the recorded samples of two CPUs."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:

@@ -47,7 +47,7 @@ HZ = 499
 
 
 class Found(NamedTuple):
-    """Results of a measurement: how stacks ended, and the BPF program's time per sample in µs."""
+    """Results of a measurement: the outcomes of unwinding, and the BPF time per sample in µs."""
 
     ends: Counter[StackEnd]
     us: float

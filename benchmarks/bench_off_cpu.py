@@ -108,7 +108,7 @@ def ping_pong(seconds: float) -> float:
 
 
 def stress(seconds: float) -> float:
-    """Returns the context switches per second of stress-ng on all CPUs."""
+    """Returns the number of context switches per second while stress-ng runs on all CPUs."""
     command = [*SWITCHES, str(max(1, round(seconds)))]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(x for x in (result.stdout + result.stderr).splitlines() if "switch  " in x)

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 
 def compute(goes_on: Callable[[], bool], _: str) -> None:
-    """Serializes and parses JSON, which takes user time and page faults for allocations."""
+    """Serializes and parses JSON, which uses CPU time and causes page faults."""
     while goes_on():
         for _round in range(50):
             json.loads(json.dumps(list(range(2000))))

@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A stack's groups: ``own`` is the leaf's group, and ``all`` has the groups of all frames."""
+    """A stack's groups: ``own`` is the leaf's group, and ``all`` contains those of all frames."""
 
     own: Key
     all: Iterable[Key]

@@ -2,7 +2,7 @@
 
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
-our Python environment. The child gets no environment variables, and includes only headers from
+our Python environment. The child runs without environment variables, and includes only headers from
 ``stubs`` and from the source's directory.
 """
 

@@ -70,7 +70,7 @@ class DumpRow(NamedTuple):
 
     @property
     def wait_state(self) -> WaitState | None:
-        """Returns why the thread is off the CPU; None while it runs."""
+        """Returns why the thread is off the CPU; None while it is running."""
         if self.flags & ON_A_CPU:
             return None
         if self.queued_ns or not self.state & _WAITING:

@@ -150,7 +150,7 @@ class Output:
         If the file contains kernel addresses, only its owner can read it. If a file of the same
         name has appeared during the recording, a numbered name is used. If ``idle`` is set, waits
         of idle threads are shown. Profile files always contain these waits. The time in spans is
-        shown only if ``has_whole_threads``: the recording has all samples of its threads.
+        shown only if ``has_whole_threads``: the recording contains all samples of its threads.
         """
         write_page = self._format.write_page
         # Compute these times first, because idle waits are part of spans.

@@ -49,7 +49,7 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file unless it has samples and ``keep`` is set. Return whether it remains."""
+        """Delete the file unless ``keep`` is set and samples exist. Return whether it remains."""
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)

@@ -211,7 +211,7 @@ class Sinks:
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink, which gets the whole recording as one window at the end.
+        """Add a sink, which receives the whole recording as one window at the end.
 
         If there is no output file, the sink gets each window as it closes.
         """

@@ -55,7 +55,7 @@ class RowReader:
 
     ``times`` is the time range that the windows cover. ``stacks`` maps the stack numbers in the
     rows to stacks; None if each row contains only a flag for kernel frames instead. If
-    ``has_times`` is False, each row has only the first and the last of its sample times.
+    ``has_times`` is False, each row contains only its first and last sample times.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:

@@ -1,6 +1,6 @@
 """Builds stacks from the table's columns of frames.
 
-The table has the names, files, lines, mappings and addresses of frames. The side of a frame is
+The table contains the names, files, lines, mappings and addresses of frames. The side of a frame is
 derived from its mapping and file, and inlining from equal addresses. The reason for a missing name
 is available only if the sender put the reason in place of the name (``UnnamedFrames.NAMES``).
 """

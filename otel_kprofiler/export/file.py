@@ -1,6 +1,6 @@
 """Writes OTLP to files as JSON lines or length-prefixed protobuf, and rotates the files.
 
-A JSON file has one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
+A JSON file contains one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
 Exporter"). Each protobuf request is preceded by its length in four big-endian bytes, as in the
 files of the Collector's file exporter.
 """

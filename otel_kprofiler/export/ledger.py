@@ -40,7 +40,7 @@ class QueueCounts(NamedTuple):
         lost: samples not delivered, or dropped by the queue, by cause.
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in counts of a single kind,
-            because a batch may have samples of several kinds.
+            because a batch may contain samples of several kinds.
         queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in the counts of
             one kind.
         carried: samples that earlier runs left in the spool.

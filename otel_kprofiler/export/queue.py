@@ -123,7 +123,7 @@ class ExportQueue:
         return self._append(batch, rest)
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
-        """Switch to a new exporter with the same ``form``, which also gets all waiting batches.
+        """Switch to a new exporter with the same ``form``, which also receives all waiting batches.
 
         The old exporter is shut down in the background. A batch that the old exporter abandons goes
         to the new one.

@@ -136,7 +136,7 @@ class PatientCalls:
 
 
 class _Reader(threading.Thread):
-    """A thread that calls one function after another."""
+    """A thread that makes queued calls one after another."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)

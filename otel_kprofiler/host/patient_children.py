@@ -24,7 +24,7 @@ class PatientChildren:
 
     A child is killed if a single wait for storage exceeds ``patience_s``. No other child may then
     read from the same device until ``retry_s`` have passed and the killed child has exited. A child
-    that merely takes too long does not block its device.
+    that merely takes too long does not make its device unavailable.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:

@@ -227,5 +227,5 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
-    """Decode each mapping of a stack into its file key's fields and its bias."""
+    """Decode each mapping of a stack into the fields of a file key, and a bias."""
     return list(_MAPPING.iter_unpack(mappings))

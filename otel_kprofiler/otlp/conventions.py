@@ -83,7 +83,7 @@ EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of lost
+"""Name prefix of a profile's attributes, followed by a loss cause. The value is the number of lost
 samples from earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: Unix time after which a killed run took an unknown number of samples."""

@@ -128,7 +128,7 @@ def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Returns whether data is protobuf that looks like JSON: field 1 has 123 bytes (``{``)."""
+    """Returns whether data is protobuf that looks like JSON: field 1 is 123 bytes long (``{``)."""
     if not data.startswith(b"\n{"):
         return False
     try:

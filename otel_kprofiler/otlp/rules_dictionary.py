@@ -135,7 +135,7 @@ def attribute_values(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def units(contents: Contents) -> Iterator[Problem]:
-    """Units must be UCUM codes or not set."""
+    """Units must be UCUM codes or unset."""
     for where, entry in contents.table("attribute_table"):
         unit = contents.string(entry.unit_strindex)
         if unit and not _UCUM.fullmatch(unit):

@@ -216,7 +216,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """Account attributes must be integers >= 0. No total may be below a count it includes."""
+    """Account attributes must be integers >= 0. No total may be less than a count in it."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)

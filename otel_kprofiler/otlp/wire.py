@@ -52,7 +52,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yields the number and value of each field: a varint as ``int``, all other types as bytes.
 
-    Raises ``ValueError`` if the message is truncated, or has a group or an unknown wire type.
+    Raises ``ValueError`` if the message is truncated, or contains a group or an unknown wire type.
     """
     at, end = 0, len(message)
     while at < end:

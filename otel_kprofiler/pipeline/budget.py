@@ -28,7 +28,7 @@ ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
 processes in the root form no group, because all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
-"""Burst of a group of older processes; enough for all processes that run when the agent starts."""
+"""Burst of a group of older processes; enough for all processes running at the agent's start."""
 _LONGEST_NS: Final = 100_000_000
 """Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Time
 beyond this is attributed to a pause of the host, and is not charged."""

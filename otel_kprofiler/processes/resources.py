@@ -314,8 +314,9 @@ class ProcessResources:
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Returns replacements for a window's Resources that have changed.
 
-        A Resource changes when its process publishes, updates or removes a context, and when its
-        container gets names. A shared Resource also changes when its cgroup becomes known.
+        A Resource changes when its process publishes, updates or removes a context, and when the
+        names of its container become known. A shared Resource also changes when its cgroup becomes
+        known.
         """
         running = {
             old: running_process for old in resources if (running_process := self._running.get(old))

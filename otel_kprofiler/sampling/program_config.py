@@ -38,7 +38,7 @@ def pack_config(
 
     ``thread_pointer`` is the offset of the user thread pointer in ``task_struct``; 0 disables
     thread contexts. The program wakes the reader when the ring contains ``wakeup_bytes``. A stack
-    side has at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for
+    side takes up at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for
     ``regular_since_ns``.
 
     Raises ``KernelFeatureError`` if descendants cannot be followed.

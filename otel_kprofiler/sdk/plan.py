@@ -30,7 +30,7 @@ _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _MAX_PRELOAD_S: Final = 1.0
-"""Time limit, in seconds, for preloading unwind tables; short, because the service waits."""
+"""Time limit, in seconds, for preloading unwind tables; short, because the service is waiting."""
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 _log = logging.getLogger(__name__)

@@ -130,7 +130,7 @@ class Session:
             raise
 
     def set_service(self, service: Resource) -> None:
-        """Change the service's Resource. Call from the sink only."""
+        """Change the service's Resource. Call only from the sink."""
         set_service(self._pipeline.resources, self._plan, service, self._access)
 
     def flush_window(self, timeout_s: float) -> bool:

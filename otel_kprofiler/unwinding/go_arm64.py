@@ -3,8 +3,8 @@
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
 with the same instructions. In assembly functions, this module checks every instruction that may
-change x29, x30 or the stack pointer. Code after a change that cannot be followed gets no rule.
-Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
+change x29, x30 or the stack pointer. No rule is written for code after a change that cannot be
+followed. Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
 ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
@@ -167,7 +167,7 @@ class Arm64:
         return Shape(size, max(at, 0), saving, program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows:
-        """Makes the rows of any function."""
+        """Generates the rows of any function."""
         name, frame = function.name, self._find_frame(sizes, code)
         if function.flags & TOP_FRAME and name != self._handler:
             return [(0, _NO_CALLER)]
@@ -256,7 +256,7 @@ def _find_switch(code: bytes, start: int) -> int:
 
 
 def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
-    """Makes the rows of a function that is on another stack from ``left`` to ``back``."""
+    """Generates the rows of a function that is on another stack from ``left`` to ``back``."""
     offset = frame + _SLOT
     rows = make_rows(sizes, frame)
     after = [row for row in rows if left < row[0]]
@@ -288,7 +288,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Makes the rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
+    """Generates the rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
     switched = _find_switch(code, 0)
     is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
     kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)
@@ -333,7 +333,7 @@ def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Makes the rows of asyncPreempt, which at its end also drops the signal handler's frame."""
+    """Generates the rows of asyncPreempt, which finally also drops the signal handler's frame."""
     (first, start), (end, frame) = [*sizes, (0, 0)][:2]
     changes = [at for at, register in find_changes(code[:end]) if register == SP]
     drop = WORD.pack(_DROP_SP | frame << 10) + _STORE_FP

@@ -1,8 +1,8 @@
 """Generates CFA programs for Go functions on x86-64 directly from packed frame sizes.
 
-Most functions start without a frame, and their sizes are never negative. For such functions, this
-module makes the same programs as ``make_rows`` of go_x86.py, but decodes each combination of frame
-size and change only once. Runs in a child process, so it imports only a few modules of this
+Most functions start without a frame, and frame sizes are never negative. For such functions, this
+module generates the same programs as ``make_rows`` of go_x86.py, but decodes each combination of
+frame size and change only once. Runs in a child process, so it imports only a few modules of this
 package.
 """
 

@@ -146,7 +146,7 @@ def make_call_of_c(code: bytes, rows: Rows) -> Rows:
 
 
 class X86:
-    """Makes the unwind rows of a table's functions."""
+    """Generates the unwind rows of a table's functions."""
 
     QUANTUM: Final = 1
     CIE_REST: Final = CIE_REST

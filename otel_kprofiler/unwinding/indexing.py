@@ -29,8 +29,8 @@ TIMEOUT_S: Final = 30.0
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """CPU time limit for ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times what tables from Go's linker need. Small tables get
-more, because an emulated processor needs 2 s to start the process."""
+"""CPU time limit for ``.gopclntab``: six times what tables from Go's linker need. Small tables are
+allowed more, because an emulated processor needs 2 s to start the process."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times what musl's code needs."""
@@ -162,7 +162,7 @@ def index_go(
     *,
     children: Children,
 ) -> Tables:
-    """Make tables from ``.gopclntab`` in a child process, and wait for the process.
+    """Generate tables from ``.gopclntab`` in a child process, and wait for the process.
 
     ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
     is damaged, too large or of an unknown version, or if the process exceeded a limit.
@@ -190,7 +190,7 @@ def index_code(
     *,
     children: Children,
 ) -> Tables:
-    """Make tables from machine code in a child process, and wait for the process.
+    """Generate tables from machine code in a child process, and wait for the process.
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
     too large or the process exceeded a limit, and ``ElfError`` if the section headers are damaged.

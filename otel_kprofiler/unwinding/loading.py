@@ -40,7 +40,7 @@ class MakeTables(Protocol):
     """Makes tables in a child process."""
 
     def __call__(self, *, children: Children) -> Tables:
-        """Make the tables; ``children`` runs the process."""
+        """Generate the tables; ``children`` runs the process."""
 
 
 Index = Callable[[MakeTables], Tables]

@@ -160,8 +160,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Waits until at most ``most`` early requests are pending. Returns False on timeout.
 
-        If ``most`` is not 0, ignores requests that wait for a turn to make tables, because they
-        would delay the other requests.
+        If ``most`` is not 0, ignores requests that are waiting for a turn to generate tables,
+        because they would delay the other requests.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -379,11 +379,11 @@ class TableStore:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread that takes requests, so that it recomputes its timeout."""
+        """Wake the thread that receives requests, so that it recomputes its timeout."""
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Counts a failed open; returns whether to give up (on some overlay file systems)."""
+        """Counts a failed open; returns whether to give up, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -114,7 +114,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether a header has pairs. Rejects encodings that linkers do not write."""
+    """Returns whether a header precedes pairs. Rejects encodings that linkers do not write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

@@ -74,8 +74,8 @@ class Added(NamedTuple):
         kept: number of samples that were added.
         outdated: number of samples not added because they are older than the retention time, or so
             far in the future that they would never be removed.
-        repeated: number of samples that the store already had. Senders resend requests that got no
-            response.
+        repeated: number of samples that the store already had. Senders resend requests that were
+            not answered.
     """
 
     kept: int

@@ -4,7 +4,7 @@
  * (since 5.19). Included by sampler.bpf.c.
  *
  * The programs may run with any lock held, and in interrupts. To write a sample, they take the
- * ring's lock, which would deadlock if the thread has just got that lock. Only the profiler's
+ * ring's lock, which would deadlock if the thread has just acquired that lock. Only the profiler's
  * process, and the sampler's programs while they use the scratch memory, take map and ring
  * locks. So no sample is taken in that process, or while another program has the scratch memory.
  */
@@ -59,7 +59,7 @@ struct lock_line {
 	u64 no_room;   /* waits for which no entry was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
-	u64 skipped;   /* waits not counted, because another program had the scratch memory */
+	u64 skipped;   /* waits not counted, because another program was using the scratch memory */
 	u64 random;
 	struct sample_budget budget;
 	u64 unused;

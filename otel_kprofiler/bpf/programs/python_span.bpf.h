@@ -137,7 +137,7 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
- * Returns the state of this thread in the interpreter's list; 0 if it has none. If Python frames
+ * Returns the state of this thread in the interpreter's list; 0 if there is none. If Python frames
  * were read in this interrupt, the state is already known.
  */
 GLOBAL u64 find_thread_state(u32 tid)

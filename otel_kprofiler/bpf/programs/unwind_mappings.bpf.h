@@ -118,7 +118,7 @@ INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, c
 	w->request.file_modified = w->file_modified;
 }
 
-/* Asks user space, once, for the table of the mapping's file; node[] has the mapping. */
+/* Asks user space, once, for the table of the mapping's file; node[] contains the mapping. */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};

@@ -829,7 +829,7 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
  * Runs periodically for every task. Records when a woken thread began to wait for a CPU. If a wait
  * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
  * thread is seen before its wait ends. The number of late starts is limited, to keep space in the
- * ring. The program can be interrupted, so it has a separate record.
+ * ring. The program can be interrupted, so it uses a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

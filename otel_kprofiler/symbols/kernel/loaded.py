@@ -48,7 +48,7 @@ class FoundModule(NamedTuple):
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
-        """Returns whether sysfs still describes this module and has no new data."""
+        """Returns whether sysfs still describes this module and contains no new data."""
         module = self.loaded.main.module
         has_sections = module.range_source is RangeSource.SECTIONS or not files.sections
         return has_sections and module.build_id == files.build_id
@@ -70,7 +70,7 @@ def make_found(
     number: int,
     init_until_ns: int | None,
 ) -> FoundModule:
-    """Makes a module whose symbol names have not been read.
+    """Builds a module whose symbol names have not been read.
 
     ``taken`` contains the start addresses of other modules, and of pages that hold no code.
     ``number`` is the module's generation. ``init_until_ns`` is a boottime by which the init

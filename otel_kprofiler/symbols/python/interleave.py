@@ -150,8 +150,8 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
     """Merges both sides into alternating runs.
 
-    The outermost run of native frames gets the status of ``native``, and the outermost run of
-    Python frames gets the status of ``python``.
+    The outermost run of native frames is assigned the status of ``native``, and the outermost run
+    of Python frames that of ``python``.
     """
     frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
     kinds: list[SideKind] = []

@@ -24,7 +24,7 @@ class KernelResolver:
 
     @property
     def symbolizer(self) -> KernelSymbolizer:
-        """Returns the symbolizer. The default symbolizer is made on first use."""
+        """Returns the symbolizer. The default symbolizer is created on first use."""
         with self._lock:
             if self._symbolizer is None:
                 self._symbolizer = KernelSymbolizer.live()

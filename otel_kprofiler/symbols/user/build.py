@@ -147,7 +147,7 @@ class _Columns:
         return {value: sort_aliases(some)[0][2] for value, some in aliases.items() if some}
 
     def make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
-        """Makes the table; symbols from ``first_dynamic`` on are from ``.dynsym``."""
+        """Builds the table; symbols from ``first_dynamic`` on are from ``.dynsym``."""
         taken = _SORTED_BYTES * len(self._values) + sort_bytes(len(self._values))
         with self._budget.hold(taken, "its symbols"):
             return self._make_table(first_dynamic, code, bounds)

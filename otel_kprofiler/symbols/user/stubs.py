@@ -1,9 +1,9 @@
 """Names PLT stubs after their targets, using the relocations of their GOT slots.
 
-On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
-of the GOT. With indirect branch tracking, ``.plt`` contains stubs that push the index of their
+On x86-64, a stub is 8 or 16 bytes long: an optional ``endbr64`` and ``bnd``, and a jump through a
+slot of the GOT. With indirect branch tracking, ``.plt`` contains stubs that push the index of their
 relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage Table"). On arm64, a
-stub has 16 to 24 bytes, with an optional ``bti c`` and pointer authentication (binutils,
+stub is 16 to 24 bytes long, with an optional ``bti c`` and pointer authentication (binutils,
 elfnn-aarch64.c).
 """
 
@@ -17,7 +17,7 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Size limit of a stub section. libLLVM-14's section has 8 KiB."""
+"""Size limit of a stub section. In libLLVM-14, the section is 8 KiB long."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
