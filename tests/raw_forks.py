@@ -1,4 +1,4 @@
-"""Runs functions in forked children, also without Python's fork hooks, as servers in C do."""
+"""Runs functions in children forked with Python's fork hooks, or without, as C servers fork."""
 
 import ctypes
 import inspect
@@ -14,9 +14,9 @@ import warnings
 def raw_fork():
     """Forks. Returns the child's id in the parent, and 0 in a child whose threads can run.
 
-    In the child, the GIL's condition variable in glibc still counts a thread that was waiting at
-    the fork, so the child's threads may wait for that thread forever. Such a child is killed and
-    the fork repeated.
+    In the child, the GIL's condition variable in glibc still counts a thread that was waiting when
+    the process forked, so the child's threads may wait for that thread forever. Such a child is
+    killed and the fork repeated.
     """
     for _ in range(5):
         reading, writing = os.pipe()

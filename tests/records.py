@@ -1,4 +1,4 @@
-"""Makes ring-buffer records in the form that the sampler writes."""
+"""Builds ring-buffer records in the form that the sampler writes."""
 
 import struct
 

@@ -67,7 +67,7 @@ MODELS = {
 
 
 GUEST_MODELS = ("local_exec", "descriptor", "opened_general_dynamic")
-"""The models that are tested in virtual machines."""
+"""The TLS models that are tested in virtual machines."""
 MUSL_MODELS = (
     "local_exec",
     "local_exec_fixed",

@@ -1,4 +1,4 @@
-"""Makes, moves, writes and sends windows for tests."""
+"""Builds, moves, writes and sends windows for tests."""
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,

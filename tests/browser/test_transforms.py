@@ -225,7 +225,7 @@ def test_the_context_menu_of_a_frame_works_by_mouse_and_keys(page):
     assert page.evaluate("document.getElementById('menu').hidden")
 
 
-def test_the_button_below_the_graph_and_table_rows_open_the_menu(page):
+def test_table_rows_and_the_button_below_the_graph_open_the_menu(page):
     hover(page, "ext4_read")
     page.click("#more")
     page.press("f")

@@ -117,7 +117,7 @@ def test_filters_and_time_ranges_apply_to_running_and_waiting_time(page):
     assert text(page, "details") == "all · 100 ms, 100.00% · 0.00% of it on CPUs"
 
 
-def test_the_cpu_strip_counts_on_cpu_samples_only(page):
+def test_the_cpu_strip_counts_only_on_cpu_samples(page):
     cells = page.evaluate("[...document.querySelectorAll('#strip')].length && viewer.strip.cells")
     drawn = cells.values() if isinstance(cells, dict) else cells
     assert sum(drawn) == 30

@@ -242,7 +242,7 @@ def resolve(request):
     """Yields every sample of a request in the Collector's JSON, with all references resolved.
 
     A sample is (resource attributes, kind, period, sample attributes, stack, link, timestamp). A
-    stack is a sequence of (mapping's file name, address, function names), leaf first. The code is
+    stack is a sequence of (mapping file name, address, function names), leaf first. The code is
     independent of the package's decoder, so that the two cannot share a bug.
     """
     tables = request["dictionary"]

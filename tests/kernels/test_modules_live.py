@@ -321,7 +321,7 @@ def test_load_and_unload_cycles_leak_nothing():
 def state(symbolizer):
     """Returns the open descriptors, the newest tables' size in bytes, and resident KiB."""
     descriptors = []
-    for _ in range(5):  # reading names takes another descriptor
+    for _ in range(5):  # reading names uses another descriptor
         time.sleep(0.2)
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))

@@ -52,7 +52,7 @@ class Seen(NamedTuple):
 
 
 def record(directory, program, is_enough):
-    """Records a program, on and off the CPU, and returns its stacks with their numbers of samples.
+    """Records a program, on and off the CPU, and returns its stacks with their sample counts.
 
     Records again, for longer, until there are enough stacks, since emulated CPUs may load tables
     for minutes.

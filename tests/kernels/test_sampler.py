@@ -70,7 +70,7 @@ def test_process_start_time_is_read_through_btf():
 
 
 def test_successive_programs_of_a_process_are_distinguished():
-    """Samples carry their process's number of execve(2) calls, stack start and owner."""
+    """Samples carry the execve(2) count, stack start and owner of their process."""
     processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
     pids = [process.pid for process in processes]
     try:

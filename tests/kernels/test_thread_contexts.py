@@ -14,7 +14,7 @@ ENOUGH = 200
 
 @pytest.mark.parametrize("model", GUEST_MODELS)
 def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
-    """Samples have the span that their thread publishes, in all TLS models."""
+    """Samples are linked to the span that their thread publishes, in all TLS models."""
     with Reader(b"program") as reader, Program(tmp_path, model, THREADS) as program:
         reader.collect_until(lambda: reader.count_links() >= ENOUGH)
         log = program.read_log()

@@ -217,7 +217,7 @@ def recording(*words, **options):
 
 
 def _has_program(pid: int, fd: int) -> bool:
-    """Returns whether a program samples at a process's perf event.
+    """Returns whether a BPF program is attached to a perf event of a process.
 
     For such programs, the kernel describes nothing, but reports an error other than for events
     without a program (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).

@@ -101,7 +101,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def agent(tmp_path, place):
-    """Returns a function that starts an agent and returns a reader of processes' attributes.
+    """Returns a function that starts an agent and returns a reader of process attributes.
 
     The agent exits before the cgroups are removed.
     """

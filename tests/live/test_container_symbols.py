@@ -31,7 +31,7 @@ BY_ID = ".build-id/ab/" + "ab" * 19 + ".debug"
 
 
 class Container:
-    """A program's root directory, on a file system that only its mount namespace has."""
+    """A program's root directory, on a file system that is mounted only in its mount namespace."""
 
     def __init__(self, directory, build_id, function="hot"):
         self.root = directory / "root"
@@ -44,7 +44,7 @@ class Container:
         run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
 
     def running(self, prepare, enter=None):
-        """Runs the program during the block, in a root that shell commands have prepared."""
+        """Runs the program during the block, in a root directory prepared by shell commands."""
         script = (
             'mount -t tmpfs none "$1" && cp -p "$2" "$1/works" && debug=$3 && cd "$1" && '
             f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"

@@ -34,7 +34,7 @@ def shells(tmp_path):
 
 
 def sample(command, resources, *, go=None, **settings):
-    """Samples a command, and returns its pid, and its samples with their processes' attributes.
+    """Samples a command, and returns its pid and its samples with process attributes.
 
     Creates the file at ``go`` once the ``first`` program has been sampled.
     """

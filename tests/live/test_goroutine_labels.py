@@ -116,7 +116,7 @@ def check(directory, program, extra=None):
         for name in BUILDS
     ],
 )
-def test_samples_have_the_labels_of_their_goroutine(tmp_path, name):
+def test_samples_carry_the_labels_of_their_goroutine(tmp_path, name):
     check(tmp_path, build(tmp_path, name))
 
 

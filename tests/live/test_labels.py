@@ -115,7 +115,7 @@ BAGGAGE = """
 """
 
 
-def test_all_samples_of_a_request_have_its_selected_baggage(to_file):
+def test_all_samples_of_a_request_carry_its_selected_baggage(to_file):
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
     results = Counter()
     for _, sample in read_samples(to_file.path):

@@ -168,7 +168,7 @@ while True:
 
 
 def test_lock_waits_of_the_profiler_and_its_exiting_threads_are_left_out():
-    """Exiting threads wait for locks when they have already left their pid namespace."""
+    """Exiting threads may wait for locks after they have left their pid namespace."""
     pids = (os.getpid(),)
     with sampling(on_cpu=False, events=(CONTENTION,), target_pids=pids) as sampler:
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""JIT-compiled functions have the names in perf maps and jitdumps of installed programs."""
+"""JIT-compiled functions have the names that installed programs write to perf maps and jitdumps."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""In processes with subinterpreters, threads have their current interpreter's frames."""
+"""In processes with subinterpreters, samples have the frames of a thread's current interpreter."""
 
 import os
 import subprocess

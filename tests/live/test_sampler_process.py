@@ -226,7 +226,7 @@ def spec(path):
     return ObjectSpec(SAMPLER_SOURCE, path, ("kprofiler_sample",), {"ring": 4096})
 
 
-def test_the_error_for_a_rejected_program_has_the_verifiers_log(tmp_path):
+def test_the_error_for_a_rejected_program_contains_the_verifiers_log(tmp_path):
     data = bytearray(SAMPLER_OBJECT.read_bytes())
     table, size, count = struct.unpack_from("<Q10xHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]

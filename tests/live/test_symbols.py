@@ -63,7 +63,7 @@ def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
 
 
 def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
-    """The test compares the CPU time of all threads. The benchmark has the actual figure."""
+    """The test compares the CPU time of all threads. The benchmark reports the actual figure."""
     bare, load = [], []
     for _ in range(7):
         started = time.process_time()

@@ -86,7 +86,7 @@ def test_the_process_events_example_reports_mappings_and_execs():
 
         def printed(*words):
             lines.append(words)
-            process.stdin.close()  # now all is tracked, so the shell may continue
+            process.stdin.close()  # now everything is tracked, so the shell may continue
 
         run_example(EXAMPLES, "Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)

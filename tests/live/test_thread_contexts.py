@@ -1,4 +1,4 @@
-"""Samples of native programs have the span that their thread publishes, and no other span."""
+"""Samples of native programs are linked only to the span that their thread publishes."""
 
 import bisect
 import contextlib
@@ -224,7 +224,7 @@ def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_host
 
 
 @pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
-def test_samples_of_python_services_have_the_published_span(tmp_path, python):
+def test_samples_of_python_services_are_linked_to_the_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     command = [python.command, "-m", "tests.published_spans", notes]
     options = {"stdin": subprocess.PIPE, "env": with_packages(environment())}
@@ -279,7 +279,7 @@ def test_recordings_have_the_endpoints_and_labels_of_python_services(tmp_path):
         assert labels == {"endpoint": "GET /"}
 
 
-def test_recordings_have_the_spans_and_attributes_of_native_programs(tmp_path):
+def test_recordings_contain_the_spans_and_attributes_of_native_programs(tmp_path):
     with Program(tmp_path, "general_dynamic", 4) as program:
         linked = record(program.pid, tmp_path / "out.otlp")
         log = program.read_log()

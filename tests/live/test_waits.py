@@ -283,7 +283,7 @@ for _ in range(200):
 
 
 def test_short_lived_processes_have_separate_wait_totals():
-    """Each process sleeps, and none inherits times from a thread with the same task or id."""
+    """Each process sleeps, and none inherits times from one with the same task_struct or id."""
     with running() as sampler:
         read(sampler)
         pids = set()
@@ -326,7 +326,7 @@ threads = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(8)]
     with Program(body, 60) as program, running(target_pids=(program.process.pid,)) as sampler:
         program.go()
         assert program.process.stdout.readline() == "few\n"
-        # Threads leave their slots at their last switch; a missed switch leaves a slot in use.
+        # A thread releases its slot at its last switch, unless that switch is missed.
         table = sampler._attached.waits._table
         wait_until(
             lambda: (

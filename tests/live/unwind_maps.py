@@ -63,7 +63,7 @@ class Header(NamedTuple):
 
 
 class KernelMaps:
-    """The maps that the BPF program uses, with the program's lookups."""
+    """The maps that the BPF program uses, with the same lookups as in the program."""
 
     def __init__(self, files=256, slots=64, ring_bytes=4096):
         template = create_inner_map(1, "template")

@@ -21,7 +21,7 @@ def test_chance_of_counts_is_twice_the_smaller_binomial_tail(first, second, shar
 
 
 @pytest.mark.parametrize("first", [950, 1100, 1300])
-def test_the_normal_approximation_of_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
+def test_the_normal_approximation_in_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
     exact = chance_of_counts(first, 2000 - first, 0.5)
     monkeypatch.setattr("otel_kprofiler.analysis.chance._EXACT_UP_TO", 1)
     assert chance_of_counts(first, 2000 - first, 0.5) == pytest.approx(exact, rel=0.3)

@@ -104,7 +104,7 @@ def kill(queue):
 
 
 class Run:
-    """Makes the windows of one stream, from samples that the kernel took and did not lose."""
+    """Builds the windows of one stream, from samples that the kernel took and did not lose."""
 
     def __init__(self, stream_id="ab", start_unix_ns=0):
         self.taken = SampleCounts()

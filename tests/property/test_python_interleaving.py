@@ -1,4 +1,4 @@
-"""Python frames are interleaved with native frames as in generated calls of C and Python."""
+"""Python and native frames appear in the order of randomly generated calls between C and Python."""
 
 from itertools import pairwise
 

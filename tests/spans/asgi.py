@@ -64,7 +64,7 @@ def serve_asgi(app, truth, seconds, paths, loop):
 
 
 def make_fastapi(truth):
-    """Makes an app with async and sync endpoints, dependencies, background tasks and streams."""
+    """Builds an app with async and sync endpoints, dependencies, background tasks and streams."""
     from fastapi import BackgroundTasks, Depends, FastAPI, Request
     from fastapi.responses import StreamingResponse
 

@@ -146,7 +146,7 @@ class Dumps:
     def take(
         self, pid: int, hz: int, count: int, *, go: GoOffsets | None = None, timeout_s: float = 60
     ) -> list[StackDump]:
-        """Takes at least ``count`` samples of a process, or fewer if the time is up."""
+        """Samples a process at least ``count`` times, or until the time is up."""
         config = struct.pack(
             "=9I", pid, 127, self._top_of_stack, self._forgetting, self._fsbase,
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),

@@ -130,7 +130,7 @@ class Maps:
             return None
 
     def code(self, address: int, size: int) -> bytes:
-        """Reads memory of the process; empty if the address is not mapped."""
+        """Reads memory of the process, or returns no bytes if the address is not mapped."""
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             try:
                 return os.pread(memory.fileno(), size, address)

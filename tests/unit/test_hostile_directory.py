@@ -1,4 +1,4 @@
-"""Nothing is imported from a working directory that other users can write."""
+"""Nothing is imported from a working directory that other users can write to."""
 
 import os
 import subprocess

@@ -170,7 +170,7 @@ def imports_at_run_time(node: ast.AST) -> Iterator[str]:
         yield from imports_at_run_time(child)
 
 
-def test_the_architecture_page_has_the_table_of_packages():
+def test_the_architecture_page_contains_the_table_of_packages():
     assert PAGE.read_text() == page(PAGE.read_text()), "run make generated"
     assert MODULES.read_text() == modules(), "run make generated"
 

@@ -75,7 +75,7 @@ def run(*words):
     return done.output
 
 
-def test_a_report_by_lock_has_only_lock_waits_and_their_exact_totals(path):
+def test_a_report_by_lock_contains_only_lock_waits_and_their_exact_totals(path):
     text = run("--by", "lock", path)
     assert "on_cpu" not in text
     expected = "all 92 waits for locks: 0.0 ms exactly (rwsem:W 0.0 ms in 2, mutex 0.0 ms in 90)"

@@ -206,7 +206,7 @@ def frames(window):
     }  # fmt: skip
 
 
-def test_records_are_applied_in_order_of_time_not_of_position():
+def test_records_are_applied_in_order_of_time_rather_than_position():
     """A file consists of blocks of records. Each block is from one CPU."""
     window, _ = read(made(
         sample(7, 30, USER, 0x1010, 0x2021),

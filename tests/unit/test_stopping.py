@@ -1,4 +1,4 @@
-"""At a stop, the log names the cause for each thread that has not ended."""
+"""When the profiler stops, the log names the cause for each thread that has not ended."""
 
 import threading
 

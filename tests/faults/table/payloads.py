@@ -27,8 +27,8 @@ def split(data: bytes) -> Iterator[bytes]:
 class Received:
     """The distinct samples and the last counts in received requests, by kind and stream.
 
-    ``last_ns`` has the time of each stream's last sample, and ``twice`` is the number of samples in
-    repeated requests.
+    ``last_ns`` holds the time of each stream's last sample, and ``twice`` is the number of samples
+    in repeated requests.
     """
 
     def __init__(self, payloads: Iterable[bytes], control_pid: int = -1):

@@ -55,7 +55,7 @@ class DebianKernel:
 
     Attributes:
         package: the end of the packages' names, after ``linux-image-`` and ``linux-headers-``.
-        release: the code name of the Debian release that has it; empty for this machine's release.
+        release: the code name of its Debian release; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.
         machine: the machine type. If it differs from the host's, ``release`` must be given.

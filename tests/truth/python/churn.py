@@ -55,7 +55,7 @@ _LINED = [
 
 
 def expected(mark):
-    """Returns the name of the function with a mark, and its first and last line with the mark."""
+    """Returns the function that stores a mark, and the first and last line with the mark."""
     serial = mark % LINED
     if mark < LINED:
         return name_of(serial), 2, 4

@@ -133,7 +133,7 @@ def test_samples_of_an_endpoint_are_selected(profile):
     )  # fmt: skip
 
 
-def test_callers_and_callees_have_shares_of_the_function(profile):
+def test_callers_and_callees_are_listed_with_their_shares_of_the_function(profile):
     assert report("--callers", "do_syscall_64", profile).splitlines()[1:] == [
         "callers of do_syscall_64: 5,000.0 ms, 83.3% of all",
         "     ms   share  samples  module     callers",
@@ -232,7 +232,7 @@ def test_processes_are_selected_by_thread_name_or_part_of_their_name(tmp_path):
         }, name
 
 
-def test_tables_are_sorted_as_requested_but_line_tables_by_total(tmp_path):
+def test_line_tables_are_sorted_by_total_and_other_tables_as_requested(tmp_path):
     def stack(name, line, kernel):
         frames = [make_frame("vfs_read")] if kernel else []
         lines = (Line(name, file="/srv/app.py", line=line),) if name else ()

@@ -77,7 +77,7 @@ def test_a_loop_that_falls_through_to_its_start_is_detected():
 
 
 def stack_bytes(code):
-    """Returns the stack bytes that instructions use, directly or by copies of the frame pointer."""
+    """Returns the stack bytes that the code uses, directly or via copies of the frame pointer."""
     deepest, copies = 1, set()
     for operation, registers, offset, number in code:
         target, source = registers & 15, registers >> 4

@@ -150,7 +150,7 @@ MAPS = dict.fromkeys(bcc.MAPS, 3)
 
 
 @needs_bcc
-def test_the_error_has_the_compilers_diagnostics(tmp_path):
+def test_the_error_contains_the_compilers_diagnostics(tmp_path):
     broken = tmp_path / "broken.bpf.c"
     broken.write_text("int kprofiler_sample(void *ctx) { return unheard_of; }")
     with pytest.raises(SamplerError, match=r"compiling broken\.bpf\.c") as raised:

@@ -60,7 +60,7 @@ def test_an_owner_at_offset_0_is_distinguished_from_a_missing_owner():
         assert packed[6:] == (os.getpid(), *owners, 40)
 
 
-def test_a_record_has_lock_and_holder_after_its_stacks():
+def test_a_record_contains_the_lock_and_its_holder_after_the_stacks():
     kinds = number_kinds([LOCK_CONTENTION])
     records = [
         pack_record(1, (2, 3), kind=FIRST_EVENT, value=500, phase=LOCK_PHASE + flags, holder=holder)

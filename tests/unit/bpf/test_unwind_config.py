@@ -63,7 +63,7 @@ def test_python_and_the_compiled_program_agree_on_the_settings(machine):
     [("aarch64", 42, 42), ("aarch64", 47, 47), ("aarch64", 48, 48), ("aarch64", 64, 48),
      ("x86_64", 47, 64)],
 )  # fmt: skip
-def test_the_address_mask_removes_signatures_of_return_addresses(machine, bits, kept):
+def test_the_address_mask_removes_signatures_from_return_addresses(machine, bits, kept):
     packed = pack_unwind_config(
         PROCESSORS[machine], OFFSETS, page_bytes=4096, max_work=77, address_bits=bits
     )

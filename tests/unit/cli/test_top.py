@@ -161,7 +161,7 @@ def test_only_the_last_few_seconds_are_shown_and_retained():
     assert len(sliding._parts) == 5
 
 
-def test_rows_have_shares_and_milliseconds_per_second():
+def test_rows_show_shares_and_milliseconds_per_second():
     lines = screen(TopState(), filled().shown())
     assert lines[0] == "host  6.12  99 Hz  5.0 s  10 samples/s  lost 0  own 1.2%"
     assert lines[1].split() == ["[self]", "total", "ms/s", "module", "function"]

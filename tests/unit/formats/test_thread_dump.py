@@ -87,13 +87,13 @@ def test_threads_that_moved_are_separate_from_threads_that_did_not():
     assert "1 thread: interruptible, futex for 3.0 s, not moved\n" in text
 
 
-def test_lines_fit_the_terminal_and_have_no_control_characters():
+def test_lines_fit_the_terminal_and_contain_no_control_characters():
     text = dump_table([process(thread(1)._replace(name="\x1b[2J"))], width=20)
     assert "\\x1b[2J" in text
     assert max(map(len, text.splitlines())) == 20
 
 
-def test_the_json_form_has_each_stack_once():
+def test_the_json_form_contains_each_stack_once():
     threads = (
         thread(1, link=SpanLink(bytes(15) + b"\1", bytes(7) + b"\2"), labels=(("user", "7"),)),
         thread(2),

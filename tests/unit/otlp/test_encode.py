@@ -206,7 +206,7 @@ def test_the_mapping_of_a_user_file_has_the_start_limit_and_offset_of_its_segmen
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_found_by_frame_pointer_or_guess_carry_this_method(window, form):
+def test_frames_found_by_frame_pointer_or_guess_are_marked_with_the_method(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))
@@ -368,7 +368,7 @@ def test_resource_attributes_keep_their_types(window, form):
     }
 
 
-def test_the_request_has_scope_and_schema(window):
+def test_the_request_contains_the_scope_and_the_schema_url(window):
     scope = Scope("library", "1.2", {"more": True}, "https://example.org/schema")
     for resource_profiles in Reader(encoded(window, scope=scope).payload).message.resource_profiles:
         assert resource_profiles.schema_url == SCHEMA_URL

@@ -1,4 +1,4 @@
-"""Metrics are encoded to the same messages as in the OpenTelemetry SDK."""
+"""Metrics are encoded to the same messages as by the OpenTelemetry SDK."""
 
 import subprocess
 import sys

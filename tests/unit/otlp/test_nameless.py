@@ -114,7 +114,7 @@ def test_unused_reasons_and_their_strings_are_removed_once_locations_have_names(
 
 
 def peer_message():
-    """Makes a message like opentelemetry-ebpf-profiler's: base names, file addresses, no lines."""
+    """Builds a message like opentelemetry-ebpf-profiler: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([

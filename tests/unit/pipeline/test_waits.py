@@ -91,7 +91,7 @@ def off_cpu(window):
     return profile
 
 
-def test_waits_get_their_cause_from_the_stack_and_the_state(parts):
+def test_wait_causes_are_derived_from_the_stack_and_the_state(parts):
     pipeline, source, symbols, windows, _ = parts
     symbols.add(1, PIPE)
     symbols.add(2, UNKNOWN)

@@ -18,7 +18,7 @@ _PT_LOAD, _PT_NOTE, _PT_TLS = 1, 4, 7
 
 
 class Program:
-    """A program's memory: headers, a note, and data that has the compiler's version."""
+    """A program's memory: headers, a note, and data that contains the compiler's version."""
 
     def __init__(self, version="go1.26.1", *, note=NOTE, storage=None, gap=0, flags=2):
         segments = [

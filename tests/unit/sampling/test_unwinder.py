@@ -32,5 +32,5 @@ def test_the_number_of_address_bits_is_derived_from_the_stack_mapping(tmp_path, 
 
 
 @pytest.mark.parametrize("maps", [None, ""])
-def test_addresses_have_64_bits_if_maps_cannot_be_read(tmp_path, maps):
+def test_addresses_are_assumed_to_have_64_bits_if_maps_cannot_be_read(tmp_path, maps):
     assert find_address_bits(Files(tmp_path, maps)) == 64

@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-# Header and payload that the C implementation of OpenTelemetry's sig-profiling published.
+# The header and payload published by the C implementation of OpenTelemetry's sig-profiling.
 C_REFERENCE = (
     Path(__file__).parents[2] / "data" / "process_context" / "c-reference.bin"
 ).read_bytes()

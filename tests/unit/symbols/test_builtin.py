@@ -136,7 +136,7 @@ def test_malformed_and_unanchored_ranges_are_skipped():
     assert sections[".altinstr_aux"].anchor == ""
 
 
-def test_symbol_types_that_look_like_sizes_are_not_taken_for_sizes():
+def test_symbol_types_that_look_like_sizes_are_not_mistaken_for_sizes():
     ranges, sizes, bad = parse_kallmodsyms(
         [b"1000 t a [x]\n1010 b b [y]\n1020 10 t", b" c [x] [y]\n1030 t d\n1040 a [x]\n"],
         0x1000, 0x2000,

@@ -161,7 +161,7 @@ def test_a_full_read_returns_the_changes():
     assert apply_all(table, Census(40, frozenset([7]))) == [Exited(40, new)]
 
 
-def test_a_start_event_matches_the_process_in_a_slightly_older_read():
+def test_a_start_event_matches_a_process_read_with_a_slightly_earlier_start_time():
     table = ProcessTable(same_start_ns=5)
     assert len(apply_all(table, begun(12, 5), reading(20, 5, 10))) == 1
     assert len(apply_all(table, begun(112, 5), reading(120, 5, 110))) == 2

@@ -136,7 +136,7 @@ def test_the_caller_of_a_leaf_without_a_rule_comes_from_the_link_register(built,
 
 
 def test_a_link_register_that_points_into_the_leaf_ends_the_stack(built, tmp_path):
-    """After a call, the link register still has the address to which that call returned."""
+    """After a call, the link register still holds the address to which that call returned."""
     records = Records(built, tmp_path)
     words = {0: records.stack, 8: records.main}
     stack = records.unwind(words, records.untabled + 12, link=records.untabled + 8)

@@ -234,7 +234,7 @@ LEFT = (0xAA0203ED, 0xD10041AD, 0x910001BF, CALL, 0xF94007E2, 0x9100005F)
 
 
 def call_of_c(keep_depth=KEEP_DEPTH, taken=TAKE_GOROUTINE):
-    """Makes a shortened ``runtime.asmcgocall`` of Go 1.26."""
+    """Builds a shortened ``runtime.asmcgocall`` of Go 1.26."""
     words = [*SMALL_PROLOGUE, *taken, *LOAD_SP, *KEEP_GOROUTINE, keep_depth, CALL, *BACK]
     words += [*SMALL_EPILOGUE, TAKE_GOROUTINE[0], *LEFT, *SMALL_EPILOGUE, *[NOP] * 2]
     sizes = ((4, 0), (88, 16), (92, 0), (128, 16), (140, 0))

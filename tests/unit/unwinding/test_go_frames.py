@@ -236,7 +236,7 @@ def children():
 
 
 class Target(NamedTuple):
-    """A processor for which Go compiles: its names, and the numbers of its registers."""
+    """A processor for which Go compiles: its names and register numbers."""
 
     architecture: str
     machine: str

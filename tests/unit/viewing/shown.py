@@ -38,7 +38,7 @@ def shown(data):
         row = paths[node], thread, cpu, kind, place
         assert row not in rows, "equal samples are one entry"
         rows.add(row)
-        process = threads["process"][thread]  # processes of two hosts may be named alike
+        process = threads["process"][thread]  # processes on two hosts may have the same name
         named = strings[threads["name"][thread]], threads["tid"][thread]
         owner = strings[processes["name"][process]], processes["pid"][process]
         result[paths[node], named, owner, cpu, data["kinds"][kind]["name"], place] += count

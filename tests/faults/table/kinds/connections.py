@@ -59,7 +59,7 @@ def proxied(kind, receiver, name, manner, **more):
 
 
 class Elsewhere:
-    """A receiver whose configured address is wrong until the fault reloads the right address."""
+    """A receiver whose configured address is wrong until the agent reloads with the right one."""
 
     def __init__(self, receiver, address):
         self.behind, self.address, self.exporter = receiver, address, receiver.exporter

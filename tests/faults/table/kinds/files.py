@@ -41,7 +41,7 @@ def program() -> bytes:
 
 
 def changed(offset, form, value, find_headers):
-    """Returns a function that makes a program with a changed field in some headers."""
+    """Returns a function that builds a program with a changed field in some headers."""
 
     def make():
         data = bytearray(program())

@@ -183,7 +183,8 @@ SCENARIOS = [
 def run_from_fuse(delay_s):
     """Runs a program whose file system responds late, or not at all until it is unmounted.
 
-    A killed process does not exit until its threads have the responses for which they wait.
+    A killed process does not exit until its threads have received the responses for which they are
+    waiting.
     """
 
     def fault(run):

@@ -1,4 +1,4 @@
-"""Makes function tables for tests."""
+"""Builds function tables for tests."""
 
 from array import array
 from itertools import accumulate

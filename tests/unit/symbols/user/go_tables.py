@@ -1,4 +1,4 @@
-"""Makes Go tables in all formats, and builds real Go programs."""
+"""Builds Go tables in all formats, and compiles real Go programs."""
 
 import shutil
 import struct
@@ -70,7 +70,7 @@ class GoFunction(NamedTuple):
 
 
 def pc_table(steps):
-    """Makes a pc table from (size, value) pairs. Equal successive values are merged."""
+    """Builds a pc table from (size, value) pairs. Equal successive values are merged."""
     written, before = b"", -1
     for value, run in groupby(steps, key=itemgetter(1)):
         size, delta = sum(size for size, _ in run), value - before

@@ -243,7 +243,7 @@ def partial(program, folder, kept, packed):
 
 
 def test_minidebuginfo_is_read(program, folder):
-    """As in Fedora's packages, ``.gnu_debugdata`` has the names that ``.dynsym`` lacks."""
+    """As in Fedora's packages, ``.gnu_debugdata`` contains the names that ``.dynsym`` lacks."""
     table = functions_of(partial(program, folder, [], ["hidden", "main"]))
     for name in ("hidden", "main"):
         start, size, *_ = symbols_of(program)[name]

@@ -30,7 +30,7 @@ def test_non_utf8_names_show_escaped_bytes():
     assert table.find("a\udcff") == (table.lookup(0x1000),)
 
 
-def test_the_suffix_of_a_name_is_found_only_if_it_is_a_name_too():
+def test_the_suffix_of_a_name_is_found_only_if_it_is_itself_a_name():
     names = NamedCode(
         array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
     )
@@ -85,7 +85,7 @@ def test_the_longest_of_too_many_functions_with_equal_starts_is_found():
     assert table.lookup(14) == Function(8, 17, "a")
 
 
-def test_a_function_takes_thirteen_bytes_plus_its_name():
+def test_a_function_occupies_thirteen_bytes_plus_its_name():
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(10_000)]
     assert make_table(rows).nbytes < 10_000 * (13 + 11) + 1000
     assert make_table([row._replace(name="") for row in rows]).nbytes < 10_000 * 8 + 1000

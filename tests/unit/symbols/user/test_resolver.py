@@ -152,7 +152,7 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
     assert caller.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_code_has_no_file_only_if_all_mappings_were_recorded(resolve):
+def test_code_is_reported_as_having_no_file_only_if_all_mappings_were_recorded(resolve):
     """Only the unwinder records mappings, and only the first 15 in a stack."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
