@@ -24,13 +24,13 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""How many processes exit in each window. Another with the same executable replaces each."""
+"""Processes that exit in each window, each replaced by another with the same executable."""
 CPU_PAIRS: Final = 5
 """Number of CPU pairs, each of which repeats the recorded samples of two CPUs."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:
-    """Returns a process's attributes. One process in ten is in no container or service."""
+    """Returns a process's attributes. One process in ten belongs to no container or service."""
     executable = f"program-{number % EXECUTABLES}"
     attributes = {
         **HOST,

@@ -64,7 +64,7 @@ HOST: Attributes = {
 
 
 def mixed_load_window(*, user: bool) -> Window:
-    """Returns the recorded samples as one window. User frames get random-looking addresses."""
+    """Returns the recorded samples as one window. User frames have random-looking addresses."""
     with lzma.open(DATA, "rt") as file:
         frame_lines, sample_lines = file.read().split("\n\n")
     rows = [line.split(" ", 2) for line in frame_lines.split("\n")]

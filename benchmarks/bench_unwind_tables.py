@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """Returns CPU ms to validate and copy a file's tables, CPU ms only to copy, and their size."""
+    """Returns CPU ms to validate and copy a file's tables, CPU ms to copy alone, and their size."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Requests a file as the BPF program does, five times as a new file, and returns the median."""
+    """Requests a file as the BPF program does, five times as a new file. Returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

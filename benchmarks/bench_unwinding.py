@@ -35,7 +35,7 @@ WAYS = (
 
 
 class Totals:
-    """Sums of the counts of all rounds of one method."""
+    """Total counts over all rounds of one method."""
 
     def __init__(self) -> None:
         self.taken = self.missed = self.whole = self.cut = self.run_ns = self.runs = 0

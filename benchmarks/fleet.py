@@ -1,10 +1,9 @@
 """``make fleet HOSTS=200``: measures a real Collector that receives the windows of many hosts.
 
-Each host is a queue and a gRPC exporter like the agent's, with the agent's schedule of
-windows, its jitter and its retries. All hosts start at the same instant, which is the worst case.
-The Collector limits its memory, merges requests, and forwards them to a receiver in this process,
-which counts samples. With ``--restart``, the Collector is stopped halfway and started again after
-the given number of seconds.
+Each host is a queue and a gRPC exporter like the agent's, with the agent's window schedule, jitter
+and retries. All hosts start at the same instant, which is the worst case. The Collector limits its
+memory, merges requests, and forwards them to a receiver in this process, which counts samples. With
+``--restart``, the Collector is stopped halfway and started again after the given number of seconds.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def compute(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def pipes(goes_on: Callable[[], bool], _: str) -> None:
-    """Passes a block back and forth between two processes, which exercises scheduler and pipes."""
+    """Passes a block back and forth between two processes, to exercise the scheduler and pipes."""
     there, back = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -45,7 +45,7 @@ def short_processes(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def files(goes_on: Callable[[], bool], directory: str) -> None:
-    """Writes, reads back and removes files, which exercises file system and page cache."""
+    """Writes, reads back and removes files, to exercise the file system and the page cache."""
     index = 0
     while goes_on():
         path = os.path.join(directory, str(index % 64))

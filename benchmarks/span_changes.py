@@ -58,7 +58,7 @@ def _measure() -> dict[str, float]:
 
 
 def _enter_greenlet(inside: otel_context.Context) -> greenlet.greenlet:
-    """Returns a greenlet in a span, which switches back at once."""
+    """Returns a greenlet that is in a span, and that switches back at once."""
     outside = greenlet.getcurrent()
 
     def switch_back() -> None:

@@ -1,7 +1,7 @@
 """A service that takes orders, slowly. The tutorial, docs/tutorial.md, finds the lines at fault.
 
 python slow_orders.py            one order after another, and every second how long they took
-python slow_orders.py --mended   without what the tutorial finds
+python slow_orders.py --mended   without the problems that the tutorial finds
 """
 
 import copy

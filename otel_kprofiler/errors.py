@@ -103,7 +103,7 @@ class HostError(KProfilerError):
 
 
 class PrivilegeError(HostError):
-    """This process lacks capabilities; ``missing`` has their names, such as ``CAP_BPF``."""
+    """This process lacks capabilities; ``missing`` contains their names, such as ``CAP_BPF``."""
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)

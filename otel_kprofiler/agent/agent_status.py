@@ -62,7 +62,7 @@ def open_health(
     """Serve the probes and ``/status``, unless ``endpoint`` is empty."""
     if not endpoint:
         return None
-    # This import loads http.server, which takes 2 MB and which most agents do not need.
+    # This import loads http.server, which uses 2 MB and is not needed by most agents.
     from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
     return HealthServer(endpoint, probes, describe, waits=waits)

@@ -154,9 +154,9 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 def _reject(chances: Sequence[float]) -> set[int]:
     """Returns the indices of groups that changed significantly, given their p-values.
 
-    ``chances`` has a p-value for each group, or 1 if the group has too few samples to be tested.
-    The number of tested groups must not depend on the outcome of the tests. ``LEVEL`` bounds the
-    probability of any false positive.
+    ``chances`` contains a p-value for each group, or 1 if the group has too few samples to be
+    tested. The number of tested groups must not depend on the outcome of the tests. ``LEVEL``
+    bounds the probability of any false positive.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

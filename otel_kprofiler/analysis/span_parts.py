@@ -100,8 +100,8 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     samples between the first and the last sample in the spans. The parts add up to the duration of
     the spans, within sampling error. If several threads ran the spans, their times are added up.
 
-    The spans are those of the ``chosen`` samples. ``every`` has all samples from the same threads
-    and times.
+    The spans are those of the ``chosen`` samples. ``every`` contains all samples from the same
+    threads and times.
     """
     return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
 

@@ -242,7 +242,7 @@ def parse_records(
 
     A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
     ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
-    has samples of an unknown kind.
+    contains samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])

@@ -91,7 +91,7 @@ class _BatchAttributes(ctypes.Structure):
 
 
 def write_pages(fd: int, content: mmap.mmap) -> None:
-    """Set all elements of an inner map, which ``content`` fills. Raises ``OSError``.
+    """Set all elements of an inner map to the pages of ``content``. Raises ``OSError``.
 
     One system call, and unlike mmap(2) no further descriptor, which a fork would copy.
     """

@@ -1,9 +1,9 @@
 """Reads a BPF ring buffer through mmap(2), without further system calls.
 
-See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The mapping has a page with the
-consumer's position, a page with the producer's position, and then the data area twice, so that a
-record that wraps around is contiguous. A record has an eight-byte header (length with two flag
-bits, page offset), and is padded to a multiple of eight bytes.
+See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The mapping consists of a page with the
+consumer's position, a page with the producer's position, and the data area twice, so that a record
+that wraps around is contiguous. A record has an eight-byte header (length with two flag bits, page
+offset), and is padded to a multiple of eight bytes.
 """
 
 import mmap

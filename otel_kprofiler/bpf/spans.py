@@ -8,7 +8,7 @@ class SpanLayout(NamedTuple):
 
     The sampler identifies types by address, and does not read objects of other types. Offsets are
     in bytes from the start of an object, which begins with its reference count and its type. In an
-    integer, a word with the digit count follows, then the 30-bit digits.
+    integer, a word with the digit count comes next, and then the 30-bit digits.
 
     Attributes:
         span_context_type: type of span contexts. They are tuples that begin with the trace id, the

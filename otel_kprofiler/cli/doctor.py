@@ -104,7 +104,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Lowers a warning about hidden symbols to info level, as a BPF iterator can read them."""
+    """Lowers a warning about hidden symbols to info level, because a BPF iterator can read them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 

@@ -169,7 +169,7 @@ class Output:
         self.write_content(written, private=private)
 
     def write_content(self, written: str | bytes, *, private: bool) -> None:
-        """Write formatted content. If ``private``, make the file readable by its owner only."""
+        """Write formatted content. If ``private``, make the file readable only by its owner."""
         content = written.encode() if isinstance(written, str) else written
         if self._is_packed and not self._format.is_compressed:
             content = gzip.compress(content, mtime=0)

@@ -114,9 +114,9 @@ def command(
     written.
 
     The recording of a COMMAND ends when COMMAND exits. Children of COMMAND that have not exited
-    keep running. If the duration ends first, COMMAND and its children get SIGTERM. If a signal
-    arrives first, they get this signal. If they are still running after five seconds, they get
-    SIGKILL. The exit status is that of COMMAND. It is 128+n if signal n killed COMMAND, 127 if
+    keep running. If the duration ends first, COMMAND and its children are sent SIGTERM. If a signal
+    arrives first, they are sent this signal. If they are still running after five seconds, they are
+    sent SIGKILL. The exit status is that of COMMAND. It is 128+n if signal n killed COMMAND, 127 if
     COMMAND was not found, 126 if COMMAND cannot be executed, and 0 if the recording ended first. If
     the --export receiver did not accept everything, the exit status is 1, and the samples that were
     not accepted are kept in a file.
@@ -213,7 +213,7 @@ class Sinks:
     def add(self, sink: WindowSink) -> None:
         """Add a sink, which receives the whole recording as one window at the end.
 
-        If there is no output file, the sink gets each window as it closes.
+        If there is no output file, the sink receives each window as it closes.
         """
         (self._whole or self._each).insert(0, sink)
 

@@ -283,7 +283,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens a resolver for user frames, which may wait for files, unlike the agent's resolver."""
+    """Opens a resolver for user frames that, unlike the agent's resolver, may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

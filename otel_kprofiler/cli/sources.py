@@ -62,7 +62,7 @@ def describe_source(source: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """All samples that were read from sources, and the selected samples among them."""
+    """All samples read from the sources, and those of them that were selected."""
 
     all: Samples
     chosen: Samples

@@ -110,7 +110,7 @@ def command(
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines, b
     BPF programs, v services, w wait causes, k kernel locks. Enter shows callers and callees,
     space freezes the screen, / filters the rows, h shows all keys, and q quits. When all processes
-    of --pid, --cgroup or --container have exited, the last screen remains visible.
+    selected by --pid, --cgroup or --container have exited, the last screen remains visible.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
     window_s = default_s if window_s is None else window_s

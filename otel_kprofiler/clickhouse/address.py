@@ -55,9 +55,9 @@ class Address:
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
     """Parses the address of a profile table. Only the host is required.
 
-    If the address has no user, ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` in ``environ`` are
-    used, so that the password need not appear in the process list. Raises ``KProfilerError`` if the
-    address is malformed or not valid UTF-8.
+    If the address contains no user, ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` in ``environ``
+    are used, so that the password need not appear in the process list. Raises ``KProfilerError`` if
+    the address is malformed or not valid UTF-8.
     """
     problem = f"{redact_address(text)} is not a ClickHouse address"
     try:

@@ -21,7 +21,7 @@ class Receivers(Section):
 class Config(Section):
     """A valid configuration of the agent.
 
-    ``exporters`` has the settings of all exporters, including unused ones, by id (``type`` or
+    ``exporters`` contains the settings of all exporters, including unused ones, by id (``type`` or
     ``type/name``).
     """
 

@@ -1,4 +1,4 @@
-"""The schema of ``receivers: kprofiler:``, which has the keys of opentelemetry-ebpf-profiler."""
+"""The schema of ``receivers: kprofiler:``, which uses the keys of opentelemetry-ebpf-profiler."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -181,7 +181,7 @@ class Spool:
     def settle(
         self, number: int, samples: SampleCounts, lost: Mapping[str, Losses] | None = None
     ) -> None:
-        """Record that a batch is delivered or lost, and delete segments that are no longer needed.
+        """Record a batch as delivered or lost, and delete segments that are no longer needed.
 
         Args:
             number: number of the batch. Also settles all earlier batches.

@@ -35,7 +35,7 @@ def pprof(windows: Iterable[Window]) -> bytes:
     pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof drops a
     numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
     frames have an address and a mapping, but no function. Unresolved Python frames have a function
-    with a name in brackets.
+    whose name is in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(

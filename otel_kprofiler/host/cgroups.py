@@ -139,7 +139,7 @@ def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
 
 
 def is_populated(cgroup: Cgroup) -> bool:
-    """Returns whether a cgroup or one of its descendants has a process."""
+    """Returns whether a cgroup or one of its descendants contains a process."""
     try:
         with open(os.path.join(cgroup.path, "cgroup.events"), "rb") as file:
             return b"populated 1" in file.read()

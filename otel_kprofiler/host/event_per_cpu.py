@@ -64,7 +64,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
 
     @abc.abstractmethod
     def _is_dead(self, cpu: int) -> bool:
-        """Returns whether the event has not counted since the last call."""
+        """Returns whether the event has counted nothing since the last call."""
 
     @abc.abstractmethod
     def _close_event(self, event: EventT) -> None:

@@ -54,7 +54,7 @@ class MemoryMapping(NamedTuple):
         inode: inode number of the file; 0 if there is no file.
         path: path of the file, without `` (deleted)``. If there is no file, a name such as
             ``[heap]``, or empty.
-        deleted: whether no directory has an entry for the file.
+        deleted: whether the file no longer has a directory entry.
     """
 
     start: int

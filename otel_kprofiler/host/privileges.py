@@ -183,7 +183,7 @@ def held_capabilities(status: bytes) -> frozenset[str]:
 
 
 def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozenset[str]]:
-    """Read the effective capabilities of threads, by ``TID name``. Raises ``OSError``."""
+    """Read the effective capabilities of threads, keyed by ``TID name``. Raises ``OSError``."""
     threads = {}
     for tid in files.list_dir(f"/proc/{pid}/task"):
         try:

@@ -53,7 +53,7 @@ class ProfileSamples(NamedTuple):
 class Batch:
     """One encoded ``ExportProfilesServiceRequest``, self-contained.
 
-    ``profiles`` has the sample counts of the payload's profiles, in order. ``end_unix_ns`` is
+    ``profiles`` contains the sample counts of the payload's profiles, in order. ``end_unix_ns`` is
     exclusive.
     """
 

@@ -302,9 +302,9 @@ class Stack:
     ) -> Stack:
         """Build a stack from frames, leaf first.
 
-        ``statuses`` has the status of each incomplete side. A side without frames is added only if
-        ``statuses`` lists it: at the root end if it is truncated, otherwise in the order of
-        :data:`SIDES`. If a side has several runs of frames, the last run gets the status.
+        ``statuses`` contains the status of each incomplete side. A side without frames is added
+        only if ``statuses`` lists it: at the root end if it is truncated, otherwise in the order of
+        :data:`SIDES`. If a side has several runs of frames, the last run is given the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

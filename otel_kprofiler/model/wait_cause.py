@@ -238,7 +238,7 @@ def find_stack_cause(
 
 
 def _takes_gil(stack: Stack) -> bool:
-    """Returns whether a thread waits in a ``take_gil()`` whose name was stripped.
+    """Returns whether a thread is waiting in a ``take_gil()`` whose name was stripped.
 
     Recognizes ``take_gil()`` as an unnamed function in the interpreter's file that waits on a
     condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the

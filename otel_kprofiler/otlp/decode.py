@@ -178,7 +178,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample. Without timestamps, adds up its values at the profile's start time."""
+        """Add a sample. Without timestamps, its values are summed at the profile's start time."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if times and not (values or self.values):
             self.times += times

@@ -12,7 +12,7 @@ from typing import Final
 from otel_kprofiler.model import RawSample, SampleCounts
 
 MAX_WAIT_NS: Final = 500_000_000
-"""Maximum time, in nanoseconds, that a sample waits for the symbols up to its timestamp."""
+"""Maximum time, in nanoseconds, that a sample waits for symbol changes up to its timestamp."""
 
 _MAX_STALL_NS: Final = 10_000_000_000
 _TIME = attrgetter("time_ns")
@@ -28,8 +28,8 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Not thread-safe.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    sampler with a stalled watermark by at most ten seconds. Samples that arrive even later
-    count towards the window that is then open.
+    stalled watermark of the sampler delays them by at most ten seconds. Samples that arrive even
+    later count towards the window that is then open.
 
     Attributes:
         counts: the number of waiting samples, by kind.

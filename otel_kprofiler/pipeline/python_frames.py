@@ -88,7 +88,7 @@ class PythonFrames:
 
         ``problem`` is the reason why there are no Python frames, and is otherwise empty. ``stacks``
         counts Python stacks and code-object descriptions, by outcome. If several processes are
-        sampled, the result also has the fields of :class:`PythonCounts`.
+        sampled, the result also contains the fields of :class:`PythonCounts`.
         """
         state: dict[str, object] = {"problem": self._problem}
         if self._maps is not None:

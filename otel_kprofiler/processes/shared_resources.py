@@ -1,4 +1,4 @@
-"""Shares one Resource between all unread processes of the same cgroup, user and program."""
+"""Shares one Resource per cgroup, user and program among processes that are not read."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

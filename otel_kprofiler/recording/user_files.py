@@ -7,7 +7,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
 
 NAME: Final = "user_files.json"
-"""Archive member with file details. Each row has the fields of a FileKey and of a FileDetails."""
+"""Archive member with file details. Each row contains the fields of a FileKey and a FileDetails."""
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:

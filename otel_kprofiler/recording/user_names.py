@@ -112,8 +112,8 @@ class UserNameCollector:
 class RecordedNames:
     """Names user frames from a recording; implements ``UserNames``.
 
-    ``named`` has the names of addresses in files, by build id, hash and address. ``code`` has the
-    names of addresses in processes, in sample order.
+    ``named`` contains the names of addresses in files, by build id, hash and address. ``code``
+    contains the names of addresses in processes, in sample order.
     """
 
     version = 0

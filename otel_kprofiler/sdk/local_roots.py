@@ -49,7 +49,7 @@ class LocalRoot(weakref.ref[Any]):
 
     Attributes:
         name: the span's name when it ended; None until then.
-        labels: the labels made from the baggage that was current when the span started.
+        labels: the labels derived from the baggage that was current when the span started.
         encoded: the name last published by :meth:`LocalRoots.follow`, as a string and as bytes.
     """
 

@@ -216,12 +216,12 @@ _writer: Final = _Writer()
 def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     """Publish the current span of each thread, without privileges. Thread-safe.
 
-    A process context is published as well, unless this process already has one. A record has the
-    trace id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name
-    of the local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the
-    global TracerProvider). The attributes of a record take at most 612 bytes. For a thread that is
-    already in a span, publication begins with its next change of span. Forked children publish
-    their own records and process context.
+    A process context is published as well, unless this process already has one. A record contains
+    the trace id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the
+    name of the local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to
+    the global TracerProvider). The attributes of a record occupy at most 612 bytes. For a thread
+    that is already in a span, publication begins with its next change of span. Forked children
+    publish their own records and process context.
 
     Args:
         resource: the attributes of the process context if there is none yet; by default, those of
@@ -262,6 +262,6 @@ def describe_threads() -> dict[str, object]:
 def stop_thread_contexts() -> None:
     """Withdraw the announcement of thread contexts, so that readers stop reading. Thread-safe.
 
-    The hooks stay installed, so that records are correct when they are announced again.
+    The hooks remain installed, so that records are correct when announced again.
     """
     _writer.stop()

@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the total size of cached raw stacks. The resolved stacks take three times as much."""
+"""Limit on the total size of cached raw stacks. The resolved stacks use three times as much."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]

@@ -96,7 +96,7 @@ class TableSpace:
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """Add the loaded table for which a claim was made.
+        """Add a loaded table, whose space has been claimed.
 
         Until a sample uses it, a table with ``loaded_ns`` 0 is evicted before all others.
         """

@@ -86,7 +86,7 @@ def make_rows(
     keeps_link: bool = False,
     fp_lost: bool = False,
 ) -> Rows:
-    """Makes the unwind rows of a function.
+    """Generates the unwind rows of a function.
 
     Args:
         sizes: frame sizes, by code offset.
@@ -118,7 +118,7 @@ def make_rows(
 
 
 class Arm64:
-    """Makes the unwind rows of a table's functions."""
+    """Generates the unwind rows for a table's functions."""
 
     QUANTUM: Final = 4
     # undefined x19 to x28

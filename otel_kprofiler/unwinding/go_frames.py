@@ -2,7 +2,7 @@
 
 Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the caller of a function
 that has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``,
-which has the frame size at every instruction.
+which records the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package. It receives
 files, each with these arguments, and replies with the number of pairs, the pairs and the frames:
@@ -42,7 +42,7 @@ _MAX_KEPT: Final = 1 << 15
 _MAX_KEPT_BYTES: Final = 256
 """Maximum number of shapes kept for later files, and maximum size of their packed frame sizes."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
-"""The makers of rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
+"""The classes that generate rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 
 
@@ -164,7 +164,7 @@ def make_tables(
     *,
     machine: int,
 ) -> FrameMaker:
-    """Makes entries for all functions.
+    """Generates entries for all functions.
 
     ``start`` is the SVMA of ``.text``, ``address`` the SVMA of the new ``.eh_frame``, and
     ``machine`` the file's ``e_machine``. Raises ``ValueError`` if the table is damaged or of an

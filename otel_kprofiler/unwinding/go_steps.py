@@ -57,7 +57,7 @@ class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
 
 
 class StepMaker:
-    """Makes programs, and keeps their parts for later functions."""
+    """Generates CFA programs, and keeps their parts for later functions."""
 
     def __init__(self) -> None:
         self._distances = _Distances()
@@ -67,7 +67,7 @@ class StepMaker:
         self._count = 0
 
     def find(self, packed: bytes) -> Shape | None:
-        """Returns the shape of packed frame sizes; None if they start with a frame or are odd.
+        """Returns the shape of packed frame sizes; None if they start with a frame or are unusual.
 
         ``packed`` must not contain a zero byte, except as its last byte.
         """

@@ -59,7 +59,7 @@ _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 
 
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
-    """Makes the unwind rows of a function.
+    """Generates the unwind rows of a function.
 
     ``saves`` states whether the caller's rbp is saved at the top of each frame. Otherwise, the
     location of the caller's rbp is unknown.

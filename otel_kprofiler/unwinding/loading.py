@@ -162,7 +162,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 
 
 def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index) -> Tables | None:
-    """Makes the search table of ``.eh_frame``; None if the file has no such section."""
+    """Builds the search table of ``.eh_frame``; None if the file has no such section."""
     try:
         frames = find_section(source, elf, _FRAMES)
     except ElfError as error:
@@ -192,7 +192,7 @@ def _index_frames_of_c(
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without unwind rules, merged with ``others``; None if not needed."""
+    """Builds tables for code without unwind rules, merged with ``others``; None if not needed."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:

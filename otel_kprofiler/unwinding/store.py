@@ -106,7 +106,7 @@ class TableStore:
         self._gone: dict[FileKey, int] = {}  # number of failed attempts to open each file
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
-        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be made now
+        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be built now
         self._turn_ns = self._counted_ns = 0
         self._children = Children()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -397,7 +397,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Make tables for only a few files at a time, so that other threads stay available."""
+        """Build the tables of only a few files at a time, so that other threads stay available."""
         with self._lock:
             if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)

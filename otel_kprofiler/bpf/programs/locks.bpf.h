@@ -5,8 +5,8 @@
  *
  * The programs may run with any lock held, and in interrupts. To write a sample, they take the
  * ring's lock, which would deadlock if the thread has just acquired that lock. Only the profiler's
- * process, and the sampler's programs while they use the scratch memory, take map and ring
- * locks. So no sample is taken in that process, or while another program has the scratch memory.
+ * process, and the sampler's programs while they use the scratch memory, take map and ring locks.
+ * So no sample is taken in that process, or while another program is using the scratch memory.
  */
 #pragma once
 
@@ -212,7 +212,7 @@ INLINE int is_own_process(void)
 	       ids.tgid == lock_layout.own_tgid;
 }
 
-/* Counts a wait, and samples it if chosen. `own` is 0 if another program has the scratch memory. */
+/* Counts a wait, and samples it if chosen. `own` is 0 if the scratch memory is in use. */
 INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *line,
 			    struct lock_line *sums, struct scratch *own, u32 cpu,
 			    const struct lock_wait *wait)

@@ -188,9 +188,9 @@ RING(ring);
 #include "events.bpf.h"
 
 /*
- * Takes the scratch memory of this CPU; returns 0 if an interrupted program has it. The kernel keeps
- * programs at perf events from interrupting each other, but not those at tracepoints: a tracepoint
- * may fire in an interrupt, or in a helper that a program calls.
+ * Claims the scratch memory of this CPU; returns 0 if an interrupted program is using it. The
+ * kernel keeps programs at perf events from interrupting each other, but not those at tracepoints:
+ * a tracepoint may fire in an interrupt, or in a helper that a program calls.
  */
 INLINE int take_scratch(struct scratch *own)
 {
@@ -542,7 +542,7 @@ INLINE void end_record(const struct record *record, struct cpu_line *line)
 
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. From in_flight, the reader learns up to which time it has all records.
+ * increments are exact. From in_flight, the reader learns the time up to which it has all records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {

@@ -2,14 +2,14 @@
 /*
  * Unwinds the user stack of the interrupted thread, frame by frame:
  *
- * 1. with the rule in the file's .eh_frame, or in a table that code_frames.py made;
+ * 1. with the rule in the file's .eh_frame, or in a table that code_frames.py generated;
  * 2. in a signal trampoline, with the registers that the kernel saved;
  * 3. in a leaf without a rule, if its file has rules, with a guess: the top stack word (arm64: LR);
  * 4. in code without tables (JIT, Go), with the frame pointer.
  *
  * In all cases, a return address must be executable, and must follow a call or be the start of a
- * signal trampoline. If a table led to code that is not readable, this is not checked. The walk
- * stops in a file whose table is not loaded yet, because a frame pointer would be a guess there.
+ * signal trampoline. This check is omitted if a table led to unreadable code. The walk stops in a
+ * file whose table is not loaded yet, because a frame pointer would be a guess there.
  */
 #pragma once
 
@@ -142,7 +142,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 		   u64 *cfa)
 {
 	if (w->sp_lost && row->cfa_kind == CFA_REGISTER && row->cfa_column == c->sp_column) {
-		/* fp points to the saved fp of a function that has made a frame record */
+		/* fp points to the saved fp of a function that has set up a frame record */
 		if (w->fp_lost || row->fp != AT_CFA)
 			return stop(w, END_NO_RULE);
 		*cfa = w->fp - row->fp_offset;

@@ -195,7 +195,7 @@ INLINE int is_throttled(u64 task)
 	return MEMBER(u32, queue, throttle_count) != 0;
 }
 
-/* Returns a random number, at less cost than a helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
+/* Returns a random number more cheaply than a helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
 INLINE u32 draw(u64 *state)
 {
 	u64 x = *state;
@@ -611,8 +611,8 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * Handles a missed switch event (a few per thousand on 6.18): `task`, which leaves now, is not
- * the task last seen to arrive. The run time of `task` shows when it arrived. The other task's run
+ * Handles a missed switch event (a few per thousand on 6.18): `task`, which is leaving now, is not
+ * the task last seen arriving. The run time of `task` shows when it arrived. The other task's run
  * time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)

@@ -128,7 +128,7 @@ struct wait_line {
 /*
  * A thread that was off the CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
- * line has what every switch needs; the second has the other members that a wait updates.
+ * line holds what every switch needs; the second holds the other members that a wait updates.
  */
 struct thread {
 	u64 task;	  /* address of its task_struct */

@@ -29,7 +29,7 @@ class FoundModule(NamedTuple):
     Attributes:
         listed: the module's line in ``/proc/modules``.
         files: the module's data in sysfs.
-        loaded: the module and its symbols, made from ``listed`` and ``files``.
+        loaded: the module and its symbols, built from ``listed`` and ``files``.
         attempts: number of attempts to read the module's symbol names; None after a success.
     """
 

@@ -63,5 +63,5 @@ def make_line(name: bytes) -> Line:
 
 
 def strip_clone_suffix(name: str) -> str:
-    """Strips the suffixes that compilers append to the names of a function's clones and parts."""
+    """Strips the suffixes that compilers append to the names of function clones and parts."""
     return (_CLONE_SUFFIX.sub("", name) or name) if "." in name else name

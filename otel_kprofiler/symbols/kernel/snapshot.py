@@ -156,8 +156,7 @@ class Snapshot:
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
         """Returns a copy in which some modules have different symbol tables.
 
-        ``make`` maps a module's build id to a function that takes the base address and makes the
-        table.
+        ``make`` maps a module's build id to a function that builds the table from the base address.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -315,7 +314,7 @@ class Snapshot:
 
 
 def make_code_module(kind: ModuleKind, symbol: Symbol, program: BpfProgram | None = None) -> Module:
-    """Makes the module that represents a BPF function or trampoline."""
+    """Creates the module that represents a BPF function or trampoline."""
     name, start, end = symbol
     ranges, file_id = (AddressRange(start, end, name),), make_file_id(None, name)
     return Module(name, kind, None, file_id, start, ranges, RangeSource.KERNEL, program=program)

@@ -127,7 +127,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """The Python frames of a stack, which get names as their code objects are described."""
+    """The Python frames of a stack, which are named as their code objects are described."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 

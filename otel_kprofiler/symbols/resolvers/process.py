@@ -146,7 +146,7 @@ class ProcessesResolver:
 
 
 class ProcessResolver:
-    """Resolves addresses in the process that had the pid when this object was made. Thread-safe.
+    """Resolves addresses in the process that had the pid when this object was created. Thread-safe.
 
     ``processes`` performs the lookups; by default a new resolver, closed with this object.
     """

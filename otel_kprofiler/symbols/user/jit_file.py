@@ -23,7 +23,7 @@ EventT = TypeVar("EventT")
 
 
 class MadeFunction(NamedTuple):
-    """A runtime-generated function ``[start, end)``, with the source line of one address in it.
+    """A runtime-generated function ``[start, end)``, with the source line of one of its addresses.
 
     ``file`` is empty, and ``line`` is 0, if unknown.
     """

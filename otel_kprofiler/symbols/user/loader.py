@@ -108,7 +108,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that increases with new names, and every 30 s to repeat lookups."""
+        """Returns a number that increases with new names, and every 30 s to trigger new lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -317,8 +317,8 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # Code without a file gets a separate device, so a process that does not respond delays no
-        # other.
+        # Code without a file is assigned a separate device, so that a process that does not respond
+        # delays no other.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device

@@ -36,7 +36,7 @@ class UserSymbolSettings:
 
     Attributes:
         detail: which details to read; ``lines`` also includes names and inlined functions.
-        max_bytes: memory limit for symbols. Reading a file may take up to three quarters of the
+        max_bytes: memory limit for symbols. Reading a file may use up to three quarters of the
             limit. Large tables are evicted to make room. A process that converts DWARF may use
             eight times this limit, but at most half of the memory that the cgroup has left.
         cpu_share: share of one CPU for reading symbols, in CPU seconds per second.

@@ -389,7 +389,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Makes the module of a segment, rounded to pages, or of the whole file if ``text`` is None."""
+    """Returns the module of a segment, extended to pages, or of the whole file if there is none."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:
