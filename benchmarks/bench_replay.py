@@ -36,7 +36,7 @@ class Costs(NamedTuple):
 
 
 def record(path: str, seconds: float) -> None:
-    """Records named kernel and user stacks of only the processes of the steady load."""
+    """Records named kernel and user stacks, only for the processes in the steady load."""
     with user_load(seconds + 30, without={"node"}) as pids:
         time.sleep(5)  # until the load's program has been compiled
         command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]

@@ -191,7 +191,7 @@ class Sink(grpc.GenericRpcHandler):
 
 
 class Gateway:
-    """A Collector that can be restarted at its address.
+    """A Collector that can be restarted at the same address.
 
     Attributes:
         endpoint: ``host:port`` of its receiver.

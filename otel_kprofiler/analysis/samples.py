@@ -113,7 +113,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns each row's number of samples: the sum of its values if they count samples."""
+        """Returns each row's number of samples: the sum of its values if these count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]

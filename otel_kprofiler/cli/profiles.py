@@ -39,7 +39,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
     """Loads the samples of all files, and reports unreadable data on standard error.
 
     Turns garbage collection off permanently, because scanning millions of live objects would take
-    as long as reading them. Raises ``KProfilerError`` if a file has no readable part.
+    as long as reading them. Raises ``KProfilerError`` if a file contains no readable part.
     """
     gc.disable()
     return load_samples(
@@ -114,7 +114,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
 
 
 def _find_write_time(path: str) -> int:
-    """Returns the Unix time at which a file was written, in nanoseconds; now if it is stdin."""
+    """Returns the Unix time, in nanoseconds, of a file's last write; the current time for stdin."""
     return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
 
 

@@ -56,7 +56,7 @@ class UnsentFile:
             self.problem = result.message
 
     def discard(self) -> None:
-        """Delete the file. Call this only if its samples are kept elsewhere."""
+        """Delete the file. Call this only if the file's samples are kept elsewhere."""
         self.close()
         if self.path:
             os.unlink(self.path)

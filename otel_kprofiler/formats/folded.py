@@ -18,7 +18,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
     frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and
     unprintable characters are escaped. If there are several kinds of samples, each kind has a root
-    frame, and its counts are in the unit of its ``measure``, such as nanoseconds.
+    frame, and counts are in the unit of the kind's ``measure``, such as nanoseconds.
 
     With ``threads``, the thread's ``name/tid`` follows the process.
     """

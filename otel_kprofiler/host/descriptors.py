@@ -51,7 +51,7 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
 
 
 def open_in_memory(name: str, content: bytes) -> int:
-    """Open a file in memory at the start of its content; the caller closes the descriptor.
+    """Open an in-memory file with this content, positioned at its start; the caller closes it.
 
     Raises ``OSError``.
     """

@@ -45,8 +45,8 @@ class FairQueue(Generic[T]):
     had the last turn in its group, so that idle time earns no credit. Among owners with equal
     costs, the one that has waited longest is next.
 
-    All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is a
-    reserve for owners that had no turn in the last minute. These owners need not wait while the
+    All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is
+    reserved for owners that had no turn in the last minute. These owners need not wait while the
     remaining share pays for another owner's expensive work.
     """
 

@@ -61,8 +61,8 @@ class PerfAttributes(NamedTuple):
 def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1) -> int:
     """Open an event; the caller closes the descriptor (close-on-exec).
 
-    A ``pid`` of -1 selects all threads, and a ``cpu`` of -1 all CPUs. Only one of them may be -1.
-    Raises ``OSError``, for example ``ENODEV`` if the CPU is offline.
+    A ``pid`` of -1 selects all threads, and a ``cpu`` of -1 all CPUs. At most one of them may be
+    -1. Raises ``OSError``, for example ``ENODEV`` if the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:
@@ -80,7 +80,7 @@ def attach_program(event_fd: int, program_fd: int) -> None:
 
 
 def enable_event(event_fd: int) -> None:
-    """Enable an event, and the copies of it that child processes have inherited."""
+    """Enable an event, and the copies that child processes have inherited."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 

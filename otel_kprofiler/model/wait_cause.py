@@ -121,7 +121,7 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Functions that imply a cause if the thread waits in them or their callees. If the stack has
+"""Functions that imply a cause if the thread waits in them or their callees. If the stack contains
 several of these functions, the innermost decides."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {

@@ -75,7 +75,7 @@ class _Options(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """A Resource compared by value. Attributes are sorted, so equal Resources have equal bytes."""
+    """A Resource, compared by value. Sorting attributes makes the encoding unique."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]

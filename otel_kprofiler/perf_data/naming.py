@@ -14,6 +14,7 @@ class Names(Protocol):
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
         """Returns the frame at a kernel address; None if this host does not have the symbols.
 
-        ``module`` is the kernel, or one of its modules, with its base on the recorded host. ``rva``
-        is relative to that base. ``address`` is the runtime address on the recorded host.
+        ``module`` is the kernel or a kernel module, with its base address on the recorded host.
+        ``rva`` is relative to that address. ``address`` is the runtime address on the recorded
+        host.
         """

@@ -98,11 +98,11 @@ class ProcessBudgets:
         now_ns: returns the time of a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: counts of samples whose detail was reduced, by what was reduced. ``resource``:
-            the sample has the Resource of the process's previous program, or a Resource that new
-            processes share. ``stack``: the stack has no user frames, and the status
-            ``over_budget``. ``group``: the sample has the executable's name and the process id (0
-            if the Resource is shared) instead of the thread's, and no span or labels.
+        coarse: counts of samples whose detail was reduced, by kind of reduction. ``resource``: the
+            sample has the Resource of the process's previous program, or a Resource that new
+            processes share. ``stack``: the stack contains no user frames, and has the status
+            ``over_budget``. ``group``: the sample carries the executable's name and the process id
+            (0 if the Resource is shared) instead of the thread's, and no span or labels.
     """
 
     def __init__(

@@ -106,11 +106,11 @@ class _Process:
 class ProcessResources:
     """Finds the Resource of each process, reading ``/proc`` when the process is first seen.
 
-    Processes are identified by :class:`ProcessKey`, so a reused pid gets a new Resource, as does a
-    process that executes another program, changes its user, or moves to another container. If a
-    process exits or executes another program before it can be read, its Resource is derived from
-    its sample, and from other processes that ran the same program. Resources are kept in an LRU
-    cache. Not thread-safe.
+    Processes are identified by :class:`ProcessKey`, so a new Resource is assigned to a reused pid,
+    and to a process that executes another program, changes its user, or moves to another container.
+    If a process exits or executes another program before it can be read, its Resource is derived
+    from its sample, and from other processes that ran the same program. Resources are kept in an
+    LRU cache. Not thread-safe.
 
     Args:
         clock: converts start times to ``process.creation.time``. The clock's offset is read only

@@ -53,7 +53,7 @@ class RecordingFacts(NamedTuple):
 def parse_facts(header: dict[str, Any]) -> RecordingFacts:
     """Parses the header of a recording.
 
-    Raises ``KProfilerError`` if the recording has another format, and ``KeyError``, ``TypeError``
+    Raises ``KProfilerError`` if the recording is in another format, and ``KeyError``, ``TypeError``
     or ``ValueError`` if the header is damaged.
     """
     version = (header["version"], header["record_version"])

@@ -13,7 +13,7 @@ from otel_kprofiler.errors import KProfilerError
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
 """Maximum size of a decompressed entry. Sample blocks occupy 1 MiB, and kallsyms 20 MiB."""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""Maximum size of serialized JSON. The parsed value takes up to 20 times as much memory."""
+"""Maximum size of serialized JSON. The parsed value occupies up to 20 times as much memory."""
 MAX_NAME_CHARS: Final = 512
 MAX_NAME_PARTS: Final = 16
 

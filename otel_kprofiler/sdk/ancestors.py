@@ -28,8 +28,9 @@ def describe_sampling_ancestor() -> str:
 def find_sampling_ancestor() -> int | None:
     """Returns the pid of the nearest ancestor that samples its descendants; None if none does.
 
-    An ancestor that samples its descendants has :data:`SAMPLES_DESCENDANTS` in its process context.
-    This process must be allowed to read that context, and must share the ancestor's pid namespace.
+    An ancestor that samples its descendants publishes :data:`SAMPLES_DESCENDANTS` in its process
+    context. This process must be allowed to read that context, and must share the ancestor's pid
+    namespace.
     """
     pid, files = os.getppid(), Access()
     while pid > 1:

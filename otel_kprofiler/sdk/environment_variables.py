@@ -34,7 +34,7 @@ OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
 """Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Each frame
-has a function and a line."""
+names a function and a line."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
 """``true`` to also sample off-CPU waits: where threads wait, and for what."""

@@ -161,7 +161,7 @@ class LocalRoots(ForkAware):
             self.failures += 1
 
     def end(self, span: Any) -> None:
-        """Record that a span ends; never raises."""
+        """Record the end of a span; never raises."""
         try:
             span_id = span.get_span_context()[_SPAN_ID]
             root = self._active.pop(span_id, None)

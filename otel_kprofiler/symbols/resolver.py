@@ -59,8 +59,8 @@ class SideResolver(Protocol[StateT]):
         """Returns the state of the sample's process at the time of the sample.
 
         States should be small, because caches keep them. For example, a state may pair a process
-        with a counter that is incremented whenever its mappings change. If two states are equal,
-        equal raw sides must resolve to equal results.
+        with a counter that is incremented whenever the process's mappings change. If two states are
+        equal, equal raw sides must resolve to equal results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:

@@ -1,6 +1,6 @@
 """Streams process events (start, exec, mapped code, exit) in time order.
 
-A perf event on each CPU receives a record of each process event on this CPU. Processes that are
+A perf event on each CPU receives a record of each process event on that CPU. Processes that are
 already running are read from ``/proc``. Example::
 
     from otel_kprofiler.tracking import Mapped, ProcessEvents

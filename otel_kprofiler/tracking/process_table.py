@@ -1,6 +1,6 @@
 """Tracks programs and mappings of processes, from kernel records and ``/proc``.
 
-Performs no I/O: takes records and :class:`Reading` objects in time order, and returns events.
+Performs no I/O: accepts records and :class:`Reading` objects in time order, and returns events.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,8 +19,8 @@ class Started(NamedTuple):
     Attributes:
         time_ns: boottime of the event.
         process: pid and start time. The start time of a forked process is ``time_ns``, a few
-            milliseconds later than in ``/proc``. For a process that was already running, it is from
-            ``/proc``.
+            milliseconds later than in ``/proc``. For a process that was already running, the start
+            time is from ``/proc``.
         parent: pid of the parent; None if the process was already running.
     """
 

@@ -165,7 +165,7 @@ class X86:
 
     @staticmethod
     def make_packed_shape(packed: bytes) -> Shape | None:
-        """Returns the shape of functions with the given packed frame sizes; None if it is rare."""
+        """Returns the shape of functions with these packed frame sizes; None if these are rare."""
         return _STEPS.find(packed)
 
     def make_shape(self, sizes: Sizes) -> Shape:

@@ -108,7 +108,7 @@ class TableMaps:
         return self._used.words.tolist()
 
     def close(self) -> None:
-        """Unmap memory and close descriptors; in a forked child, also those of missing threads."""
+        """Unmap memory and close descriptors (in a forked child, also those of parent threads)."""
         self.ring.close()
         self._used.close()
         self._epoch.close()

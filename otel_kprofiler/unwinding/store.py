@@ -254,7 +254,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Opens a file or loads its tables. Returns the CPU time used; 0 if its device hangs."""
+        """Opens a file or loads its tables. Returns the CPU time used; 0 if the device hangs."""
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
 

@@ -69,7 +69,7 @@ Answer = Callable[[Query], Iterable[bytes]]
 """Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
-"""Function that returns whether any frame of the profile has the given source file."""
+"""Function that returns whether any frame of the profile is from the given source file."""
 
 
 def parse_query(text: str) -> Query:

@@ -2,14 +2,14 @@
 /*
  * Finds the interrupted thread's CPython state in the interpreter's list of thread states.
  *
- * Thread-local storage has the state only while the thread holds the GIL, and threads that are in
- * the kernel rarely hold it. Other threads may change the list at the same time, so a state is used
- * only if it belongs to this thread and is in the list.
+ * Thread-local storage holds the state only while the thread holds the GIL, and threads that are in
+ * the kernel rarely hold it. Other threads may change the list during the search, so a state is
+ * used only if it belongs to this thread and is in the list.
  *
- * With subinterpreters, a thread may have states of several interpreters, each with frames. From
- * 3.13 on, a bit marks the state that the thread used last, with or without the GIL. In older
- * versions, a thread may use a state that has another thread's id, so only states of the main
- * interpreter, which is last in the list, are examined.
+ * With subinterpreters, a thread may have a state in each of several interpreters, each with
+ * frames. From 3.13 on, a bit marks the state that the thread used last, with or without the GIL.
+ * In older versions, a thread may use a state that has another thread's id, so only states of the
+ * main interpreter, which is last in the list, are examined.
  */
 #pragma once
 

@@ -3,7 +3,7 @@
  * Finds the mapping that contains a pc, its file, and the file's table.
  *
  * A program in an interrupt cannot take the mm's lock, so it reads the mapping tree without it.
- * Nodes may be freed and reused at the same time, so the result is used only if it is a mapping
+ * Nodes may be freed and reused during the search, so the result is used only if it is a mapping
  * of this mm that contains the pc.
  */
 #pragma once

@@ -207,7 +207,7 @@ struct mapping {
 	u32 state;
 	u32 slot;
 	u32 serial;
-	u32 sample; /* `index` is only valid in the record of this sample */
+	u32 sample; /* `index` is valid only in the record of this sample */
 	u32 index;
 };
 

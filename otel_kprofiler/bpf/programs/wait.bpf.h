@@ -49,7 +49,7 @@ INLINE u32 find_bucket(u64 task)
 	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
 }
 
-/* Finds the index of a task's thread in `threads`; NO_THREAD if it has none. */
+/* Finds the index of a task's thread in `threads`; NO_THREAD if there is none. */
 INLINE u32 find_place(u64 task)
 {
 	u32 number = find_bucket(task);
@@ -265,7 +265,7 @@ GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 }
 
 /*
- * Handles a thread that leaves its CPU; returns whether to report the start of its wait. `task`
+ * Handles a thread that is leaving its CPU; returns whether to report the start of its wait. `task`
  * is the tracepoint's argument.
  */
 INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,

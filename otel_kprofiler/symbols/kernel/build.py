@@ -50,7 +50,7 @@ class TableBuilder:
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
         """Adds symbols. Returns False, and adds nothing, if their addresses are out of order.
 
-        Each address has 16 lower-case hexadecimal digits. Types are the letters in
+        Each address consists of 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
         in the same call.
         """
@@ -140,7 +140,7 @@ def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns the name of an end entry: ``_etext`` if that is its symbol, otherwise empty."""
+    """Returns the name of an end entry: ``_etext`` if that symbol is there, otherwise empty."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break

@@ -64,7 +64,7 @@ class CodeFile:
                 yield Frame(self._find_module(function.start), function.start, lines, 0, USER_SIDE)
 
     def find_offset(self, svma: int) -> int | None:
-        """Returns the file offset of an address (SVMA); None if the file has no bytes for it."""
+        """Returns the file offset of an address (SVMA); None if it has none in the file."""
         for load in self._loads:
             if 0 <= svma - load.address < load.size:
                 return load.offset + svma - load.address

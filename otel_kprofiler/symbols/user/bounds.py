@@ -53,7 +53,7 @@ def read_bounds(
     """Reads the bounds of a file's functions.
 
     Returns None if the file has no unwind information, if the encodings are unusual, or if indexing
-    needs too much memory. Raises ``ElfError`` if the tables are damaged, have more than ``limit``
+    needs too much memory. Raises ``ElfError`` if the tables are damaged, are longer than ``limit``
     bytes, or exceed the budget.
     """
     frames = next((section for section in sections if section.name == b".eh_frame"), None)

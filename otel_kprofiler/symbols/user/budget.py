@@ -109,8 +109,8 @@ class ReadingBudget:
     def read_content(self, source: Source, section: Section, limit: int) -> bytes:
         """Reads the content of a section, and reserves the memory that holds it.
 
-        Raises ``ElfError`` if the section has more than ``limit`` bytes, is damaged, or exceeds the
-        budget.
+        Raises ``ElfError`` if the section is longer than ``limit`` bytes, is damaged, or exceeds
+        the budget.
         """
         purpose = section.name.decode("ascii", "backslashreplace") or "a section"
         if section.kind == SHT_NOBITS:

@@ -52,7 +52,7 @@ class DrgnLines:
 
     A lookup usually takes 0.3 ms, but may take seconds, so threads that sample must not perform
     lookups. Replaces a worker that takes too long or exits. After three such failures, lookups
-    return nothing. Inlined functions have their source names, without namespaces or parameters.
+    return nothing. Inlined functions are named as in the source, without namespaces or parameters.
     Reads split DWARF from the paths recorded in the file, on this host.
 
     Args:

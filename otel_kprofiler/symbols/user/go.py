@@ -47,7 +47,7 @@ MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the runtime's ``moduledata``."""
 MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Size limit of a pc table. About 5,000 entries are read in 2 ms, and take 100 KB of memory."""
+"""Size limit of a pc table. About 5,000 entries are read in 2 ms, and occupy 100 KB of memory."""
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Memory limit for cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4

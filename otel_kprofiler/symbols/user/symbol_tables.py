@@ -71,7 +71,7 @@ def read_table(
     """Reads a symbol table with its names; None if the table is missing or empty.
 
     ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is damaged, or if
-    the table or its names have more than ``limit`` bytes.
+    the table or its names are longer than ``limit`` bytes.
     """
     table = next((section for section in sections if section.kind == kind), None)
     content = (
