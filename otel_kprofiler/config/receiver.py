@@ -128,7 +128,7 @@ class Receiver(Section):
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
         description="Detail of user frames. off: only file and address. names: also function "
-        "names. lines: also source lines and inlined functions, which needs the dwarf extra. "
+        "names. lines: also source lines and inlined functions (needs the dwarf extra). "
         "Symbols are read from executables, libraries and their installed debug files.",
     )
     max_user_symbol_megabytes: int = Field(

@@ -113,7 +113,7 @@ LOGS: Final[Mapping[str, str]] = {
     "initial_fields": "put attributes under receivers.kprofiler.resource",
 }
 METRICS: Final[Mapping[str, str]] = {
-    "readers": "the agent sends metrics to the pipeline's OTLP receivers every "
+    "readers": "the agent sends metrics to the pipeline's OTLP receivers at intervals of "
     "service.telemetry.metrics.interval; remove this setting",
     "address": "the agent sends its metrics, and has no endpoint to scrape; remove this setting",
     "views": "remove this setting, and filter in the Collector",

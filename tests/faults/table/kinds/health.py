@@ -161,7 +161,7 @@ SCENARIOS = [
         lambda run: {"NOTIFY_SOCKET": str(run.directory / "nothing"), "WATCHDOG_USEC": "200000"},
     ),
     notified(
-        "systemd's socket has an impossible name",
+        "systemd's socket has an invalid name",
         lambda _: {"NOTIFY_SOCKET": "x" * 5000, "WATCHDOG_USEC": "-1"},
     ),
 ]

@@ -55,7 +55,7 @@ FILES = {
     "has aliases that expand to 3 billion values": text(BOMB),
     "has 100,000 levels of nesting": text("[" * 100_000),
     "has a tag that creates Python objects": text("!!python/object/apply:os.system [reboot]"),
-    "has a GiB of zeros": sparse,
+    "contains a GiB of zeros": sparse,
     "is a directory": lambda path: path.mkdir(),
     "is a FIFO": os.mkfifo,
     "is a link to itself": lambda path: path.symlink_to(path.name),
