@@ -114,7 +114,7 @@ choose_python() { # sets python and found
 	for name in python3 python3.14 python3.13 python3.12 python3.11; do
 		try "$name" "by the PATH, since the system's cannot be used" && return
 	done
-	fail "no Python here can be used: $refused" 'install CPython 3.11 or later with venv and ensurepip
+	fail "no usable Python is installed: $refused" 'install CPython 3.11 or later with venv and ensurepip
      (of Debian 12, Ubuntu 24.04 or later: apt-get install python3-venv), or name it: PYTHON=/path/to/python3'
 }
 

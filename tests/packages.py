@@ -97,7 +97,7 @@ PACKAGES = {
         "bpf clock elf host model otlp text",
     ),
     "pipeline": Package(
-        "Orders samples in windows; composes pipelines that sample this host or replay a recording",
+        "Groups samples into windows; builds pipelines that sample this host or replay a recording",
         "bpf clock config errors host interpreters late model processes recording sampling "
         "stopping symbols text tracking",
     ),

@@ -28,7 +28,9 @@ def refuse_many_messages(data: bytes) -> None:
     else:
         count = _count(data, _children(ExportProfilesServiceRequest.DESCRIPTOR), limit)
     if count > limit:
-        raise PayloadError(f"the request of {len(data):,} bytes has more than {limit:,} messages")
+        raise PayloadError(
+            f"the request of {len(data):,} bytes contains more than {limit:,} messages"
+        )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Registers rules for OTLP profiles, and resolves the indices in the messages to check."""
+"""Registers rules for OTLP profiles, and resolves the indices in the checked messages."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple

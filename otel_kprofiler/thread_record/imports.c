@@ -1,4 +1,4 @@
-/* Replaces functions that the libraries of this process import. Overwrites the words in which the
+/* Replaces functions that libraries in this process import. Overwrites the words in which the
  * loader has stored the functions' addresses; each library's relocations list these words.
  *
  * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),

@@ -1,4 +1,4 @@
-/* Replaces functions that the libraries of this process import. */
+/* Replaces functions that libraries in this process import. */
 #pragma once
 
 struct import {

@@ -179,7 +179,7 @@ def test_the_path_and_then_the_environment_are_searched_if_the_system_python_is_
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
     assert done.returncode == 1
     assert not (clone / ".venv").exists()
-    assert re.search("error: no Python here can be used: /usr/bin/python3: .+; ", done.stderr)
+    assert re.search("error: no usable Python is installed: /usr/bin/python3: .+; ", done.stderr)
     assert f"; python3: {older}/real (3.9.2) is older than 3.11; " in done.stderr
     assert "fix: install CPython 3.11 or later" in done.stderr
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Samples at a raw tracepoint. Included by sampler.bpf.c.
+ * Takes samples at a raw tracepoint. Included by sampler.bpf.c.
  *
  * Before 6.10 the kernel cannot pass a value to a program at a raw tracepoint. The program is
  * therefore loaded once for each tracepoint, with different constants but the same maps.

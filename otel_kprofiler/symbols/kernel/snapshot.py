@@ -1,4 +1,4 @@
-"""Holds all kernel symbols at a given time."""
+"""Holds all kernel symbols as of a given time."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ ANSWERS = {
     "answers 200 with a negative length": raw(OK + b"Content-Length: -7\r\n\r\n"),
     "answers one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
     "answers 100 Continue a thousand times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
-    "answers twice to each request":
+    "answers each request twice":
         raw(2 * (OK + b"Content-Length: 0\r\n\r\n")),
     "rejects all profiles": reject_all,
     "rejects all profiles, in JSON": reject_all_as_json,
