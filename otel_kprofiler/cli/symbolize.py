@@ -148,7 +148,7 @@ def _check(options: Options) -> None:
         raise click.UsageError("--payload requires -o, and -o requires --payload")
     has_words = bool(options.words or options.rvas)
     if options.payload is not None and has_words:
-        raise click.UsageError("--payload takes no addresses")
+        raise click.UsageError("--payload does not accept addresses")
     if options.payload is None and not has_words:
         raise click.UsageError("Missing argument 'ADDR|NAME|- ...'.")
 
