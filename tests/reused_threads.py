@@ -1,4 +1,4 @@
-"""A service whose threads exit at once, so that the next thread has the same id but a new name.
+"""A service whose threads exit immediately, so that the next thread reuses the id with a new name.
 
 ``python -m tests.reused_threads FILE`` writes the log and exits when its input ends. Before it
 starts a thread, it sets the kernel's last process id (see proc_sys_kernel(5)), which needs root.

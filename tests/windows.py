@@ -27,7 +27,7 @@ def make_frame(name, side=KERNEL_SIDE, module=VMLINUX) -> Frame:
 
 
 def make_stack(*names) -> Stack:
-    """Makes a stack of kernel functions. The first one is the innermost."""
+    """Builds a stack of kernel functions. The first one is the innermost."""
     return Stack.from_frames(make_frame(name) for name in names)
 
 
@@ -76,7 +76,7 @@ def read_samples(path) -> list[tuple[Resource, WindowSample]]:
 
 
 def send(window: Window, form=Form.PROTOBUF) -> Window:
-    """Returns what a receiver decodes from a window's payload, which is valid."""
+    """Returns what a receiver decodes from a window's payload. The payload must be valid."""
     payload = encode(window, form)
     assert check_payload(payload) == []
     (decoded,) = decode_windows(payload)

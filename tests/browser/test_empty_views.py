@@ -90,7 +90,7 @@ def test_a_kind_without_samples_offers_another_kind(browser):
 
 
 @pytest.mark.parametrize("windows", [[], [window()]])
-def test_a_recording_without_samples_says_so(browser, windows):
+def test_the_page_states_that_a_recording_has_no_samples(browser, windows):
     browser.show(windows)
     assert browser.evaluate(REASON).startswith("The recording has no samples: ")
     assert browser.evaluate(WAYS) == []

@@ -66,7 +66,7 @@ def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser):
     assert min(tops) > 80
 
 
-def test_controls_take_two_lines_in_a_wide_window(browser, busy):
+def test_controls_occupy_two_lines_in_a_wide_window(browser, busy):
     browser.show_page(busy, width=1500, height=900)
     for row in ("#controls", "#choices"):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row

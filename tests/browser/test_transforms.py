@@ -240,7 +240,7 @@ def test_table_rows_and_the_button_below_the_graph_open_the_menu(page):
     assert "ext4_read" not in [row[0] for row in rows(page)]
 
 
-def test_collapsed_recursion_is_one_frame(browser):
+def test_collapsed_recursion_is_shown_as_one_frame(browser):
     walk, parse = native("walk"), native("parse", line=7)
     browser.show([window(("x", 1, [sample([READ, walk, walk, parse, walk, walk], 4)]))])
     names = "viewer.panes[0].graph.boxes().map(box => box.name)"

@@ -231,7 +231,7 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
     assert_systemd_accepts(unit)
 
 
-def test_the_package_has_no_trace_of_the_build_machine(packages, tmp_path):
+def test_the_package_contains_no_trace_of_the_build_machine(packages, tmp_path):
     tree = tmp_path / "tree"
     subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
     result = subprocess.run(

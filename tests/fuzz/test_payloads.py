@@ -148,7 +148,7 @@ def test_the_number_of_reported_deviations_and_violations_is_limited():
     assert max(map(by_rule.count, by_rule)) == MAX_PLACES
 
 
-def test_a_message_above_the_size_limit_is_rejected(monkeypatch):
+def test_an_otlp_message_above_the_size_limit_is_rejected(monkeypatch):
     monkeypatch.setattr("otel_kprofiler.otlp.payloads.MAX_MESSAGE_BYTES", 100)
     payload = one_long_name_for_all().SerializeToString()
     framed = len(payload).to_bytes(4, "big") + payload

@@ -126,7 +126,7 @@ def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
             time.sleep(1)
             readings.append(read_resident_bytes(agent.pid))
         agent.stop(PATIENCE_S)
-    resident = median(readings)  # encoding a request briefly takes more memory
+    resident = median(readings)  # encoding a request briefly uses more memory
     request.node.user_properties.append(("resident_mb", round(resident / 1e6, 1)))
     assert "pyroute2" not in agent.log
     assert resident <= 60e6

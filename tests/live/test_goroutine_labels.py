@@ -145,7 +145,7 @@ def test_waits_have_the_labels_of_their_goroutine(tmp_path):
 
 @pytest.fixture
 def unsupported(tmp_path):
-    """Runs a program that states a Go version without a known layout."""
+    """Runs a program that declares a Go version whose layout is unknown."""
     path = build(tmp_path)
     content = path.read_bytes()
     at = content.index(b"\xff Go buildinf:")

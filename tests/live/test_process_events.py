@@ -258,7 +258,7 @@ def pids_of(events):
     return {event.process.tgid for event in events}
 
 
-def test_existing_children_are_reported():
+def test_existing_child_processes_are_reported():
     with family_of_three() as pids:
         with ProcessEvents(pids[:1], children=True) as events:
             assert pids_of(take(events)) == {*pids}
@@ -273,7 +273,7 @@ def test_existing_children_are_reported():
             assert pids_of(take(events)) == {*pids[1:]}
 
 
-def test_children_started_while_records_are_lost_are_reported(storm):
+def test_child_processes_started_while_records_are_lost_are_reported(storm):
     with ProcessEvents([os.getpid()], children=True, ring_bytes=4096) as events:
         take(events)
         with family_of_three() as pids:

@@ -82,7 +82,7 @@ class Forgery:
             self._put(at + place, choose(self._strings))
 
     def make_string(self, at):
-        """Makes strings of any length and kind, with characters that are invalid in names."""
+        """Builds strings of any length and kind, with characters that are invalid in names."""
         choose = self._generator.choice
         ctypes.memmove(at + 40, b"\x1b[31m\n\0\xff\xd8\x00\xdc<script>;\t\r\x7f" * 3, 70)
         self._put(at + _SIZE, choose((0, 1, 20, 500, 1 << 20, 1 << 62, (1 << 64) - 1)))

@@ -45,7 +45,7 @@ class FakeInterpreter:
         self._words[start + offset // 8] = value
 
     def scribble(self):
-        """Changes everything that the thread state's links lead to."""
+        """Overwrites the frames and code objects to which the thread state leads."""
         choose = self._random.choice
         frames = [FRAMES + FRAME_WORDS * n for n in range(64)]
         codes = [CODES + CODE_WORDS * n for n in range(64)]

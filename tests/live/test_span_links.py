@@ -80,7 +80,7 @@ def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
 
 
 class Odd(tuple):
-    """An object that has the layout of a span context, but is not a span context."""
+    """An object that has the layout of a span context, but is not one."""
 
     __slots__ = ()
 

@@ -417,7 +417,7 @@ def test_bcc_rejects_off_cpu_programs_and_suggests_libbpf():
     assert "libbpf1" in raised.value.hint
 
 
-def test_process_keys_have_the_start_time_from_proc():
+def test_process_keys_contain_the_start_time_from_proc():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)

@@ -1,6 +1,6 @@
 """Tests interpreters, and programs without unwind tables, and writes docs/platforms.md.
 
-Tests every interpreter that this machine or a package registry has.
+Tests every interpreter that is installed here or available from a package registry.
 
 Usage: python -m tests.platforms [--samples N] [VERSION…]; exits with 1 if a stack is wrong.
 """

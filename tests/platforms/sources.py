@@ -40,7 +40,7 @@ PYTHON = "/usr/bin/python3"
 
 
 class Source(NamedTuple):
-    """An interpreter that this machine may not have.
+    """An interpreter that may not be installed on this machine.
 
     Attributes:
         package: the name of the Debian package; empty for an interpreter from a Go module.

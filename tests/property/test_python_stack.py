@@ -53,7 +53,7 @@ def test_arbitrary_bytes_parse_as_a_python_stack_or_are_rejected(raw):
     assert not raw or len(raw) == 8 + 8 * len(words)
 
 
-def test_packed_python_stacks_have_the_layout_of_the_bpf_program():
+def test_packed_python_stacks_have_the_layout_that_the_bpf_program_writes():
     raw = pack_python_stack(1, [(0x123456789A, 0x2ABCDE, True)], 0xAABBCCDD)
     assert raw[:4] == b"\x01\x01\x01\x00"
     assert raw[4:8] == bytes.fromhex("ddccbbaa")

@@ -201,7 +201,7 @@ def test_health_probes_report_problems():
         server.close()
 
 
-def test_a_port_in_use_is_reported():
+def test_a_health_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostError, match="cannot listen on"):

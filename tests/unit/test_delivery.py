@@ -373,7 +373,7 @@ def test_losses_of_an_empty_last_window_are_reported():
     assert reported(exporter)[1].profiles[0].totals == totals
 
 
-def test_the_final_request_has_a_profile_of_each_kind():
+def test_the_final_request_contains_a_profile_of_each_kind():
     exporter = Refusing("a")
     exporter.refused = {1}
     reporter = Reporter([ExportQueue(exporter)])

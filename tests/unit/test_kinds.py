@@ -142,7 +142,7 @@ def test_every_format_is_covered_by_this_module():
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_reports_keep_the_values_of_kinds_apart(windows, name):
+def test_reports_keep_values_of_different_kinds_separate(windows, name):
     read, expected = WRITTEN[name]
     (row,) = [row for row in FORMATS if row.name == name]
     assert read(row.write(windows)) == expected
@@ -171,7 +171,7 @@ def test_the_page_keeps_kinds_apart_and_names_their_units(windows):
     assert sums == {0: 2, 1: 706}
 
 
-def test_a_pprof_file_has_a_value_for_each_kind(windows):
+def test_a_pprof_file_contains_a_value_for_each_kind(windows):
     (pprof,) = [row for row in FORMATS if row.name == "pprof"]
     profile = list(fields(gzip.decompress(pprof.write(windows))))
     strings = [text.decode() for number, text in profile if number == 6]

@@ -92,7 +92,7 @@ def test_a_report_by_lock_contains_only_lock_waits_and_their_exact_totals(path):
     }
 
 
-def test_a_report_by_holder_names_the_thread(path):
+def test_a_report_by_lock_holder_names_the_holding_thread(path):
     (part,) = json.loads(run("--json", "--by", "holder", path))["kinds"]
     groups = [(group["name"], group["self"]) for group in part["groups"]]
     assert groups == [("-", 9000), ("writer\\xff (12)", 700)]

@@ -281,7 +281,7 @@ def test_bpf_programs_have_the_name_of_their_record():
     assert (frame.function, frame.module.kind) == ("bpf_prog_1_x", ModuleKind.BPF)
 
 
-def test_lost_samples_are_counted():
+def test_samples_that_perf_lost_are_counted():
     window, _ = read(made(sample(7, 3, USER, 1), record(2, struct.pack("<QQ", 0, 5) + ids(0, 9))))
     (profile,) = window.profiles
     assert (profile.taken, profile.lost) == (6, {LossCause.RING_FULL: 5})

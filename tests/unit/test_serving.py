@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """Makes servers wait for a free thread for longer, because CPUs may be busy."""
+    """Makes servers wait longer for a free thread, because CPUs may be busy."""
     monkeypatch.setattr("otel_kprofiler.serving._FREE_WAIT_S", 60)
 
 

@@ -61,7 +61,7 @@ def test_a_new_stack_side_survives_an_otlp_round_trip(form):
     assert sample.stack.frames[1].lines == HANDLER.lines
 
 
-def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
+def test_raw_addresses_of_a_new_stack_side_keep_their_side_and_reason():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
     decoded = send(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))

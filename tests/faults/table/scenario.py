@@ -1,4 +1,4 @@
-"""Scenarios: each has a fault, a receiver, and the agent's configuration."""
+"""Scenarios, each of which combines a fault, a receiver and an agent configuration."""
 
 from __future__ import annotations
 

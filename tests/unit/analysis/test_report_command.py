@@ -283,7 +283,7 @@ def test_names_reach_the_terminal_only_escaped(profile):
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 100])
-def test_lines_fit_the_terminal(profile, width, monkeypatch):
+def test_report_lines_fit_the_terminal(profile, width, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.cli.report.terminal_width", lambda: width)
     for by in ("function", "process", "span", "line"):
         lines = report("--by", by, profile).splitlines()[1:]

@@ -163,7 +163,7 @@ def times(*arguments):
     }  # fmt: skip
 
 
-def test_spans_have_user_kernel_and_waiting_time(synchronous):
+def test_span_times_are_divided_into_user_kernel_and_waiting_time(synchronous):
     assert times(synchronous) == {
         ("-", A.span_id.hex()): (2, 3, 4), ("-", B.span_id.hex()): (1, 0, 6),
     }  # fmt: skip

@@ -62,7 +62,7 @@ def test_committed_records_are_read_once_and_their_space_is_released():
 
 
 @pytest.mark.parametrize("short_of_the_end", range(0, 64, 8))
-def test_records_survive_the_wrap_around(short_of_the_end):
+def test_records_are_intact_where_the_ring_wraps_around(short_of_the_end):
     """The ring's pages may end before a record, in its header or in its data."""
     ring = SyntheticRing(position=5 * SIZE - short_of_the_end)
     reader = RingReader(ring, SIZE)
@@ -119,7 +119,7 @@ def test_closing_releases_the_mapping():
     ],
     ids=["header truncated", "record truncated", "never committed"],
 )
-def test_a_damaged_chunk_is_rejected(chunk):
+def test_a_damaged_chunk_of_ring_data_is_rejected(chunk):
     with pytest.raises(ValueError, match="truncated"):
         list(record_spans(chunk))
 

@@ -15,7 +15,7 @@ def record(samples, **kwargs):
     return replace(window, profiles=profiles)
 
 
-def test_idle_cpus_are_remarked_on():
+def test_the_summary_mentions_idle_cpus():
     remark = describe_idle_cpus([record(3), record(1)], cpu_seconds=20.0)
     assert remark.startswith("the CPUs were idle for 99.8% of the time; ")
 
@@ -24,9 +24,9 @@ def test_busy_cpus_are_not_remarked_on():
     assert not describe_idle_cpus([record(20)], cpu_seconds=20.0)
 
 
-def test_idle_cpus_are_not_remarked_on_if_waits_were_recorded():
+def test_the_summary_omits_idle_cpus_if_waits_were_recorded():
     assert not describe_idle_cpus([record(2, kind=OFF_CPU)], cpu_seconds=20.0)
 
 
-def test_idle_cpus_are_not_remarked_on_if_only_selected_processes_were_recorded():
+def test_the_summary_omits_idle_cpus_if_only_selected_processes_were_recorded():
     assert not describe_idle_cpus([record(2)], cpu_seconds=0.0)

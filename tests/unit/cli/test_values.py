@@ -37,7 +37,7 @@ def run(*words):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_shares_are_between_0_and_100_percent(tmp_path, seed):
+def test_share_options_must_be_between_0_and_100_percent(tmp_path, seed):
     rng = random.Random(seed)
     highest = rng.choice([0, 0, 1, 10**6, 10**15])
     values = [rng.randrange(highest + 1) for _ in range(rng.randrange(1, 12))]

@@ -65,13 +65,13 @@ def test_functions_at_one_address_are_inlined_and_repeated_functions_are_calls()
     assert len(stack(python, (0, "visit", "app.py", 1, ""), python).frames) == 3
 
 
-def test_frames_without_a_name_are_not_inlined():
+def test_frames_without_a_name_are_not_treated_as_inlined():
     result = stack((0x20, "", "", 0, "program"), (0x20, "", "", 0, "program"))
     assert len(result.frames) == 2
     assert not any(frame.lines for frame in result.frames)
 
 
-def test_placeholder_names_are_read_back_as_reasons():
+def test_placeholder_names_are_read_back_as_reasons_for_missing_names():
     result = stack(
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x20, "program+0x20 [no_name]", "", 0, "program"),

@@ -37,7 +37,7 @@ def test_every_field_and_section_is_described():
         sections(model)
 
 
-def test_the_json_schema_has_exactly_the_loaders_keys_and_accepts_references():
+def test_the_json_schema_contains_exactly_the_loaders_keys_and_accepts_references():
     schema = json.loads((ROOT / "config/schema.json").read_text())
     receiver = schema["$defs"]["Receiver"]
     assert receiver["additionalProperties"] is False

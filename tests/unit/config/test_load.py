@@ -53,7 +53,7 @@ def test_all_problems_are_reported_at_once_with_their_positions():
     ]
 
 
-def test_types_are_not_coerced():
+def test_values_of_the_wrong_type_are_not_coerced():
     assert (
         len(receiver('samples_per_second: "19"\nsend_idle_frames: 1\nmap_scale_factor: true')) == 3
     )

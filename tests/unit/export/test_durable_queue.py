@@ -213,7 +213,7 @@ def test_batches_wait_in_memory_while_the_disk_is_full(open_queue, monkeypatch, 
     assert check(queue)[1:4] == (23, {LossCause.QUEUE_FULL: 5}, 0)
 
 
-def test_an_unreadable_batch_is_counted(open_queue, tmp_path):
+def test_an_unreadable_batch_is_counted_as_lost(open_queue, tmp_path):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     for number in (1, 2):
@@ -247,7 +247,7 @@ def test_a_rejected_batch_does_not_block_the_next(open_queue):
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
 
 
-def test_a_batch_added_during_a_shutdown_is_counted(open_queue, monkeypatch):
+def test_a_batch_added_during_a_shutdown_is_counted_as_lost(open_queue, monkeypatch):
     queue = open_queue(Receiver(up=False))
     free = queue._free_disk_space
 

@@ -1,4 +1,4 @@
-"""OTLP over gRPC, tested with a real gRPC server that has scripted responses."""
+"""OTLP over gRPC, tested with a real gRPC server that sends scripted responses."""
 
 import logging
 import socket
@@ -256,7 +256,7 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, is_r
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_shutdown_lets_a_running_attempt_finish(grpc_receiver, exporter, batch):
+def test_shutdown_lets_a_running_export_attempt_finish(grpc_receiver, exporter, batch):
     grpc_receiver.answer(lambda *_: time.sleep(0.3) or b"")
     results = []
     thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))

@@ -47,7 +47,7 @@ def test_retry_info_is_parsed(status_details, messages, delay):
         ("dns:///collector:4317", False, "dns:///collector:4317", True),
     ],
 )
-def test_endpoints_are_parsed(endpoint, insecure, target, secure):
+def test_endpoint_urls_are_parsed(endpoint, insecure, target, secure):
     assert parse_endpoint(endpoint, insecure=insecure) == (target, secure)
 
 

@@ -493,7 +493,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
 def test_proxies_come_from_the_environment_unless_configured(
     http_receiver, open_exporter, batch, monkeypatch
 ):
-    """The request line has the absolute URL for a proxy, and only the path for a server."""
+    """The request line contains the absolute URL for a proxy, but only the path for a server."""
     proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
     once = RetryPolicy(enabled=False)
     assert open_exporter(far, proxy_url=proxy, retry=once).export(batch()).outcome is SUCCESS
@@ -548,7 +548,7 @@ def test_tls_verifies_the_receiver_and_authenticates_the_client(
         ("https://user:pw@host/x?key=1", "", "https://host/x?key=1"),
     ],
 )
-def test_endpoints_are_parsed(endpoint, path, url):
+def test_endpoint_urls_are_parsed(endpoint, path, url):
     assert parse_endpoint(endpoint, path=path)[0] == url
 
 

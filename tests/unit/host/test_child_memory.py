@@ -92,7 +92,7 @@ def test_children_are_not_limited_by_default(tree, most):
     assert grant_memory(300 * MIB, files) == MemoryGrant(300 * MIB, None)
 
 
-def test_memory_high_is_a_limit_too(tree, version):
+def test_memory_high_also_counts_as_a_memory_limit(tree, version):
     if version == "v1":
         pytest.skip("cgroup v1 has no limit that throttles")
     files = tree("/u", {"u": (256 * MIB, 0, 0)}, u__memory_high=f"{128 * MIB}\n")

@@ -195,7 +195,7 @@ def test_a_low_open_file_limit_explains_a_sampler_that_cannot_start():
     assert results == ["does not work: open files", f"  open files: {result['open files'].fix}"]
 
 
-def test_the_verdict_names_each_cause_once():
+def test_the_doctors_verdict_names_each_cause_once():
     assert list(conclude([Finding("CPUs", Level.OK, "2")])) == ["works"]
     limits = [Finding("a", Level.WARN, "", fix="x"), Finding("b", Level.INFO, "", fix="y")]
     assert list(conclude(limits)) == ["works with limits: a", "  a: x"]
@@ -249,7 +249,7 @@ def test_kernel_releases_are_parsed(text, version):
     assert parse_release(text)[:3] == version
 
 
-def test_an_invalid_release_is_rejected():
+def test_an_invalid_kernel_release_is_rejected():
     with pytest.raises(ValueError, match="not a kernel release"):
         parse_release("linux")
 

@@ -1,4 +1,4 @@
-"""Events are parsed by name and setting. Events that cannot be opened have a reason."""
+"""Events are parsed by name and setting. The reason is given if one cannot be opened."""
 
 import errno
 import re

@@ -207,7 +207,7 @@ def test_the_number_of_remembered_owners_is_bounded(queue):
     assert sum(map(len, queue._costs.values())) <= MAX_OWNERS
 
 
-def test_all_work_is_accepted_without_a_limit(queue):
+def test_all_work_is_accepted_once_the_limit_is_lifted(queue):
     for number in range(3):
         queue.put("only", number)
     serve(queue, 9 * SECOND_NS)

@@ -71,7 +71,7 @@ def test_an_unresponsive_device_does_not_delay_others(fuse, tmp_path, calls, kin
     assert calls.call(THERE, lambda: None)
 
 
-def test_the_caller_waits_for_a_slow_device(fuse):
+def test_a_call_on_a_slow_device_is_not_abandoned(fuse):
     fuse.freeze("open", delay_s=0.25)
     read = []
 
@@ -87,7 +87,7 @@ def test_the_caller_waits_for_a_slow_device(fuse):
     assert join_all(calls.stop())
 
 
-def test_abandoned_threads_are_reported(fuse):
+def test_threads_abandoned_in_hanging_calls_are_reported(fuse):
     left, threads = [], []
     fuse.freeze("open")
 

@@ -94,7 +94,7 @@ def test_files_without_a_version_are_rejected(own_file):
     assert refusal(content) is Refusal.UNKNOWN_VERSION
 
 
-def test_debug_builds_are_rejected(own_file):
+def test_debug_builds_of_python_are_rejected(own_file):
     content = renamed(own_file, b"\0PyImport_ImportModule\0", b"\0_Py_NegativeRefcount\0\0")
     assert refusal(content) is Refusal.DEBUG_BUILD
 

@@ -72,7 +72,7 @@ def refusal(name, runtime):
 
 
 @pytest.mark.parametrize("name", ["2.7.18", "3.10.13", "3.16.0", "4.11.0"])
-def test_unsupported_versions_are_rejected(name):
+def test_unsupported_python_versions_are_rejected(name):
     assert refusal(name, captured("3.14.10")) is Refusal.UNKNOWN_VERSION
 
 
@@ -81,7 +81,7 @@ def test_prereleases_are_rejected():
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_free_threaded_builds_are_rejected(name):
+def test_free_threaded_builds_of_python_are_rejected(name):
     data = captured(name)
     struct.pack_into("<Q", data, 16, 1)
     assert refusal(name, data) is Refusal.FREE_THREADED

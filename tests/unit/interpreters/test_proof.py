@@ -34,7 +34,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("shift", [-8, -4, -1, 1, 4, 8])
-def test_a_wrong_offset_is_detected(shift):
+def test_a_wrong_layout_offset_is_detected(shift):
     own = open_own()
     layout = own.interpreter.layout
     for name, value in layout._asdict().items():
@@ -54,7 +54,7 @@ def test_offsets_present_only_in_older_versions_are_verified(name):
 
 
 @pytest.mark.parametrize("address", [0, 8, 1 << 46, (1 << 64) - 8])
-def test_unmapped_addresses_are_rejected(address):
+def test_unmapped_interpreter_addresses_are_rejected(address):
     own = open_own()
     for name in ("runtime_at", "code_type"):
         with pytest.raises(InterpreterRefused) as refused:
@@ -97,7 +97,7 @@ def test_verification_leaves_no_thread_behind():
     assert set(threading.enumerate()) <= before
 
 
-def test_functions_may_be_traced_during_verification():
+def test_interpreters_are_verified_even_while_functions_are_traced():
     sys.setprofile(lambda *_: None)
     try:
         open_own()

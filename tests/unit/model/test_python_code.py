@@ -9,7 +9,7 @@ def code(number, table=b""):
     return PythonCode(number, 7, 0x1000 * number, 1, "app.py", "f", number, 0, table)
 
 
-def test_a_description_is_found_by_its_id():
+def test_a_code_description_is_found_by_its_id():
     codes = KnownCodes()
     codes.add(code(1))
     assert codes.get(1) == code(1)
@@ -17,7 +17,7 @@ def test_a_description_is_found_by_its_id():
     assert list(codes) == [code(1)]
 
 
-def test_each_added_description_increments_the_version():
+def test_each_added_code_description_increments_the_version():
     codes = KnownCodes()
     versions = [codes.version]
     for number in (1, 2):
@@ -26,7 +26,7 @@ def test_each_added_description_increments_the_version():
     assert versions == sorted(set(versions))
 
 
-def test_the_oldest_descriptions_are_evicted_and_passed_to_the_callback():
+def test_the_oldest_code_descriptions_are_evicted_and_passed_to_the_callback():
     dropped = []
     codes = KnownCodes(max_bytes=10 * code(1).size_bytes, on_dropped=dropped.append)
     for number in range(100):
@@ -46,7 +46,7 @@ def test_a_repeated_description_replaces_the_first():
 
 
 @pytest.mark.parametrize("table", [bytes(5000), bytes(1 << 20)])
-def test_a_description_above_the_limit_is_dropped_immediately(table):
+def test_a_code_description_above_the_limit_is_dropped_immediately(table):
     dropped = []
     codes = KnownCodes(max_bytes=5000, on_dropped=dropped.append)
     codes.add(code(1, table))

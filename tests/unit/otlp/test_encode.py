@@ -273,7 +273,7 @@ def test_nameless_frames_get_a_placeholder_on_request(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_placeholder_names_are_read_back_as_reasons(window, form):
+def test_placeholder_names_are_read_back_as_reasons_for_missing_names(window, form):
     with_names, without = (
         decode_windows(encode_window(window, form=form, **options).batches[0].payload)
         for options in (UNNAMED, {})

@@ -119,7 +119,7 @@ def test_wait_causes_are_derived_from_the_stack_and_the_state(parts):
     ]
 
 
-def test_causes_are_determined_when_a_window_closes(parts):
+def test_wait_causes_are_determined_when_a_window_closes(parts):
     pipeline, source, symbols, windows, _ = parts
     symbols.add(1, ("unknown",), is_provisional=True)
     source.ready = [raw(source, 1, sleep())]

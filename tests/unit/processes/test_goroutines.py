@@ -95,7 +95,7 @@ def test_programs_with_additional_thread_local_variables_are_rejected():
 
 
 @pytest.mark.parametrize("note", [b"", OTHER_OWNER, OTHER_KIND])
-def test_programs_without_a_go_note_are_not_go(note):
+def test_programs_without_a_go_note_are_not_treated_as_go_programs(note):
     assert Program(note=note).find() is None
 
 

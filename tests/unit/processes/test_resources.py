@@ -53,7 +53,7 @@ def resources(proc, **kwargs):
     return ProcessResources(Access(proc.root), Clock(), {"host.name": "h"}, **kwargs)
 
 
-def test_a_resource_has_the_container_the_executable_and_the_creation_time(proc):
+def test_a_resource_states_the_container_the_executable_and_the_creation_time(proc):
     proc(5, 300, cgroup=f"0::/kubepods/pod1/cri-containerd-{CONTAINER}.scope\n")
     attributes = resources(proc).get(raw(5, 300 * TICK_NS + 123)).attributes
     assert attributes["process.pid"] == 5
@@ -284,7 +284,7 @@ def test_kernel_threads_have_an_attribute_with_their_purpose(proc):
     assert "otel_kprofiler.kernel_thread" not in other
 
 
-def test_a_resource_has_the_parent_and_owner_of_its_process(proc):
+def test_a_resource_states_the_parent_and_owner_of_its_process(proc):
     proc(5, 300)
     passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
     result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes

@@ -48,13 +48,13 @@ def test_the_last_of_several_equal_keys_is_used():
     assert decode(entry(1, b"GET"), entry(1, b"PUT"))["method"] == "PUT"
 
 
-def test_indices_without_a_name_are_skipped():
+def test_attribute_indices_without_a_name_are_skipped():
     assert decode(entry(3, b"?"), entry(255, b"?"), entry(2, b"me")) == {
         "user": "me", "trace_flags": "01",
     }  # fmt: skip
 
 
-def test_a_truncated_entry_ends_parsing():
+def test_a_truncated_attribute_ends_parsing():
     assert decode(entry(0, b"/"), b"\1\4GET") == {"route": "/", "trace_flags": "01"}
     assert decode(entry(0, b"/"), b"\1") == {"route": "/", "trace_flags": "01"}
 

@@ -133,7 +133,7 @@ def test_unrelocated_got_entries_yield_no_tls_location(image_of, name):
 
 
 @pytest.mark.parametrize("name", ["local_exec", "opened_descriptor", "sysv_hash"])
-def test_damaged_memory_is_not_an_error(image_of, name):
+def test_damaged_memory_raises_no_error(image_of, name):
     image, rng = image_of(name), random.Random(name)
     reads = 0
 
@@ -190,12 +190,12 @@ def test_a_process_that_no_longer_announces_contexts_is_released(tmp_path, annou
                 assert list(registered) == [program.pid] * is_announced
 
 
-def test_a_missing_program_header_address_is_zero():
+def test_the_program_header_address_is_zero_if_it_is_missing():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
 
 
-def test_a_process_first_seen_in_wait_totals_has_its_attribute_names(tmp_path):
+def test_attribute_names_are_read_for_a_process_first_seen_in_wait_totals(tmp_path):
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=30)
     resources = ProcessResources(Access(), Clock(), {}, contexts=contexts)
     resources.follow_threads(Registered())

@@ -50,7 +50,7 @@ def thread(since, *, woken=0, flags=WAIT_HAS_BEGUN, threshold=100, state=1, tid=
     return WaitThread(tid, 3, since, woken, (0,) * 5, 0, 0, 5, tid, state, epoch, threshold, flags)
 
 
-def test_a_long_wait_has_its_exact_duration():
+def test_a_long_wait_is_reported_with_its_exact_duration():
     joiner, waker = WaitJoiner(), Waker(8, 9, b"other")
     (sample,) = joiner.join([begin(1000), end(1000, 500, waker=waker, cpu=3)])
     assert sample.value == sample.wait.duration_ns == 500

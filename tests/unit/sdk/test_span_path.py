@@ -198,7 +198,7 @@ def other_paths(path):
             yield path._replace(classes=tuple(classes))
 
 
-def test_verification_rejects_every_wrong_path(path):
+def test_verification_rejects_every_wrong_span_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
         if other.values_style > VALUES_INLINE:  # is read like VALUES_INLINE

@@ -93,7 +93,7 @@ def test_builtin_ranges_take_little_memory():
     assert builtin.size_bytes() / len(builtin) < 64, "names of 147 modules included"
 
 
-def test_freed_init_code_keeps_its_module():
+def test_freed_init_code_is_still_attributed_to_its_module():
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )

@@ -238,7 +238,7 @@ def host(tmp_path):
     return {name: tmp_path / name for name in ("kallsyms", "modules", "sys_module")}
 
 
-def test_functions_of_a_running_module_end_where_its_file_says(host, module):
+def test_functions_of_a_running_module_end_after_the_sizes_in_its_file(host, module):
     """Without the file, functions would extend to the next symbol in kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = (

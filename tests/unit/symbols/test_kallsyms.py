@@ -1,4 +1,4 @@
-"""Kallsyms is parsed to tables that have exactly the names in the file."""
+"""Kallsyms is parsed into tables that contain exactly the names in the file."""
 
 import lzma
 

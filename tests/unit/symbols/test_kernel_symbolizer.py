@@ -227,7 +227,7 @@ def test_an_empty_or_unreadable_kallsyms_is_reported(tmp_path):
     assert "Is a directory" in symbolizer.problems[0]
 
 
-def test_explain_shows_all_names(host):
+def test_explain_shows_all_names_of_an_address(host):
     explained = KernelSymbolizer.live(host).explain(BASE + 0x301)
     assert explained.names == ("irq_entry", "__irqentry_text_start")
     assert (explained.start, explained.end) == (BASE + 0x300, BASE + 0x400)

@@ -1,4 +1,4 @@
-"""Modules have the right ranges in memory, identity and relative addresses."""
+"""Modules have the right memory ranges, identities and relative addresses."""
 
 import lzma
 from itertools import pairwise
@@ -195,7 +195,7 @@ def test_each_build_without_a_build_id_has_a_distinct_file_id():
     assert all(len(value) == 32 for value in ids)
 
 
-def test_all_notes_are_parsed(modules_files):
+def test_all_elf_notes_are_parsed(modules_files):
     data = modules_files.read_bytes("/sys/kernel/notes")
     notes = parse_notes(data)
     assert [note.name for note in notes].index(b"GNU") == len(notes) - 1
@@ -205,7 +205,7 @@ def test_all_notes_are_parsed(modules_files):
         assert find_build_id(data[:end]) is None, "a truncated note is not a build id"
 
 
-def test_malformed_module_lines_are_counted():
+def test_malformed_lines_of_proc_modules_are_counted():
     data = b"a 1 0 - Live 0x10\nb\n\nc x 0 - Live 0x20\nd 1 0 - Live 0x30 (OE)\n\xff\xff\n"
     listed, bad = parse_modules(data)
     assert [m.name for m in listed] == ["a", "d"]

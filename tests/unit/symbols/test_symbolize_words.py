@@ -68,7 +68,7 @@ def test_function_parts_are_found_by_their_displayed_name(symbolize):
     assert symbolize("part.cold")[1] == lines[1:]
 
 
-def test_an_offset_beyond_the_end_is_reported(symbolize):
+def test_an_offset_beyond_the_end_of_a_function_is_reported(symbolize):
     status, lines, errors = symbolize("vfs_read+0x300")
     assert (status, addresses(lines)) == (0, ["0xffffffff81000400"])
     assert "note: vfs_read has only 0x100 bytes" in errors
@@ -96,7 +96,7 @@ def test_a_match_all_pattern_lists_each_symbol_once(symbolize):
     assert len(lines) == len(set(lines)) == len(KALLSYMS.splitlines())
 
 
-def test_missing_symbols_are_reported(symbolize):
+def test_names_without_a_symbol_are_reported(symbolize):
     status, lines, errors = symbolize("nothing+0x10", "vfs_read+10", "+0x10")
     assert (status, lines) == (1, [])
     assert errors[-3:] == [

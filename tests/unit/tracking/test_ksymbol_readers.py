@@ -37,7 +37,7 @@ class Files:
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Returns a function that makes a host without the given methods of reading BPF programs."""
+    """Returns a function that creates a host without the given ways to read BPF programs."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):

@@ -138,7 +138,7 @@ class Memory:
         self.control[128] = head + len(record)
 
 
-def test_records_survive_a_ring_wrap_around():
+def test_ksymbol_records_are_intact_where_the_ring_wraps_around():
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
     taken = []

@@ -203,7 +203,7 @@ CHANGES = st.one_of(
 
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
-def test_events_alone_yield_the_current_mappings(changes):
+def test_mappings_follow_from_events_without_full_reads(changes):
     table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):
         change = one._replace(time_ns=time_ns)

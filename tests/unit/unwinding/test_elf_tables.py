@@ -64,7 +64,7 @@ def test_a_built_search_table_matches_the_table_from_the_linker(name):
         (18, b"\xb7\0"),  # arm64
     ],
 )
-def test_files_for_other_machines_are_rejected(at, value):
+def test_elf_files_for_other_machines_are_rejected(at, value):
     elf = Elf()
     elf.data[at : at + len(value)] = value
     assert refusal(elf.data) is Refusal.NOT_ELF
@@ -83,7 +83,7 @@ def test_a_file_too_short_for_an_elf_header_is_rejected():
         (0x20, "<Q", 1 << 63, Refusal.OUT_OF_BOUNDS),  # offset of the program headers
     ],
 )
-def test_damaged_headers_are_rejected(at, form, value, reason):
+def test_damaged_elf_headers_are_rejected(at, form, value, reason):
     assert refusal(Elf().put(form, at, value).data) is reason
 
 
@@ -101,7 +101,7 @@ def test_overlapping_segments_are_rejected():
 
 
 @pytest.mark.parametrize("encodings", ["011b033a", "0103033b", "011b0b3b", "021b033b", "00000000"])
-def test_unsupported_encodings_are_rejected(encodings):
+def test_unsupported_eh_frame_header_encodings_are_rejected(encodings):
     elf = Elf()
     at = elf.search_at()
     elf.data[at : at + 4] = bytes.fromhex(encodings)
@@ -137,7 +137,7 @@ def test_pairs_that_the_bpf_program_cannot_search_are_rejected(field, form, valu
     assert refusal(elf.put(form, elf.search_at() + field, value).data) is reason
 
 
-def test_unsorted_pairs_are_rejected():
+def test_an_unsorted_search_table_is_rejected():
     elf = Elf()
     at = elf.search_at() + 12
     first, second = elf.data[at : at + 8], elf.data[at + 8 : at + 16]

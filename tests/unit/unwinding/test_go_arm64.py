@@ -350,7 +350,7 @@ def test_the_special_prologue_of_asyncpreempt_is_recognized(words, made_at, fram
     assert assembly(others, sizes, b"runtime.asyncPreempt") == WITHOUT
 
 
-def test_tables_for_other_machines_are_rejected():
+def test_go_function_tables_for_other_machines_are_rejected():
     file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
     for machine in (62, 243):
         with pytest.raises(ValueError, match="gopclntab"):

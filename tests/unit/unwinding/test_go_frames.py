@@ -209,7 +209,7 @@ def test_a_wrong_text_start_is_corrected_from_the_code_or_rejected():
         make_tables(file, table, TEXT - 32, segments, ADDRESS, machine=X86_64)
 
 
-def test_tables_of_unsupported_versions_are_rejected():
+def test_go_function_tables_of_unsupported_versions_are_rejected():
     with pytest.raises(ValueError, match=r"unsupported \.gopclntab header"):
         rows(magic=0xFFFFFFFB)
 
@@ -252,7 +252,7 @@ X86, ARM64 = Target("amd64", "x86_64", RIP), Target("arm64", "aarch64", 30)
     ("target", "flags"),
     [(X86, ()), (X86, ("-ldflags=-s",)), (X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))],
 )
-def test_rows_match_debug_frame(tmp_path, target, flags, children):
+def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
     """The compiler also writes the frame sizes to ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]

@@ -135,7 +135,7 @@ def test_the_reason_for_a_rejection_is_returned(tmp_path):
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
-def test_a_section_without_entries_is_rejected(tmp_path):
+def test_an_eh_frame_section_without_entries_is_rejected(tmp_path):
     with pytest.raises(TableRefused) as caught:
         in_process(tmp_path, bytes(4))
     assert caught.value.refusal is Refusal.NO_FRAMES

@@ -204,7 +204,7 @@ def test_the_intact_part_of_a_damaged_request_is_accepted(store, receivers):
     assert sum(answer(store, Query(), NOW)["samples"]["count"]) == 6
 
 
-def test_samples_that_are_too_old_are_reported(store, intake, receivers):
+def test_received_samples_that_are_too_old_are_reported(store, intake, receivers):
     old = payload(window(start=NOW - 7200 * 10**9))
     said = ExportProfilesServiceResponse.FromString(post(receivers, old)[2])
     assert said.partial_success.rejected_profiles == 1
@@ -245,7 +245,7 @@ def test_invalid_requests_are_rejected(intake, receivers, status, headers, body)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS", "HEAD"])
-def test_only_post_is_allowed(receivers, method):
+def test_only_post_requests_are_allowed(receivers, method):
     status, headers, _ = post(receivers, None, method=method, **PROTOBUF)
     assert (status, headers["Allow"]) == (405, "POST")
     assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -327,7 +327,7 @@ NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
 
 @pytest.mark.parametrize("levels", [70, 2000])
 @pytest.mark.parametrize("place", OUTER)
-def test_deeply_nested_values_are_rejected(receivers, intake, place, levels):
+def test_deeply_nested_attribute_values_are_rejected(receivers, intake, place, levels):
     value = b""
     for number in (*NESTING * levels, *OUTER[place]):
         value = pack_field(number, value)
@@ -471,7 +471,7 @@ def test_calls_reset_immediately_take_little_memory(receivers, clients):
     assert highest - start < 30 << 20
 
 
-def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch):
+def test_calls_above_the_limit_are_answered_with_a_retry_delay(receivers, intake, monkeypatch):
     """If the response has no retry delay, a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 60)

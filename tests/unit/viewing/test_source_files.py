@@ -60,7 +60,7 @@ def test_a_long_line_is_truncated(tmp_path):
     assert read(path).text == "x" * 2000 + "…\ny\n"
 
 
-def test_the_time_of_the_last_change_is_reported(tmp_path):
+def test_the_modification_time_of_a_source_file_is_reported(tmp_path):
     path = tmp_path / "a.c"
     path.write_text("x\n")
     os.utime(path, ns=(0, 1_700_000_000_123_999_999))

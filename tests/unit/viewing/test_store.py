@@ -159,7 +159,7 @@ def test_samples_can_be_selected_by_resource(store):
         answer(store, Query(resource="process.pid=7"), NOW)
 
 
-def test_an_empty_store_is_not_an_error(store):
+def test_an_empty_store_yields_a_page_without_samples(store):
     data = answer(store, Query(last_s=60), NOW)
     assert data["samples"]["count"] == []
     assert data["summary"] == "no samples"
@@ -328,7 +328,7 @@ def test_responses_are_consistent_while_samples_arrive(store):
         pieces.close()
 
 
-def test_a_full_disk_is_reported(store):
+def test_the_store_reports_a_full_disk(store):
     store._database.execute("PRAGMA max_page_count = 1")
     many = [sample(stack(f"function {at}"), [NOW - 1 - at]) for at in range(5000)]
     with pytest.raises(KProfilerError, match=r"cannot write .*full") as raised:

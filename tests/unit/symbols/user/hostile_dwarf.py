@@ -120,7 +120,7 @@ def names():
 
 
 def indirect():
-    """Returns DWARF with a name that has nested indirect forms."""
+    """Returns DWARF with a name whose indirect form leads through many others."""
     head = b"\7" + bytes([INDIRECT]) * (16 << 20) + bytes([STRP])
     return dwarf(unit(head + struct.pack("<IQI", 0, TEXT, 16)))
 

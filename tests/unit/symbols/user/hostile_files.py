@@ -1,4 +1,4 @@
-"""ELF files of a few MB, crafted to take much memory to read."""
+"""ELF files of a few MB, crafted to need much memory when they are read."""
 
 import lzma
 import struct

@@ -132,7 +132,7 @@ def test_files_that_are_not_debug_files_are_ignored(with_id, tmp_path):
     assert paths(finder, wanted) == []
 
 
-def test_a_search_leaves_no_descriptor_open(with_id, tmp_path):
+def test_a_search_for_a_debug_file_leaves_no_descriptor_open(with_id, tmp_path):
     finder = BuildIdDirectories(Access(str(tmp_path)))
     wanted = with_id.want("/bin/p")
     with_id.put(tmp_path, id_path(wanted.build_id))

@@ -75,7 +75,7 @@ def places(table, address):
 
 
 @pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
-def test_lines_match_full_dwarf(name, folder, opened):
+def test_lines_read_by_drgn_match_full_dwarf(name, folder, opened):
     alternate = opened(folder / "common") if name == "shared" else None
     source = opened(folder / name)
     table = LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate)

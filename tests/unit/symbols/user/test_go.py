@@ -72,7 +72,7 @@ def test_every_value_encoded_in_a_pc_table_is_found_by_address(steps, random):
 
 @settings(max_examples=600, deadline=10_000)
 @given(st.sampled_from(list(MAGIC)), st.data())
-def test_a_damaged_table_is_rejected_or_keeps_its_invariants(version, data):
+def test_a_damaged_go_function_table_is_rejected_or_keeps_its_invariants(version, data):
     table = bytearray(make_table(version, FUNCTIONS))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(table) - 8))
@@ -92,7 +92,7 @@ def test_a_damaged_table_is_rejected_or_keeps_its_invariants(version, data):
 
 
 @pytest.mark.parametrize("change", [b"\xf2\xff\xff\xff", b"\xfb\xff\xff\xff", b"\xff\xff\xff\xf1"])
-def test_a_table_of_an_unsupported_version_is_rejected(change):
+def test_a_go_function_table_of_an_unsupported_version_is_rejected(change):
     with pytest.raises(ElfError) as caught:
         open_table(change + make_table(20, FUNCTIONS)[4:], 20)
     assert caught.value.problem is ElfProblem.NO_SECTION

@@ -1,4 +1,4 @@
-"""Jitdumps give addresses in JIT-compiled code the right names over time."""
+"""Jitdumps yield the right name for JIT-compiled code at each point in time."""
 
 import ctypes
 import mmap

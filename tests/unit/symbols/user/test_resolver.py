@@ -222,7 +222,7 @@ def test_the_number_of_frames_of_a_mapping_is_bounded(known):
 
 
 def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
-    """Each start of a program has different addresses, but the same frames."""
+    """Each start of a program uses different addresses, but yields the same frames."""
     resolver = UserResolver(known, max_frames=50)
     first = None
     for number in range(1000):
