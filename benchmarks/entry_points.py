@@ -81,7 +81,8 @@ class Functions:
             return False
         at = self._at(self._table[index][1])
         length = struct.unpack_from("<I", self._content, at)[0]
-        # Skips length, CIE pointer, start and size (four bytes each) and augmentation length.
+        # Skips the length, the CIE pointer, the start and the size (four bytes each), and the
+        # augmentation length.
         rules = self._content[at + 17 : at + 4 + length]
         return _UNDEFINED_RETURN in rules
 

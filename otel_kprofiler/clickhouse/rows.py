@@ -160,7 +160,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Estimates merged samples' times and values from count, total, first time and last time."""
+    """Estimates merged samples' times and values from their count, total, first and last time."""
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]

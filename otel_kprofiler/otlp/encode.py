@@ -75,7 +75,7 @@ class _Options(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """A Resource, compared by value. Sorting attributes makes the encoding unique."""
+    """A Resource compared by value. Attributes are sorted, so equal Resources encode alike."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
@@ -336,7 +336,8 @@ def _write_samples(
     """Encode a profile's samples, and return the bytes and the number of samples.
 
     If the size limit is exceeded, the result is empty. ``size`` is a lower bound on the size of the
-    preceding profiles. Appends a lower bound on the request's size after each sample to ``sizes``.
+    preceding profiles. For each sample, appends a lower bound on the request's size so far to
+    ``sizes``.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}

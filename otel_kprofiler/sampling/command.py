@@ -114,7 +114,7 @@ class HeldCommand:
         return bool(running)
 
     def close(self) -> None:
-        """Wait for the command to exit. A command that was never released exits without running."""
+        """Wait for the command to exit. A command that was never released is not run."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:

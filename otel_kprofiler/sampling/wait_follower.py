@@ -238,7 +238,7 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups to record wakers, or if the kernel does not account run-queue delays.
+        """Follow wake-ups to record wakers, or if the kernel does not measure run-queue delays.
 
         Raises ``OSError`` before Linux 5.19 if CAP_BPF is missing.
         """

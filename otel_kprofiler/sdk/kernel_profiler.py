@@ -50,9 +50,9 @@ _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles this process, its descendants or the host. Only one profiler may run. Thread-safe.
+    """Profiles this process, its descendants or the host. Thread-safe.
 
-    ::
+    Only one profiler may run at a time::
 
         from otel_kprofiler.sdk import KernelProfiler
 

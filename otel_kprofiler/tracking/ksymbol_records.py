@@ -43,7 +43,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``). Its functions' records come first."""
+    """A BPF program was loaded or unloaded (``event``). The records of its functions come first."""
 
     time_ns: int
     event: int

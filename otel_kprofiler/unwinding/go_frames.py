@@ -92,7 +92,7 @@ class FrameMaker:
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, functions: Iterable[tuple[int, int, int, int]], most_bytes: int) -> None:
-        """Add entries for functions, given with the fields of :class:`Function`.
+        """Add entries for functions, each given as the fields of a :class:`Function`.
 
         Raises the same exceptions as :class:`Table`, and ``ValueError`` if the entries exceed
         ``most_bytes``.

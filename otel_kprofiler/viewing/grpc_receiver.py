@@ -1,8 +1,8 @@
 """Receives OTLP profiles over gRPC, even with many clients that send slowly or not at all.
 
-gRPC assigns a thread to a call before its message has arrived. A call whose message never arrives
-would block that thread, so no call waits long for its message while others wait for a thread.
-Senders retry cancelled calls.
+gRPC assigns a thread to a call before the call's message has arrived. A call whose message never
+arrives would block that thread, so no call waits long for its message while others wait for a
+thread. Senders retry cancelled calls.
 """
 
 import threading

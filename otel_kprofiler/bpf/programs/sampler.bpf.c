@@ -153,7 +153,7 @@ struct record {
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
 	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
-	u32 holder; /* thread that holds the lock: its id in the initial namespace; 0: unknown */
+	u32 holder; /* id, in the initial namespace, of the thread that holds the lock; 0: unknown */
 	/*
 	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the
 	 * name of its holder, without gaps.

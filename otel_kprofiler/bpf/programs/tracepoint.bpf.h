@@ -40,7 +40,7 @@ INLINE u64 read_argument(const u64 *ctx, u64 number)
 	for (u64 i = 0; i < MAX_ARGUMENTS; i++)
 		if (i == number) {
 			value = *(const volatile u64 *)&ctx[i];
-			asm volatile("" : "+r"(value)); /* prevents merging of the loads */
+			asm volatile("" : "+r"(value)); /* keeps the compiler from merging the loads */
 		}
 	return value;
 }

@@ -52,7 +52,7 @@ class TableBuilder:
 
         Each address consists of 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
-        in the same call.
+        passed in the same call.
         """
         if not addresses:
             return True

@@ -126,5 +126,5 @@ class JitNames:
     def _forget(self, process: _Process) -> None:
         del self._processes[process.key]
         self._bytes -= process.nbytes
-        if not process.is_waiting:  # otherwise, the reading thread still uses the code
+        if not process.is_waiting:  # otherwise, the reading thread is still using the code
             process.code.close()
