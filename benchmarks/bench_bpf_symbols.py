@@ -37,7 +37,7 @@ def read_kallsyms() -> bytes:
 
 
 def baseline(count: int, tries: int) -> Iterator[Row]:
-    """Compares each way to read the symbols of ``count`` programs with a read of all kallsyms."""
+    """Compares each way of reading the symbols of ``count`` programs with reading all kallsyms."""
     fds = [load(number) for number in range(count)]
     known = ProgramReader()
     known.read()

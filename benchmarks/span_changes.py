@@ -25,7 +25,7 @@ WITH_LABELS: Final = "attach and detach, with labels"
 
 
 def _measure() -> dict[str, float]:
-    """Returns the nanoseconds per change of span. Half of the changes enter a span.
+    """Returns the nanoseconds per span change. Half of the changes enter a span.
 
     The figure for ``Context.run`` is for a whole call, which enters a context and leaves it.
     """

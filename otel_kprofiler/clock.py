@@ -133,7 +133,7 @@ class Interval(NamedTuple):
 
 
 class StreamClock:
-    """Maps consecutive boottime intervals to Unix times that never go back. Not thread-safe.
+    """Maps consecutive boottime intervals to Unix times that never go backwards. Not thread-safe.
 
     If the clock is set forward, the stream follows immediately and leaves a gap. If the clock is
     set back, the stream runs at a fraction of the clock's speed until the clock has caught up.

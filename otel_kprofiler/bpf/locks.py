@@ -84,7 +84,7 @@ class LockLines(MappedWords):
 
 
 def parse_lock_lines(lines: bytes) -> LockTotals:
-    """Sums the counters of all lines (``struct lock_line``) by type of lock."""
+    """Sums the counters of all lines (``struct lock_line``) by lock type."""
     words = memoryview(lines).cast("Q")
     totals: LockTotals = {}
     for flags in range(_FLAGS):

@@ -1,4 +1,4 @@
-"""Converts the rows that :func:`queries.samples` returns to windows."""
+"""Converts rows, as returned by :func:`queries.samples`, to windows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple

@@ -26,7 +26,7 @@ class RequestSize:
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._learned_s = -math.inf
-        self._has_accepted = False  # whether samples arrived since the last rejected batch
+        self._has_accepted = False  # whether samples have arrived since the last rejected batch
         self.forget()
 
     def forget(self) -> None:

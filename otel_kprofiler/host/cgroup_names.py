@@ -1,6 +1,6 @@
 """Extracts the container, pod and systemd unit from cgroup paths.
 
-The forms of paths, by runtime, are:
+Path formats, by runtime:
 
 - Docker (moby, daemon/cgroup): ``/docker/ID``, ``PARENT/ID``, ``docker-ID.scope``
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and

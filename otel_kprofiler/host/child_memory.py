@@ -1,7 +1,7 @@
 """Limits the memory of child processes, to stay below the cgroup's limit.
 
-If a cgroup reaches its limit, the kernel kills processes in it. Above ``memory.high``, the kernel
-throttles all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst).
+If a cgroup reaches its limit, the kernel kills processes in the cgroup. Above ``memory.high``, the
+kernel throttles all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst).
 """
 
 import os

@@ -83,8 +83,8 @@ class Interpreter(NamedTuple):
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
     """Finds CPython in a file; None if the file contains no CPython for this machine.
 
-    ``machine`` is this machine, as named by uname(2). Raises :class:`InterpreterRefused` if it is
-    unsafe to read the interpreter's frames.
+    ``machine`` is this machine's architecture, as named by uname(2). Raises
+    :class:`InterpreterRefused` if it is unsafe to read the interpreter's frames.
     """
     try:
         elf = read_elf(source, machine)

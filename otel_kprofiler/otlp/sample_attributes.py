@@ -47,7 +47,7 @@ class SampleAttributes(NamedTuple):
         statuses: statuses of incomplete sides of the stack.
         thread_name: thread name (``comm``).
         local_root: name of the process's topmost span in the trace; empty if unknown.
-        labels: other string attributes, except those named ``otel_kprofiler.*`` that are not
+        labels: other string attributes, excluding ``otel_kprofiler.*`` attributes that are not
             labels.
         wait: details of a wait; None for samples of other kinds.
     """

@@ -73,7 +73,7 @@ def read_perf_data(
     is from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a sentence about missing data. ``names`` finds the names of code addresses; by
     default, in this host's files. Raises ``PayloadError`` if the file is damaged, not supported, or
-    has no samples.
+    contains no samples.
     """
     reader = Reader(data)
     records = read_records(reader)

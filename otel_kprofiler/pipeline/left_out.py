@@ -35,8 +35,8 @@ def describe_left_out(
 ) -> str:
     """Returns the missing data and the reasons, after ``; left out:``; empty if nothing is missing.
 
-    ``user_symbols`` is the value of this setting. ``missing`` lists the capabilities in
-    :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
+    ``user_symbols`` is the value of the setting with this name. ``missing`` lists the capabilities
+    in :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
     """
     parts = []
     if config.stacks == "kernel":

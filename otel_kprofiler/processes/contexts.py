@@ -1,4 +1,4 @@
-"""Tracks what processes publish about themselves, in process contexts and the environment.
+"""Tracks what processes publish about themselves, in process contexts and their environment.
 
 Published attributes are unverified claims by the process.
 """

@@ -23,7 +23,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory may not be read. Ignores kernel threads and repeated calls.
+        """Count a process with unreadable memory. Ignores kernel threads and repeated calls.
 
         Raises ``OSError`` if the process has exited.
         """

@@ -123,7 +123,7 @@ class RecordingWriter:
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files that user-stack addresses map to. Call this once."""
+        """Add the files that contain the addresses in user stacks. Call this once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:

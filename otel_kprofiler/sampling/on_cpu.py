@@ -266,7 +266,7 @@ class EbpfSampler(ForkAware):
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns immediately if waits are followed, because some waits leave no record.
+        Returns immediately if waits are sampled, because some waits leave no record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)

@@ -85,7 +85,7 @@ class SamplerConfig:
         check_kernel: whether to reject old kernels without trying to load the program.
         verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
             logged at level INFO.
-        off_cpu: how waits are sampled; None if waits are not followed.
+        off_cpu: how waits are sampled; None if waits are not sampled.
         events: other perf events and tracepoints to sample, at most 16. Each becomes a separate
             sample kind. Requires libbpf and BTF.
     """

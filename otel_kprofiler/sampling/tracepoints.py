@@ -133,7 +133,7 @@ class TracedPrograms:
     """The programs at raw tracepoints; not thread-safe.
 
     Args:
-        traced: CPUs on which the programs sample.
+        traced: CPUs on which the programs take samples.
         cpus: CPUs to sample; empty means all.
     """
 

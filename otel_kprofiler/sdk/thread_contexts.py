@@ -197,7 +197,7 @@ def _methods(kind: type) -> dict[str, Any]:
 
 
 def _is_outside_of_loops() -> bool:
-    """Returns whether this thread runs no event loop, which would enter a context for each task."""
+    """Returns whether this thread is outside event loops, which enter a context for each task."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - returns None outside of loops
         return False
     trio: Any = sys.modules.get("trio")

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReadMethod(enum.Enum):
-    """A method to read the loaded BPF programs. The value is shown to users."""
+    """A method of reading the loaded BPF programs. The value is shown to users."""
 
     WALK = "read with bpf(2)"
     ITERATOR = "read with the iterator bpf_prog"

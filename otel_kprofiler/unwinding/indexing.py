@@ -165,7 +165,7 @@ def index_go(
     """Generate tables from ``.gopclntab`` in a child process, and wait for the process.
 
     ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
-    is damaged, too large or of an unknown version, or if the process exceeded a limit.
+    is damaged, too large or of an unknown version, or if the child process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab has {table.size} bytes")
@@ -193,7 +193,8 @@ def index_code(
     """Generate tables from machine code in a child process, and wait for the process.
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
-    too large or the process exceeded a limit, and ``ElfError`` if the section headers are damaged.
+    too large or the child process exceeded a limit, and ``ElfError`` if the section headers are
+    damaged.
     """
     size = sum(end - start for start, end in gaps)
     if size > MAX_CODE_BYTES:

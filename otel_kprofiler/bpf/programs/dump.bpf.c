@@ -420,8 +420,8 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 
 /*
  * Finds the start of the kernel's direct map, which contains the page table of the process that
- * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
- * the right start leads to `proof`, the word that this process has at `proof_at`.
+ * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only the correct
+ * start leads to `proof`, the word that this process has at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

@@ -32,7 +32,7 @@ enum stack_end {
 	END_NO_PROGRESS, /* the caller's frame is not above its callee's */
 	END_DAMAGED,	 /* the table contradicts itself */
 	END_32_BIT,	 /* never in records: frame pointers are followed instead */
-	END_NO_USER,	 /* never in records: a kernel thread, or a program not started yet */
+	END_NO_USER,	 /* never in records: a kernel thread, or a program that has not started yet */
 };
 
 /* Ways in which a frame was found. */

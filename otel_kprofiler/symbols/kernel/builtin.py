@@ -46,7 +46,7 @@ class BuiltinRange(NamedTuple):
 
 
 class BuiltinSection(NamedTuple):
-    """A section of vmlinux. All offsets in it are relative to the section's start."""
+    """A section of vmlinux. All offsets are relative to the section's start."""
 
     anchor: str
     anchor_offset: int

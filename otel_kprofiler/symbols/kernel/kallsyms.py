@@ -401,7 +401,7 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     """Separates the last module's symbols from the clones that ftrace lists after them.
 
-    Trailing global symbols (``T``) outside the pages of the module's other code are taken for
+    Trailing global symbols (``T``) outside the pages of the module's other code are assumed to be
     clones.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]

@@ -277,7 +277,7 @@ class UserResolver(Stateless):
 
     Args:
         files: details of files. The table store adds a file when its code is first sampled.
-        names: looks up function names; closed with the resolver. None leaves frames as addresses.
+        names: looks up function names; closed with the resolver. None leaves frames unsymbolized.
     """
 
     def __init__(
