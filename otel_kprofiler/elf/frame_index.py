@@ -151,7 +151,7 @@ def main() -> None:
     try:
         frames = os.pread(0, size, offset)
         if len(frames) != size:
-            raise ValueError("the file shrank while it was read")  # noqa: TRY301 - one way out
+            raise ValueError("the file shrank while it was being read")  # noqa: TRY301 - one way out
         result = make_pairs(frames, address, address)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(str(error) or type(error).__name__) from error

@@ -9,7 +9,7 @@ class ElfProblem(enum.Enum):
     """The reason why an ELF file cannot be read; the value is shown to users."""
 
     UNREADABLE = "the file could not be read"
-    CHANGED = "the file changed while it was read"
+    CHANGED = "the file changed while it was being read"
     NOT_ELF = "not an ELF file for 64-bit code of this machine"
     DAMAGED_HEADERS = "the ELF headers are damaged"
     OUT_OF_BOUNDS = "a header points outside the file"

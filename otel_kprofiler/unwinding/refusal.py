@@ -18,7 +18,7 @@ class Refusal(enum.Enum):
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
     NOT_SAME = "the file that could be opened is not the mapped file"
-    CHANGED = "the file changed while it was read"
+    CHANGED = "the file changed while it was being read"
     UNREADABLE = "the file could not be read"
     NOT_ELF = "not an ELF file for 64-bit code of this machine"
     DAMAGED_HEADERS = "the ELF headers are damaged"

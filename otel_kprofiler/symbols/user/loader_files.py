@@ -131,7 +131,7 @@ class FileReader:
             search = DebugSearch(f"/proc/{owner}/root" if owner else "", begin_search)
             names = self._read(waiting.wanted.details, content, search)
             if isinstance(content, OpenFile) and content.has_changed():
-                raise SymbolsRefused("the file changed while it was read")
+                raise SymbolsRefused("the file changed while it was being read")
         finally:
             close_content(content)
         if names.nbytes > self._max_bytes:

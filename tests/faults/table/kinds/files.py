@@ -162,7 +162,7 @@ SCENARIOS = [
                alone=True) for name, make in KINDS.items()],
     *[Scenario(BROKEN, name, running(make)) for name, make in DAMAGES.items()],
     Scenario(BROKEN, "8 GiB of holes", sparse),
-    Scenario(BROKEN, "content changes while it is read", changing),
+    Scenario(BROKEN, "content changes while it is being read", changing),
     Scenario(BROKEN, "is truncated to a page while it is mapped, 20 times", truncated),
     Scenario(BROKEN, "is removed while it is mapped", unlinked),
     Scenario(MEMORY, "300 small files", many, alone=True),

@@ -151,7 +151,7 @@ def take_port(run):
 
 SCENARIOS = [
     *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
-    Scenario(HEALTH, "another process has its port while the agent starts", before=take_port),
+    Scenario(HEALTH, "another process holds its port while the agent starts", before=take_port),
     unread("log to a pipe that is full", full_pipe),
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),
