@@ -168,7 +168,9 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
     if has_files + is_listening + is_live != 1:
         raise click.UsageError("pass SOURCEs, --live or --listen")
     if has_times and not has_files:
-        raise click.UsageError("--from and --to need SOURCEs; choose times on the page")
+        raise click.UsageError(
+            "--from and --to require a SOURCE: for live data, choose times on the page"
+        )
     for parameter in named_parameters():
         if (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live) or (
             parameter.name in _STORING and has_files

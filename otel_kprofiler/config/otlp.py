@@ -239,7 +239,7 @@ class _Client(Exporter):
         pattern=r"^([1-9][0-9]{0,8})?$",
         description="Value of the otlp-profiles-development-version header, which gives the "
         "version of the profiles schema. Collectors since v0.163 reject versions that they do "
-        "not support. If empty, the header is not sent, which means version 1.",
+        "not support. If empty, the header is not sent, and receivers assume version 1.",
     )
     proxy_url: str  # each transport has its own description
 

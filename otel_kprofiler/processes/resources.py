@@ -1,4 +1,4 @@
-"""Finds the Resource of each sample, which describes the sample's process, host and service."""
+"""Finds each sample's Resource, which describes the process, host and service."""
 
 import platform
 import re

@@ -59,8 +59,8 @@ class Settings(Receiver):
     )
     publish_thread_contexts: bool = Field(
         default=True,
-        description="Publish the current span of each thread for profilers outside this process "
-        "(OTEP 4947), with its labels; needs publish_context.",
+        description="Publish the current span and labels of each thread for profilers outside "
+        "this process (OTEP 4947). Needs publish_context.",
     )
     restart_in_children: bool = Field(
         default=True, description="Start a profiler in each forked child."

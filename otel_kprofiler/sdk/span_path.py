@@ -68,7 +68,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
         raise UnprovenError("the layout of this interpreter's objects is unknown")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise UnprovenError(
-            "this Python runs without the GIL, so objects change while they are read"
+            "this Python runs without the GIL, so objects may change while being read"
         )
     runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
     if type(runtime) is not ContextVarsRuntimeContext:

@@ -225,7 +225,7 @@ def test_a_temporary_store_is_removed_at_the_end(monkeypatch, tmp_path):
         (["--listen", "4317"], "not an address such as"),
         (["--listen", ":4317"], "not an address such as"),
         (["--listen", "127.0.0.1:70000"], "not an address such as"),
-        (["--listen", "127.0.0.1:0", "--from", "5s"], "need SOURCEs"),
+        (["--listen", "127.0.0.1:0", "--from", "5s"], "require a SOURCE"),
         (["--listen", "127.0.0.1:0", "--live"], "pass SOURCEs, --live"),
         (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),
         (["x.otlp", "--no-python"], "--python has no effect with SOURCEs"),
