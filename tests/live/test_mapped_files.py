@@ -91,7 +91,7 @@ def test_a_deleted_program_is_opened_through_map_files_or_exe(program):
         assert refused(request, Without("map_files", "exe")) is FileProblem.FORBIDDEN
 
 
-def test_a_replacement_at_the_same_path_is_not_opened(program, tmp_path):
+def test_a_file_that_replaces_a_mapped_file_is_not_opened(program, tmp_path):
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid:
         request = wanted(pid, program)

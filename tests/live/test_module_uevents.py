@@ -190,7 +190,7 @@ def test_only_uevents_sent_by_the_kernel_are_received(source, namespace):
     assert [data.split(b"\0")[0] for data in namespace.events.receive()] == [b"add@/module/real"]
 
 
-def test_the_socket_buffers_many_datagrams_and_never_blocks(source):
+def test_the_uevent_socket_buffers_many_datagrams_and_never_blocks(source):
     events = Uevents()
     with open("/proc/sys/net/core/rmem_max") as file:
         wanted = min(RECEIVE_BYTES, int(file.read()))

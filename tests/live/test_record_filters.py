@@ -82,7 +82,7 @@ def cgroup():
             directory.rmdir()
 
 
-def test_a_missing_target_is_reported_immediately(tmp_path):
+def test_a_target_that_does_not_exist_is_reported_immediately(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
         (["--cgroup", "/no/such"], "/no/such is not a v2 cgroup"),

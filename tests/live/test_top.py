@@ -208,7 +208,7 @@ def test_top_by_bpf_lists_a_running_bpf_program_first():
         (["--once", "--from", "x"], 1, "x is not a ClickHouse address"),
     ],
 )
-def test_invalid_options_are_reported(words, status, message, capsys):
+def test_invalid_options_of_top_are_reported(words, status, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(["top", *words])
     assert end.value.code == status

@@ -281,7 +281,7 @@ def test_a_file_of_exited_processes_can_be_requested_a_few_times(start):
     assert running.kernel.file(key).state == FileState.UNAVAILABLE
 
 
-def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
+def test_temporary_failures_to_load_unwind_tables_are_retried_after_a_while(start, tmp_path):
     program = compile_c(tmp_path / "waits", WAITS)
     running = start()
     request = running.files.ask(program, 5_999_998)

@@ -58,7 +58,7 @@ def test_the_log_is_json_outside_a_terminal(root_logging, pipe):
     assert json.loads(line)["level"] == "info"
 
 
-def test_the_log_is_text_on_a_terminal(root_logging):
+def test_the_agent_logs_text_on_a_terminal(root_logging):
     controller, terminal = os.openpty()
     configure_logging(level="debug", fd=terminal)
     logging.getLogger("a").debug("shown")

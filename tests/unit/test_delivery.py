@@ -80,7 +80,7 @@ def account_of(reporter, received):
     return Account.of_kinds({"on_cpu": Account(received, received)}, reporter.accounts())
 
 
-def test_each_encoding_is_computed_once():
+def test_each_encoding_of_a_window_is_computed_once():
     calls = []
     exporters = [
         Collecting("a"),

@@ -46,7 +46,7 @@ def traced(filters: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def kprobe_inside(function: str) -> Iterator[None]:
-    """Sets a kprobe inside a function, for which the kernel copies an instruction to a new page."""
+    """Sets a kprobe inside a function. The kernel copies the probed instruction to a new page."""
     for offset in range(6, 64):
         try:
             write(f"{TRACING}/kprobe_events", f"p:kprof/inside {function}+{offset}\n")

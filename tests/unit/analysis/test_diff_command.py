@@ -101,7 +101,7 @@ def test_a_profile_without_samples_can_be_compared_only_per_time(files, tmp_path
     assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]
 
 
-def test_the_kind_to_compare_can_be_selected(files):
+def test_the_sample_kind_to_compare_can_be_selected(files):
     assert "read" in run(*files, "--by", "syscall", "--kind", "on_cpu").output
     assert "no sample matches --kind off_cpu" in str(run(*files, "--kind", "off_cpu").exception)
 

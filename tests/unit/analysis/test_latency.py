@@ -134,7 +134,7 @@ def test_reports_can_be_weighted_by_latency(path, tmp_path):
     )
 
 
-def test_a_filter_does_not_change_the_number_of_threads(path):
+def test_a_filter_does_not_change_how_many_threads_run_in_parallel(path):
     (whole,) = json.loads(invoke("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
     (selected,) = json.loads(invoke("--weight", "latency", "--json", "-t", "2", path))["kinds"]
     weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]

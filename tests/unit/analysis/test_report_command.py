@@ -180,7 +180,7 @@ def test_samples_are_grouped_and_filtered_by_attribute(profile):
     }
 
 
-def test_files_are_merged_and_filtered(profile):
+def test_profile_files_are_merged_and_filtered(profile):
     assert rows("-p", "nginx", "--by", "syscall", profile, profile) == {
         "read": (6 * SECOND, 6 * SECOND), "user mode": (2 * SECOND, 2 * SECOND)
     }  # fmt: skip

@@ -45,7 +45,7 @@ def test_the_loader_auto_prefers_libbpf_and_an_explicit_loader_has_no_fallback(
     assert get_loader(name).name == chosen
 
 
-def test_the_error_for_a_missing_library_names_the_packages(monkeypatch):
+def test_the_error_for_a_missing_bpf_library_names_the_packages(monkeypatch):
     for loader in (LibbpfLoader, BccLoader):
         monkeypatch.setattr(loader, "is_installed", lambda: False)
     with pytest.raises(DependencyError) as raised:

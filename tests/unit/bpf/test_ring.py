@@ -95,7 +95,7 @@ def test_the_reader_stops_at_an_uncommitted_record():
     assert complete
 
 
-def test_discarded_records_are_skipped():
+def test_discarded_ring_records_are_skipped():
     ring = SyntheticRing()
     reader = RingReader(ring, SIZE)
     ring.put(b"kept")

@@ -153,7 +153,7 @@ def test_waits_by_cause_exclude_idle_waits_by_default(idle, expected):
     assert {group.key.name: group.own / 1e6 for group in section.groups} == expected
 
 
-def test_only_the_last_few_seconds_are_shown_and_retained():
+def test_top_shows_and_retains_only_the_last_few_seconds():
     sliding = filled(*(window(number, reads=number) for number in range(20)))
     shown = sliding.shown()
     assert shown.seconds == 5

@@ -66,7 +66,7 @@ def test_negative_durations_count_back_from_the_end():
 
 
 @pytest.mark.system
-def test_the_error_for_a_missing_library_names_the_extra():
+def test_the_error_for_a_missing_clickhouse_library_names_the_extra():
     code = (
         "import sys; sys.modules['clickhouse_connect'] = None\n"
         "from otel_kprofiler.cli import main; sys.argv[1:] = ['report', 'clickhouse://h/otel']\n"

@@ -53,7 +53,7 @@ def test_a_child_prints_no_error_if_the_agent_has_exited(tmp_path):
     assert reader.returncode == 0
 
 
-def test_all_problems_are_returned_with_their_positions(tmp_path, read):
+def test_all_configuration_problems_are_returned_with_their_positions(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD.replace("99", "0").replace("debug: {}", "debug: {verbos: 1}"))
     with pytest.raises(ConfigError) as caught:

@@ -52,7 +52,7 @@ def test_defaults_apply_without_variables():
     )
 
 
-def test_all_general_variables_are_read():
+def test_all_general_exporter_variables_are_read():
     assert read_settings(environ(GENERAL)) == ClientSettings(
         protocol="http/json",
         endpoint="http://general:1",

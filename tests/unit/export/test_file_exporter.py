@@ -63,7 +63,7 @@ def test_protobuf_messages_are_length_prefixed(open_file, batch, tmp_path):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_an_existing_file_is_appended_to(open_file, batch, tmp_path, form):
+def test_the_file_exporter_appends_to_an_existing_file(open_file, batch, tmp_path, form):
     for number in range(3):
         exporter = open_file(form=form)
         exporter.export(batch(b"%d" % number))

@@ -13,7 +13,7 @@ VIEWER = Path(__file__).parents[3] / "viewer"
 ASSET = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
 
 
-def test_columns_are_consistent_and_contain_every_sample(windows):
+def test_page_columns_are_consistent_and_contain_every_sample(windows):
     result = data(html(windows))
     samples, nodes, frames = result["samples"], result["nodes"], result["frames"]
     assert sum(samples["count"]) == 10

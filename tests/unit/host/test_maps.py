@@ -77,7 +77,7 @@ def test_an_endless_line_is_parsed_in_bounded_time():
     assert time.process_time() - began < 10
 
 
-def test_reading_stops_at_the_limit(tmp_path):
+def test_reading_mappings_stops_at_the_limit(tmp_path):
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "maps").write_bytes(b"x" * (MAX_MAPS_BYTES + 5))
     assert len(read_maps(Access(str(tmp_path)), 7)) == MAX_MAPS_BYTES

@@ -51,7 +51,7 @@ COMPILED = {
 @pytest.mark.parametrize(
     ("column", "name"), list(enumerate(("3.11.7", "3.12.1", "3.13.0", "3.14.10", "3.15.2")))
 )
-def test_the_layout_of_each_version_matches_its_headers(column, name):
+def test_the_layout_of_each_python_version_matches_its_headers(column, name):
     runtime = captured(name) if name in CAPTURED else b"\0" * 1024
     layout = make_layout(version(name), bytes(runtime))
     assert {key: getattr(layout, key) for key in COMPILED} == {

@@ -42,7 +42,7 @@ def test_stacks_without_the_bpf_program_are_unchanged(frames):
     assert TracepointStacks().cut(stack) is stack
 
 
-def test_a_stack_keeps_at_least_one_frame():
+def test_a_tracepoint_stack_keeps_at_least_one_frame():
     assert names(TracepointStacks().cut(Stack((kernel([PROGRAM, "bpf_trace_run1"]),)))) == [
         "bpf_trace_run1"
     ]

@@ -159,7 +159,7 @@ def test_each_value_stays_with_its_timestamp(mutable):
         decode_windows(message.SerializeToString())
 
 
-def test_a_timestamp_at_the_end_extends_the_window(mutable):
+def test_a_timestamp_at_the_end_of_a_window_extends_the_window(mutable):
     message, profile = mutable.message, mutable.profile()
     end = profile.time_unix_nano + profile.duration_nano
     profile.samples[0].timestamps_unix_nano.append(end)

@@ -299,7 +299,7 @@ def test_stopping_meets_its_deadline_and_counts_dropped_samples(parts):
     assert pipeline.account().gaps() == []
 
 
-def test_a_step_abandons_its_backlog_when_a_stop_is_requested(parts):
+def test_a_pipeline_step_abandons_its_backlog_when_a_stop_is_requested(parts):
     pipeline, sampler, symbols, windows, time = parts
     resolve = symbols.resolve
 

@@ -100,7 +100,7 @@ def test_frames_of_unknown_modules_are_resolved_again_when_the_window_closes():
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
-def test_jitter_stays_within_its_bounds(unit):
+def test_window_jitter_stays_within_its_bounds(unit):
     assert 800 <= WindowSchedule(1000, jitter=0.2).length_ns(unit) <= 1200
 
 

@@ -53,7 +53,7 @@ def own_header():
     return address, ctypes.string_at(address, 32)
 
 
-def test_the_payload_follows_the_specification():
+def test_the_process_context_payload_follows_the_specification():
     assert encode_process_context(ProcessContext({"service.name": "my-svc"}, {"k": 1})) == (
         b"\x0a\x1a" b"\x0a\x18" b"\x0a\x0cservice.name" b"\x12\x08\x0a\x06my-svc"
         b"\x12\x07" b"\x0a\x01k" b"\x12\x02\x18\x01"
@@ -79,7 +79,7 @@ def test_the_process_context_header_has_the_layout_of_version_2():
     assert ctypes.string_at(pointer, len(payload)) == payload
 
 
-def test_an_update_is_made_in_place_with_a_later_timestamp():
+def test_a_process_context_is_updated_in_place_with_a_later_timestamp():
     publish_process_context({"service.name": "a"})
     address, first = own_header()
     publish_process_context({"service.name": "b", "list": ["x"], "mixed": [1, "x"]})
@@ -211,7 +211,7 @@ def test_kernels_without_the_noexec_seal_are_supported():
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"created\na\n"
 
 
-def test_a_mapping_without_a_name_is_an_error(monkeypatch):
+def test_a_process_context_mapping_without_a_name_is_an_error(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", raising(OSError(1, "Operation not permitted")))
     monkeypatch.setattr(process_context, "_name_mapping", lambda address: False)
     monkeypatch.setattr(process_context, "_publisher", process_context._Publisher())

@@ -119,7 +119,7 @@ def test_a_mistyped_path_is_an_error(tmp_path, small_copies, symbolize, what):
     ("what", "suffix"),
     [*(("kallsyms", suffix) for suffix in COMPRESS), *((what, ".xz") for what in list(NAMES)[1:])],
 )
-def test_a_damaged_copy_is_an_error_without_a_traceback(
+def test_a_damaged_copy_of_kernel_files_is_an_error_without_a_traceback(
     tmp_path, small_copies, symbolize, what, suffix
 ):
     name = f"copy.tar{suffix}" if what == "sys_module" else f"copy{suffix}"
@@ -165,7 +165,7 @@ def test_concatenated_xz_streams_are_read(tmp_path, copies, modules):
         KernelSymbolizer.from_files(**{**copies, "kallsyms": copy})
 
 
-def test_symbolize_reports_malformed_lines_in_copies(tmp_path, copies, symbolize):
+def test_symbolize_reports_malformed_lines_in_copies_of_kernel_files(tmp_path, copies, symbolize):
     cut = tmp_path / "kallsyms"
     cut.write_bytes(lzma.decompress(copies["kallsyms"].read_bytes())[:-5])
     listed = tmp_path / "proc_modules"
@@ -236,7 +236,7 @@ def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
     assert symbolizer.explain(address + 8, time_ns=500).names == ()
 
 
-def test_explanations_use_the_snapshot_of_their_timestamp(tmp_path):
+def test_explanations_use_the_symbols_of_the_given_time(tmp_path):
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))

@@ -163,7 +163,7 @@ def test_a_module_with_truncated_lines_has_no_names():
     assert parse_kallsyms([data[:-1]]).blocks.keys() == {"m"}
 
 
-def test_tables_do_not_depend_on_the_chunk_size(clones_folder):
+def test_symbol_tables_do_not_depend_on_the_chunk_size(clones_folder):
     data = lzma.decompress((clones_folder / "kallsyms.xz").read_bytes())
     whole = parse_kallsyms([data])
     for size in (1000, 4071, 65_536):

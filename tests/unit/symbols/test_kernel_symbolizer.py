@@ -275,7 +275,7 @@ def test_the_cache_is_bounded_and_keeps_recently_used_entries():
     assert computed.count(0) == 1
 
 
-def test_a_cache_of_large_keys_is_bounded_by_their_size():
+def test_a_cache_of_large_keys_is_bounded_by_the_size_of_the_keys():
     alive = weakref.WeakSet()
 
     def compute(key):

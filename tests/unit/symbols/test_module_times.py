@@ -67,7 +67,7 @@ def test_an_address_belongs_to_no_module_between_the_last_read_and_a_late_announ
 
 @pytest.mark.system
 @pytest.mark.parametrize("missing", ["names", "sections"])
-def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing):
+def test_failed_module_reads_are_retried_once_a_minute(host, symbolizer, clock, missing):
     clock.ns += 20 * MS
     host.load("fresh", TEXT + 0x4000, announce=False)
     hidden = host.root / ("proc/kallsyms" if missing == "names" else "sys/module/fresh")

@@ -72,7 +72,7 @@ def test_a_chain_of_resolvers_lists_each_address_of_a_name_once():
     assert chain.find("g") == []
 
 
-def test_an_empty_chain_resolves_nothing():
+def test_an_empty_chain_of_resolvers_resolves_nothing():
     (answer,) = ChainResolver().resolve([5])
     assert answer.unresolved is Unresolved.UNMAPPED
 

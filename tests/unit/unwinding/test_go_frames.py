@@ -350,7 +350,7 @@ NO_PUSH = Made(b"main.leaf", bytes(64), ((64, 0),))
     ],
     ids=["all push", "most push", "one pushes, which is not among the first looked at"],
 )
-def test_a_few_functions_suffice_to_locate_the_code(functions, most, monkeypatch):
+def test_a_few_go_functions_suffice_to_locate_the_code(functions, most, monkeypatch):
     monkeypatch.setattr(go_frames, "_CHECKED", 10)
     file, table_at, segments = go_file(functions)
     table = Table(file[table_at.offset :], quantum=1)

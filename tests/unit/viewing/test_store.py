@@ -123,7 +123,7 @@ def test_equal_samples_of_several_messages_share_one_stack(store):
         (Query(1, 2), 1, 2),
     ],
 )  # fmt: skip
-def test_a_range_includes_its_start_but_not_its_end(store, query, start, end):
+def test_a_time_range_includes_its_start_but_not_its_end(store, query, start, end):
     store.add(WINDOWS)
     data = answer(store, query, NOW)
     assert shown(data) == expected(WINDOWS, data, start, end)

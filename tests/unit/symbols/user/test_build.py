@@ -290,7 +290,7 @@ def test_minidebuginfo_is_decompressed_only_up_to_its_limit(program, folder, mon
         functions_of(path)
 
 
-def test_a_file_above_the_limit_is_rejected(program):
+def test_a_symbol_file_above_the_size_limit_is_rejected(program):
     assert len(functions_of(program, max_bytes=1 << 16))
     with pytest.raises(ElfError) as caught:
         functions_of(program, max_bytes=200)

@@ -196,7 +196,7 @@ def test_a_response_that_arrived_while_the_process_was_paused_is_accepted(monkey
             worker._read(10.0)
 
 
-def test_a_worker_is_killed_when_its_table_is_deleted(folder, opened):
+def test_a_drgn_worker_is_killed_when_its_table_is_deleted(folder, opened):
     table = DrgnLines(opened(folder / "split"), str(folder / "split"))
     child = table._worker._child
     del table

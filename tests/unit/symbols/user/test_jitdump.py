@@ -135,7 +135,7 @@ def test_the_elf_header_size_is_subtracted_from_line_addresses_of_v8():
         assert [dump.lookup(at, 10).line for at in (0x100, 0x10F, 0x110)] == [7, 7, 8]
 
 
-def test_moved_code_keeps_its_lines():
+def test_moved_jit_compiled_code_keeps_its_lines():
     records = (header(), lines(0x100, (0x104, 7, b"a")), load(1, 0x100, 0x20, b"one"))
     with written(*records, move(3, 0x100, 0x110, 0x20), move(4, 0x900, 0x118, 8)) as (dump, _):
         dump.update(10)
@@ -233,7 +233,7 @@ def test_records_of_child_processes_are_ignored():
         assert name_at(dump, 1, 10) == "mine"
 
 
-def test_a_record_is_read_once_it_is_complete():
+def test_a_jitdump_record_is_read_once_it_is_complete():
     whole = load(1, 0x100, 0x10, b"name", code=bytes(50))
     with written(header()[:20]) as (dump, path):
         assert not dump.update(5)
@@ -263,7 +263,7 @@ def test_records_larger_than_a_chunk_are_read():
      load(1, (1 << 64) - 1, 2, b"beyond"), load(1, 1, 1 << 40, b"huge")],
     ids=["short", "without a name", "beyond memory", "huge"],
 )  # fmt: skip
-def test_a_damaged_record_is_skipped(damaged):
+def test_a_damaged_jitdump_record_is_skipped(damaged):
     with written(header(), record(99, 1, b"whatever"), damaged, load(1, 5, 1, b"a")) as (dump, _):
         dump.update(10)
         assert name_at(dump, 5, 10) == "a"
@@ -276,7 +276,7 @@ def test_reading_stops_at_a_record_of_size_zero():
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_rewritten_dump_is_read_again(replace):
+def test_a_rewritten_jitdump_is_read_again(replace):
     with written(header(), load(1, 1, 1, b"old"), load(1, 2, 1, b"gone")) as (dump, path):
         dump.update(10)
         if replace:
@@ -312,7 +312,7 @@ if os.geteuid() == 0:
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_dump_that_another_user_could_have_written_is_not_read(change):
+def test_a_jitdump_that_another_user_could_have_written_is_not_read(change):
     with written(header(), load(1, 1, 1, b"a")) as (dump, path):
         change(path)
         with pytest.raises(OSError):
@@ -378,7 +378,7 @@ def test_a_perf_map_names_code_missing_from_the_jitdump(write_map, open_code):
 
 
 @pytest.mark.parametrize("then", ["nothing", "a file", "other permissions"])
-def test_a_name_is_valid_only_until_its_code_is_unmapped(then, write_map, open_code):
+def test_a_jit_name_is_valid_only_until_its_code_is_unmapped(then, write_map, open_code):
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -462,7 +462,7 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
                     assert line >= 0
 
 
-def test_memory_and_time_for_a_large_dump_are_bounded():
+def test_memory_and_time_for_a_large_jitdump_are_bounded():
     parts = [header()]
     for at in range(20_000):
         entry = (at * 16, at, b"%d" % at * 20)

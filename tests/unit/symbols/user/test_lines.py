@@ -205,7 +205,7 @@ def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_p
         (ConversionLimits(wall_s=0.0), "took over 0 s"),
     ],
 )
-def test_a_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
+def test_a_dwarf_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
     file = opened(build("pie"))
     started = time.monotonic()
     with pytest.raises(LinesError, match=cause):

@@ -59,7 +59,7 @@ def test_maps_written_by_all_known_runtimes_are_parsed():
     [b"10 5", b"10 5  ", b"x 5 name", b"10 -5 name", b"1_0 5 name", b"ffffffffffffffff 2 name",
      b"10 ffffffff name", b"11112222333344445 1 name", b"\0"],
 )  # fmt: skip
-def test_a_malformed_line_is_skipped(line):
+def test_a_malformed_perf_map_line_is_skipped(line):
     codes = parse_perf_map(b"10 5 a\n" + line + b"\n20 5 b\n\n20 0 nothing\n")
     assert [code.name for code in codes] == [b"a", b"b"]
 
@@ -121,7 +121,7 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
     perf_map.close()
 
 
-def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
+def test_appended_perf_map_lines_are_read_and_the_newer_name_wins(path, opened):
     path.write_bytes(b"100 10 first\n200 10 other\n")
     assert not opened.update(10)
     assert opened.lookup(0x105, 10) == MadeFunction(0x100, 0x110, "first")
@@ -143,7 +143,7 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
 
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("rest", [b"", b"900 1 more\n" * 50])
-def test_a_rewritten_map_is_read_again(path, opened, replace, rest):
+def test_a_rewritten_perf_map_is_read_again(path, opened, replace, rest):
     path.write_bytes(b"100 10 old\n200 10 same\n300 10 gone\n")
     opened.update(10)
     if replace:
@@ -197,7 +197,7 @@ def test_a_map_that_another_user_could_have_written_is_not_read(path, opened, wr
     assert opened.lookup(1, 0) is None
 
 
-def test_a_symlink_in_place_of_the_directory_is_not_followed(path, opened):
+def test_a_symlink_in_place_of_the_perf_map_directory_is_not_followed(path, opened):
     path.write_bytes(b"1 1 a\n")
     moved = path.parent.with_name("moved")
     path.parent.rename(moved)
@@ -215,7 +215,7 @@ def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, opene
     assert not opened.update(10)
 
 
-def test_memory_and_time_for_a_large_map_are_bounded(path, opened):
+def test_memory_and_time_for_a_large_perf_map_are_bounded(path, opened):
     with open(path, "wb") as file:
         file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))
         file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")
@@ -233,7 +233,7 @@ def test_a_long_name_is_truncated():
     assert len(code.name) == MAX_NAME_BYTES
 
 
-def test_many_short_lines_are_parsed_in_little_memory(path, opened):
+def test_many_short_perf_map_lines_are_parsed_in_little_memory(path, opened):
     path.write_bytes(b"0 1 a\n" * (2 * MAX_UPDATE_BYTES))
     tracemalloc.start()
     try:
