@@ -1,4 +1,4 @@
-"""A batch job that uses only kernel profiles of OpenTelemetry.
+"""A batch job whose only OpenTelemetry signal is kernel profiles.
 
     OTEL_SERVICE_NAME=copy OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 \
     python batch_job.py 200

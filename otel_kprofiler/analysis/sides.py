@@ -8,7 +8,7 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """Returns the samples with only the frames of the given sides or frame types.
+    """Returns the samples, reduced to the frames of the given sides or frame types.
 
     Time spent in an omitted frame is attributed to the nearest remaining caller.
     """

@@ -99,7 +99,7 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Context manager that rejects a section at once if it has been rejected in the last hour.
+        """Context manager that rejects a section at once if it was rejected within the last hour.
 
         A section is tried again after a temporary failure, or if the file has changed. Raises
         :class:`TableRefused` to reject the section.

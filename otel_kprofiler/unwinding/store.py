@@ -134,7 +134,7 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load as many tables as fit, before samples request them, and wait for the tables.
+        """Load as many tables as fit, before samples request them, and wait until they are loaded.
 
         Elapsed time is limited, not CPU time, because the tables of a Go program may take half a
         second of CPU time. ``requests`` are for files that are not pending, the most important
