@@ -33,7 +33,7 @@ class WaitSummary(NamedTuple):
 def summarize_waits(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> WaitSummary | None:
-    """Returns a summary of the waits of one kind of sample; None if there are no exact totals.
+    """Returns a summary of the waits for one sample kind; None if there are no exact totals.
 
     ``processes`` states for each Resource whether it was selected; None if samples were also
     filtered by anything other than their process.

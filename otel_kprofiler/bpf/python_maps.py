@@ -155,8 +155,9 @@ class PythonMaps(LockedForForks):
     def take_seen(self) -> list[ProcessSeen]:
         """Returns unregistered processes sampled since the last call.
 
-        A process is returned once, and again after it executes another program or maps more code. A
-        process that keeps mapping code is returned at growing intervals of up to 40 seconds.
+        Each process is returned once, and again after it executes another program or maps more
+        code. A process that keeps mapping code is returned at growing intervals of up to 40
+        seconds.
         """
         self.receive()
         with self._lock:

@@ -166,8 +166,8 @@ class ExportQueue:
         unreachable receiver. Aborting the exporter may take a second longer than the timeout.
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
-        they have been reported already. It is called after the running export, and if there is a
-        spool, once more at the very end.
+        they have been reported already. It is called after the export in progress and, if there is
+        a spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s

@@ -22,8 +22,8 @@ class Row(NamedTuple):
             name.
         module: name of the function's module, or the stack side if the module is unknown.
         self_count: total value of the samples taken in the function.
-        total_count: total value of the samples with the function anywhere in the stack; each sample
-            counts once.
+        total_count: total value of the samples that have the function anywhere in the stack, each
+            counted once.
     """
 
     function: str

@@ -31,7 +31,7 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """A mount of a cgroup hierarchy, or of a part of it.
+    """A mount of a cgroup hierarchy, or of part of one.
 
     Attributes:
         root: path of the mounted cgroup in our cgroup namespace. ``/..`` is the parent of the

@@ -82,7 +82,7 @@ class KnownFiles:
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:
         self._files: dict[FileKey, FileDetails] = {}
         self.version = 0
-        """Number that grows with each added file."""
+        """Number that increases with each added file."""
         self._most = most
         self._on_opened = on_opened
         self._lock = threading.Lock()

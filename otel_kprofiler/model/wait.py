@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 class WaitState(enum.IntEnum):
     """State of an off-CPU thread. The names appear on the wire and in reports.
 
-    Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread waits for a CPU,
+    Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread is waiting for a CPU,
     after a preemption or a wakeup (``run_delay`` in ``/proc/PID/schedstat``).
     """
 

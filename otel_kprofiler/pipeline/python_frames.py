@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
-    If the sampler samples only this process, its interpreter is verified, and no other process is
-    examined. Otherwise, a thread follows processes as they start and exit. :meth:`describe` and
+    If only this process is sampled, its interpreter is verified, and no other process is examined.
+    Otherwise, a thread follows processes as they start and exit. :meth:`describe` and
     :meth:`remarks` are thread-safe. Call the other methods only from the pipeline's thread.
 
     Args:

@@ -25,7 +25,7 @@ class SharedResources:
     """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
     The program is known only if the process was forked by a process that has been read. Once there
-    are :data:`MOST_SHARED` Resources, all are forgotten. ``make`` returns a Resource with the given
+    are :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the given
     attributes, and with those common to all Resources.
     """
 

@@ -175,7 +175,7 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples minus the number of records of sampled waits."""
+        """Returns the number of samples minus the number of sampled-wait records."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:

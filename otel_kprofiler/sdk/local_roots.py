@@ -35,7 +35,7 @@ MAX_NAMES: Final = 128
 """Maximum number of distinct root names in a window. Names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
-"""Minimum time to keep ended spans, because their samples may still be in the ring."""
+"""Minimum time to keep ended spans, whose samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
 """Indices into a span context, which is a tuple. Access by property would be slower."""

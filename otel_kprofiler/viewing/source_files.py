@@ -143,7 +143,7 @@ def _decode(path: str, data: bytes) -> str:
         if encoding not in _QUADRATIC:
             return data.decode(encoding)
     except (SyntaxError, LookupError, UnicodeError):
-        pass  # an unknown encoding, or bytes that are invalid in it
+        pass  # an unknown encoding, or bytes that are invalid in that encoding
     return data.decode("latin-1")
 
 

@@ -2,8 +2,8 @@
 /*
  * Walks the interrupted thread's CPython frames, leaf first.
  *
- * The thread is stopped, so only data that it was itself writing can be incomplete. Anything
- * unexpected ends the walk without a stack: no frame is ever a guess.
+ * The thread is stopped, so only data that the thread itself was writing can be incomplete.
+ * Anything unexpected ends the walk without a stack: no frame is ever a guess.
  */
 #pragma once
 

@@ -160,7 +160,7 @@ class LoaderCounts(NamedTuple):
             needed.
         evicted: files whose symbols were dropped from memory to make room for others.
         gone: files that could not be reopened, because no visible process maps them and their paths
-            lead to other files. They are retried at growing intervals.
+            lead to other files. They are retried at increasing intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files.
         cpu_ns: CPU time that this process spent on reading.
