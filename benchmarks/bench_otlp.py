@@ -38,7 +38,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 
 DATA = Path(__file__).parent.parent / "tests/data/otlp/mixed-load.txt.xz"
-"""A recording by perf: five seconds at 99 Hz on two CPUs under a mixed load.
+"""A recording made with perf: five seconds at 99 Hz on two CPUs under a mixed load.
 
 First come the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since the
 previous sample, CPU, process id, thread id minus process id, indices of frames, thread name.

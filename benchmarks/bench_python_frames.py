@@ -46,7 +46,7 @@ def work(depth: int, going: threading.Event) -> None:
 
 @contextlib.contextmanager
 def working(depth: int, cpu: int) -> Iterator[None]:
-    """Runs a thread on one CPU that spends most of its time in the kernel, ``depth`` calls deep."""
+    """On one CPU, runs a thread that is mostly in the kernel, ``depth`` calls deep."""
     stop = threading.Event()
 
     def pinned() -> None:

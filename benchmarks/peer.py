@@ -187,7 +187,7 @@ def known(callers: Counter, others: Counter) -> float:
 
 
 def compare(ours: Stacks, theirs: Stacks, files: Files) -> Iterator[Row]:
-    """Yields rows for each program: complete stacks, leaves, and addresses of callers."""
+    """Yields rows for each program: complete stacks, leaves, and caller addresses."""
     for program in sorted(PROGRAMS & ours.by_program.keys() & theirs.by_program.keys()):
         counts = [side.by_program[program].total() for side in (ours, theirs)]
         if min(counts) < LEAST_SAMPLES:

@@ -27,7 +27,7 @@ def append(journal: int, line: str, mended: bool) -> None:
 
 
 def serve(journal: int, mended: bool) -> None:
-    """Takes orders until the process is ended, and prints the mean time of an order each second."""
+    """Processes orders until it is stopped, and prints the mean time per order every second."""
     while True:
         started, orders = time.monotonic(), 0
         while time.monotonic() < started + 1:

@@ -421,7 +421,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or call its function if no thread can start. Return whether it started."""
+    """Start a thread, or call its function if that fails. Return whether the thread started."""
     try:
         thread.start()
     except RuntimeError:

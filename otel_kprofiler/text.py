@@ -2,8 +2,8 @@
 
 File names are bytes. Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes. Output for people (terminals, tables,
-pages, folded stacks) has no control characters. Output for programs (OTLP, pprof, speedscope, JSON)
-contains names unchanged, except for bytes that are not UTF-8.
+pages, folded stacks) contains no control characters. Output for programs (OTLP, pprof, speedscope,
+JSON) contains names unchanged, except for bytes that are not UTF-8.
 """
 
 _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # bytes escaped by PEP 383

@@ -236,7 +236,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of one part of a split. ``rows`` has each row's index before the split."""
+    """Columns of one part of a split. ``rows`` contains each row's index before the split."""
 
     rows: array[int]
     ends: array[int]

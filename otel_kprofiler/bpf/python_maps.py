@@ -134,8 +134,8 @@ class PythonMaps(LockedForForks):
             undo.callback(self._lines.close)
             self._ring = RingReader(RingMemory(map_fd("python_codes"), ring_bytes), ring_bytes)
             undo.callback(self._ring.close)
-            # If another thread takes the record, this event wakes the thread that waits for the
-            # record.
+            # If another thread takes the record, this event wakes the thread that is waiting for
+            # it.
             self._received = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._received)
             self._arrivals = undo.enter_context(select.epoll())

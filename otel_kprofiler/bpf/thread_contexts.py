@@ -25,8 +25,8 @@ _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 TRACE_LABEL: Final = b"trace_id"
 SPAN_LABEL: Final = b"span_id"
-"""Names of the labels with a goroutine's trace id and span id, in lower-case hexadecimal digits
-(OpenTelemetry's "Trace Context in non-OTLP Log Formats")."""
+"""Names of the labels that hold a goroutine's trace id and span id, in lower-case hexadecimal
+digits (OpenTelemetry's "Trace Context in non-OTLP Log Formats")."""
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX: Final = frozenset(b"0123456789abcdef")
 

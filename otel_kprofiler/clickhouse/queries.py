@@ -144,7 +144,7 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
     """Returns a subquery that drops the times outside a range, and their values, from each row.
 
-    A row without times gets the start of its profile as its time, and is left out if its values add
+    A row without times is given the start time of its profile, and is left out if its values add
     up to 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"

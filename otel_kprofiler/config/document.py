@@ -33,7 +33,7 @@ _TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
 class Mark:
     """The 1-based line and column of a key or list item, and of its value.
 
-    ``env`` has the names of the environment variables that were substituted into the value.
+    ``env`` contains the names of the environment variables that were substituted into the value.
     """
 
     key: tuple[int, int]

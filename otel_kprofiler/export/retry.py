@@ -77,10 +77,10 @@ class RetryPolicy:
 
     Attributes:
         enabled: whether to retry; False for a single attempt.
-        initial_interval_s: wait before the second attempt in seconds, excluding jitter; > 0.
+        initial_interval_s: wait before the second attempt, in seconds, excluding jitter; > 0.
         multiplier: factor by which the wait grows with each attempt; >= 1.
         randomization_factor: jitter, as a share of the wait in either direction; 0…1.
-        max_interval_s: maximum wait in seconds, excluding jitter.
+        max_interval_s: maximum wait, in seconds, excluding jitter.
         max_elapsed_time_s: time limit for all attempts and waits of one batch; 0 means no limit.
     """
 

@@ -1,4 +1,4 @@
-"""Remembers files on which a child process spent CPU time without a result."""
+"""Remembers files on which a child process spent CPU time without producing a result."""
 
 import os
 import threading

@@ -15,8 +15,8 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 def open_special(path: str) -> int | None:
     """Open a path for writing if it is a special file; None if it does not exist or is regular.
 
-    Opening a FIFO waits for a reader. The caller closes the descriptor. Raises ``OSError`` on
-    failure, or if this user is root and another user could have created the file.
+    Opening a FIFO blocks until it has a reader. The caller closes the descriptor. Raises
+    ``OSError`` on failure, or if this user is root and another user could have created the file.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):

@@ -46,7 +46,7 @@ _FIRST_RETRY_S, _TRIES = 1.0, 6
 """For a process with an unreadable file: the delay before the first retry, in seconds, which
 doubles with each retry, and the number of retries."""
 _MAX_RETRIES: Final = 1024
-"""Maximum number of processes that wait to be examined again."""
+"""Maximum number of processes that are waiting to be examined again."""
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root form no group, because all services of a user would share one budget."""
+processes in the root cgroup form no group: all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes running at the agent's start."""
 _LONGEST_NS: Final = 100_000_000

@@ -174,7 +174,7 @@ class Pipeline(Generic[SamplerT]):
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
-            self.sampler.wait(timeout_s)  # the window is over but waits for symbols
+            self.sampler.wait(timeout_s)  # the window is over, but is waiting for symbols
         else:
             is_idle = not (self._is_busy or self._gate.counts)
             waited_s = 0.0 if is_idle else (self._looked_ns - self._collected_ns) / 1e9

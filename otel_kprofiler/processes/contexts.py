@@ -270,7 +270,7 @@ class ProcessContexts:
             claims = Claims(published, {**claims.environment, PROGRAM: program})
         self._check(key)
         took = time.monotonic() - started
-        # Processes that take long to read, for example because of many mappings, are read less
+        # Processes that are slow to read, for example because of many mappings, are read less
         # often.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()

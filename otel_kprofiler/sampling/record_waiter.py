@@ -44,7 +44,7 @@ class RecordWaiter:
         return woken
 
     def wait_new(self, since_ns: int, least_s: float, most_s: float) -> None:
-        """Block until the ring has a record of a process that started after ``since_ns``.
+        """Block until the ring contains a record of a process that started after ``since_ns``.
 
         See :meth:`Sampler.wait_new`.
         """

@@ -132,8 +132,8 @@ class WaitJoiner:
         :attr:`lasting_threshold_ns`.
 
         ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
-        have the time ``boot_ns``. Skips waits from epochs other than ``epoch``, because such waits
-        may have ended.
+        are timestamped ``boot_ns``. Skips waits from epochs other than ``epoch``, because such
+        waits may have ended.
         """
         parts = [
             (thread, pending, passed)

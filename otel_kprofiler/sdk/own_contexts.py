@@ -1,4 +1,4 @@
-"""Reads this process's thread contexts, for spans that the sampler cannot read otherwise.
+"""Reads this process's thread contexts, for spans that the sampler cannot otherwise read.
 
 Such spans have a class that is not the SDK's, or run in an interpreter whose objects the sampler
 cannot follow (:mod:`.span_path`). Reading thread contexts of this process requires neither a

@@ -242,7 +242,7 @@ def _parse_parts(words: Iterable[str]) -> dict[str, list[Segment]]:
 
 
 def main() -> None:
-    """Make the tables of a file; see :func:`write_tables`."""
+    """Build the tables of a file; see :func:`write_tables`."""
     address, origin = map(int, sys.argv[1:3])
     starts = list(map(int, sys.argv[3].split(",")))
     gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]

@@ -1,4 +1,4 @@
-"""Makes tables for one file after another, in a child process that is started only once.
+"""Builds tables for one file after another, in a child process that is started only once.
 
 Runs in child processes, so it imports only a few modules of this package.
 """

@@ -70,7 +70,7 @@ def pack_cie(augmentation: bytes, rest: bytes) -> bytes:
 
 
 def make_program(rows: Rows, unit: int = 1) -> bytes:
-    """Makes a CFA program from rows, and pads it with DW_CFA_nop to a valid entry size.
+    """Generates a CFA program from rows, and pads it with DW_CFA_nop to a valid entry size.
 
     ``unit`` is the CIE's code alignment factor.
     """

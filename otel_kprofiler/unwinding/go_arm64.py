@@ -184,7 +184,7 @@ class Arm64:
         return make_rows(sizes, frame, keeps_link=proof.keeps_link, fp_lost=proof.fp_lost)
 
     def _find_frame(self, sizes: Sizes, code: bytes) -> int:
-        """Returns the size of the function's first frame; 0 if unusual code makes the frame."""
+        """Returns the size of the function's first frame; 0 if unusual code sets up the frame."""
         shape = self.make_shape(sizes)
         end = shape.saving_at + len(shape.saving)
         if not shape.saving or code[shape.saving_at : end] != shape.saving:
@@ -315,7 +315,7 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Makes the rows of a frameless function that jumps to another stack or aborts.
+    """Generates the rows of a frameless function that jumps to another stack or aborts.
 
     The rules end after the first instruction that changes x30 or sp. If that instruction is a call,
     the rules end before it, because the row for the call also applies while the callee runs.

@@ -40,7 +40,7 @@ _CHECKED, _FIT = 200, 0.9
 """Number of functions whose register-saving instructions are checked; share that must match."""
 _MAX_KEPT: Final = 1 << 15
 _MAX_KEPT_BYTES: Final = 256
-"""Maximum number of shapes kept for later files, and maximum size of their packed frame sizes."""
+"""Maximum number of shapes kept for later files, and maximum length of their keys, in bytes."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """The classes that generate rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
@@ -49,8 +49,8 @@ _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 class Shapes(dict[int, Shape]):
     """The shapes of a table's functions, by the location of their frame sizes.
 
-    Shapes are also kept by their packed frame sizes, which define them, for later files: many
-    programs contain the same functions.
+    Shapes are also kept for later files, keyed by their packed frame sizes, which define them,
+    because many programs contain the same functions.
     """
 
     def __init__(self, table: Table, machine: X86 | Arm64) -> None:
@@ -185,7 +185,7 @@ def make_tables(
 
 
 def main() -> None:
-    """Make the tables of each file that arrives; see :func:`serve_tables`."""
+    """Build the tables of each file that arrives; see :func:`serve_tables`."""
 
     def make(words: list[str], file: mmap.mmap) -> bytes:
         machine, address, origin = map(int, words[:3])

@@ -97,7 +97,7 @@ class StepMaker:
         return Shape(size, first - 1, saving, program + PADDINGS[len(program) & 3])
 
     def make(self, size: int, packed: bytes) -> tuple[int, bytes, _Changes]:
-        """Makes changes of a frame size. Raises ``_Unusual`` if a size is negative."""
+        """Computes the changes of a frame size. Raises ``_Unusual`` if a size is negative."""
         self._count += 1
         distance = 0
         parts: list[bytes] = []

@@ -77,7 +77,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 
 
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
-    """Makes the rows of a function that switches to the stack of ``m.g0``.
+    """Generates the rows of a function that switches to the stack of ``m.g0``.
 
     ``rows`` (in code order) are derived from the frame sizes alone. ``behind`` is the unwind rule
     after the switch.
@@ -101,7 +101,7 @@ def _find_load(code: bytes, start: int) -> int:
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """Makes the rows of a function that calls the vDSO on another stack, and keeps its rsp in r12.
+    """Generates the rows of a function that calls the vDSO on another stack; its rsp is in r12.
 
     ``rows`` (in code order) are derived from the frame sizes alone. ``left`` is the end of the
     instruction that saves rsp, and ``back`` is the end of the instruction that restores it.
@@ -120,7 +120,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 
 
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
-    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
+    """Generates the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
     C code may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
     asmcgocall saves the goroutine and the distance of its frame from the end of that stack.
@@ -178,7 +178,7 @@ class X86:
         return Shape(size, sizes[0][0] - 1, PUSH if pushes else b"", program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows | None:
-        """Makes the rows of any function; None if it needs no entry."""
+        """Generates the rows of any function; None if it needs no entry."""
         depths = [depth for _, depth in sizes]
         if min(depths) < 0:
             return None  # the function pops its return address

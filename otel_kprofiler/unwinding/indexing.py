@@ -27,10 +27,10 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""CPU time limit for ``.eh_frame``: ten times what compilers' tables need."""
+"""CPU time limit for ``.eh_frame``: ten times what compiler-generated tables need."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times what tables from Go's linker need. Small tables are
-allowed more, because an emulated processor needs 2 s to start the process."""
+"""CPU time limit for ``.gopclntab``: six times what tables from the Go linker need. Small tables
+are allowed more, because an emulated processor needs 2 s to start the process."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times what musl's code needs."""

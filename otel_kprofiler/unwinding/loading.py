@@ -37,7 +37,7 @@ from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 
 
 class MakeTables(Protocol):
-    """Makes tables in a child process."""
+    """Builds tables in a child process."""
 
     def __call__(self, *, children: Children) -> Tables:
         """Generate the tables; ``children`` runs the process."""
@@ -181,7 +181,7 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _index_frames_of_c(
     source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 ) -> Tables | None:
-    """Makes the search table for C code in a Go program; None if the table is not usable."""
+    """Builds the search table for C code in a Go program; None if the table is not usable."""
     try:
         return _index_frames(source, elf, opened, index)
     except TableRefused as error:
@@ -205,7 +205,7 @@ def _find_code(
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for Go code, and for C code in the same file; None if no table can be used."""
+    """Builds tables for Go code, and for C code in the same file; None if no table can be used."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

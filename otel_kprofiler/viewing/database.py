@@ -58,7 +58,7 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """Makes a private directory for this user, on a disk if possible, and returns its path."""
+    """Creates a private directory for this user, on a disk if possible, and returns its path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     _remove_abandoned(place or tempfile.gettempdir())
     return tempfile.mkdtemp(prefix=_PREFIX, dir=place)

@@ -49,7 +49,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""Number of removals of unreferenced rows per retention time."""
+"""Number of times that unreferenced rows are removed per retention period."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"

@@ -107,7 +107,7 @@ struct cpu_line {
 	u64 idle;      /* omitted: the idle task itself */
 	u64 target;    /* omitted: not one of the selected processes, names or cgroups */
 	u64 age;       /* omitted: the process is too young */
-	u64 empty;     /* omitted: the only collected stack has no frame */
+	u64 empty;     /* omitted: the only collected stack has no frames */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */

@@ -793,7 +793,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 }
 
 /*
- * Handles a thread that becomes runnable now. Skips a thread that is still on its CPU, unless it
+ * Handles a thread that is becoming runnable. Skips a thread that is still on its CPU, unless it
  * has left the run queue and is thus about to leave the CPU.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)

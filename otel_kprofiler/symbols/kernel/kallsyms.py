@@ -287,7 +287,7 @@ class KallsymsParser:
         return good
 
     def _close_block(self, following: str = "") -> None:
-        """Make a table from the open block; ``following`` is the next block's name."""
+        """Build a table from the open block; ``following`` is the next block's name."""
         if self._open is None:
             return
         fields, self._open = self._open, None

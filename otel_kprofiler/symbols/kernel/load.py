@@ -208,7 +208,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Makes the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
+    """Creates the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = table.address(0) & -PAGE_BYTES  # the best estimate of where its text starts

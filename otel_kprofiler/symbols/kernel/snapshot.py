@@ -176,7 +176,7 @@ class Snapshot:
         return symbols.module if symbols else None
 
     def frame(self, address: int) -> Frame:
-        """Makes the frame for a runtime address that :func:`lookup_addresses` has adjusted."""
+        """Creates the frame for a runtime address that :func:`lookup_addresses` has adjusted."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)

@@ -322,7 +322,7 @@ class KernelSymbolizer:
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explains a runtime address: its names, its section, and why it gets its frame.
+        """Explains a runtime address: its names, its section, and why its frame was chosen.
 
         ``address`` is a program counter, or a return address minus one. ``time_ns`` is a boottime;
         None means now.

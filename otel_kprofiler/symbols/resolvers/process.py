@@ -40,7 +40,7 @@ class ProcessesResolver:
 
     Each call reads the process's mappings, which requires permission to trace the process
     (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. If a pid has been reused, its
-    addresses stay unresolved, rather than getting names of the new process's code.
+    addresses stay unresolved, rather than being given names from the new process.
 
     Args:
         symbols: reads function names; by default, from the files and their installed debug files.

@@ -90,7 +90,7 @@ def _read_bounds(
 
 
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
-    """Makes bounds from a search table's pairs and from the ``.eh_frame`` at SVMA ``address``.
+    """Builds the bounds from a search table's pairs and from the ``.eh_frame`` at SVMA ``address``.
 
     Returns None if the table points outside ``frames``, or if a sample of the entries has mixed or
     unsupported encodings. An unsorted table yields fewer bounds.

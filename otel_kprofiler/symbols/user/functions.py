@@ -53,7 +53,7 @@ Alias = tuple[int, int, bytes, int]
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:
-    """Makes an alias from the name at an offset in ``names``; a lower rank is better."""
+    """Creates an alias from the name at an offset in ``names``; a lower rank is better."""
     name = bytes(names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0])
     return rank, len(name), name, row
 

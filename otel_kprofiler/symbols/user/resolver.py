@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached raw-stack words and frames. Only frames are shared by processes."""
+"""Default limit on cached raw-stack words and frames. Only frames are shared between processes."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -166,7 +166,7 @@ class _Words(dict[int, Frame]):
     """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
-        pending: number of lookups whose frame may get a name or source lines later.
+        pending: number of lookups whose frame may still gain a name or source lines.
         may_have_code: whether any frame has no file, and so may be in runtime-generated code.
         has_signals: whether a signal interrupted any frame.
     """
@@ -206,7 +206,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """The user frames of a stack, which get names as their files are read."""
+    """The user frames of a stack, which are named as their files are read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -311,7 +311,7 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Returns the side with the latest names, and how many frames may get names later."""
+        """Returns the side with the latest names, and how many frames may still gain names."""
         side, words = self._find(raw)
         return side, words.pending
 

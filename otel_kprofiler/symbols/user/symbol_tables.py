@@ -163,7 +163,7 @@ def sort_bytes(count: int) -> int:
 
 
 def sort_symbols(values: array[int]) -> array[int]:
-    """Returns the symbols' indices, sorted by value. Sorts and merges runs, to limit memory."""
+    """Returns the symbols' indices, sorted by value. Sorts and merges runs, to save memory."""
     count = len(values)
     # A list holds an int object for each value, so it is used only for a single run.
     get = (values.tolist() if count <= _RUN else values).__getitem__
