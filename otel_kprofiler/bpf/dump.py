@@ -89,8 +89,8 @@ class DumpRow(NamedTuple):
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. The result precedes the event
         by the interrupt and stolen time of the thread's last run. If the kernel does not record
-        when the thread last got a CPU, the result is later than the event by the interrupt and
-        stolen time of the whole wait.
+        when the thread last got a CPU, the result is too late by the interrupt and stolen time
+        during the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns

@@ -90,7 +90,7 @@ class Shown:
 
 
 class SlidingWindow:
-    """Keeps the last few seconds of samples of one kind, with idle waits if ``idle``."""
+    """Keeps the last few seconds of samples of one kind, including idle waits if ``idle``."""
 
     def __init__(self, seconds: float, kind: ProfileKind = ON_CPU, *, idle: bool = True) -> None:
         self._length_ns = round(seconds * 1e9)

@@ -19,7 +19,7 @@ class Signal:
     """An OTLP signal (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
 
     Attributes:
-        missing: explanation that is shown if a receiver does not know the method or path.
+        missing: explanation that is shown if a receiver does not implement the method or path.
     """
 
     method: str

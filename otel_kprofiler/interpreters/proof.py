@@ -42,7 +42,7 @@ class OwnMemory:
     """Reads this process's memory with process_vm_readv(2), which fails at unmapped addresses."""
 
     def __init__(self) -> None:
-        # A PyDLL keeps the GIL, so no other thread starts or exits during the call.
+        # A PyDLL holds the GIL, so no other thread starts or exits during the call.
         self._call = ctypes.PyDLL(None, use_errno=True).process_vm_readv
         self._pid = os.getpid()
         self._target, self._local, self._remote = ctypes.c_uint64(), _Piece(), _Piece()

@@ -160,7 +160,7 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and uid
         self._ended: Resource | None = None
-        # Reading command lines can block, so they are left to the thread that reads contexts.
+        # Reading command lines can block, so this is left to the thread that reads contexts.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
         self._shared = SharedResources(self._reader, self._make)
 

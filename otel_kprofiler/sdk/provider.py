@@ -158,7 +158,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
     pacer.rest()  # closing the window held the GIL
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # freeing the window will hold the GIL
+    pacer.rest()  # freeing the window holds the GIL
     return encoded
 
 

@@ -123,7 +123,7 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 	Py_XDECREF(traceback);
 }
 
-/* Calls get_span_context() of a span whose class is not the SDK's; returns null on an exception.
+/* Calls get_span_context() on a span whose class is not the SDK's; returns null on an exception.
  *
  * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
  * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises the

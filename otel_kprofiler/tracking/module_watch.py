@@ -50,7 +50,7 @@ from otel_kprofiler.tracking.module_uevents import (
 )
 
 SCAN_INTERVAL_NS: Final = 100_000_000
-"""Minimum interval between checks of the module list without an announcement."""
+"""Minimum interval between checks of the module list while nothing is announced."""
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05

@@ -211,7 +211,7 @@ class TableStore:
         os.close(self._wake_fd)
 
     def before_fork(self) -> None:
-        """Wait for running work, so that a child inherits no open files or ring views."""
+        """Wait for work in progress, so that a child inherits no open files or ring views."""
         self._gate.before_fork()
         self._children.end_idle()
 

@@ -172,8 +172,8 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # Samples without times that differ only in their spans have the same
-                            # identity.
+                            # Samples without times have the same identity if they differ only in
+                            # their spans.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value
                             count += 1

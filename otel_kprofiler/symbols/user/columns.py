@@ -30,7 +30,7 @@ class NamedCode(NamedTuple):
         starts: start of each function, as a distance from the table's base.
         sizes: size of each function in bytes, at least 1.
         names_at: offset of each name in ``names``, where a zero byte follows it.
-        ranks: rank of each name; the lowest rank at the same start is preferred.
+        ranks: rank of each name; among names at the same start, the lowest rank is preferred.
     """
 
     starts: Sequence[int]
