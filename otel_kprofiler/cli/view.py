@@ -83,7 +83,7 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--keep-megabytes", type=click.IntRange(1), default=DEFAULT_MAX_BYTES >> 20,
-    show_default=True, help="Maximum size of the kept samples, in MiB.",
+    show_default=True, help="Maximum size of the stored samples, in MiB.",
 )  # fmt: skip
 @click.option(
     "--store", "store_path", metavar="PATH",
