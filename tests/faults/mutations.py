@@ -356,7 +356,7 @@ MUTATIONS = [
     Mutation("a cut-off attribute of a thread context", CONTEXTS, "        if end > len(context):\n            break\n", "", "tests/unit/processes/test_thread_contexts.py::test_a_truncated_attribute_ends_parsing"),
     Mutation("more attributes of a thread context than labels", CONTEXTS, "if name and (name == LOCAL_ROOT or name in labels or len(labels) < MAX_LABELS):", "if name:", "tests/unit/processes/test_thread_contexts.py::test_attributes_have_the_same_limits_as_labels"),
     Mutation("names of attributes that samples have themselves", CONTEXTS, 'return "" if is_ours or', 'return "" if', "tests/unit/processes/test_thread_contexts.py::test_reserved_and_invalid_names_are_skipped"),
-    Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_is_not_read_for_unsupported_versions"),
+    Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_of_an_unsupported_context_version_is_not_read"),
     Mutation("an exception of a signal handler while a span is read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (result || PyErr_Occurred() == type ||\n", f"{RECORDS}[interrupts]"),
     Mutation("a span whose context cannot be read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (!result && PyErr_Occurred() != type &&\n", f"{RECORDS}[interrupts]"),
     Mutation("contexts that C code enters in each other", RECORD, "			entered = nested[at].outside;\n", "", f"{RECORDS}[c_code]"),

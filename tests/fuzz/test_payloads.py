@@ -236,7 +236,7 @@ def test_names_are_added_to_unusual_json_or_it_is_rejected(changes):
 
 
 def objects(node):
-    """Yields each object in parsed JSON, with each of its keys."""
+    """Yields (object, key) for each key of each object in parsed JSON."""
     if isinstance(node, list):
         for inner in node:
             yield from objects(inner)

@@ -54,7 +54,7 @@ def test_lock_waits_have_the_measured_duration_and_the_holders_thread():
 
 
 @pytest.mark.skipif(HAS_TRACEPOINTS, reason="this kernel has the tracepoints")
-def test_the_error_on_old_kernels_names_the_required_version():
+def test_the_error_for_lock_waits_on_old_kernels_names_the_required_version():
     """Before Linux 5.19, the error for lock contention names that version."""
     with pytest.raises(KernelFeatureError, match="contention_begin") as raised:
         start_sampler()

@@ -312,7 +312,7 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
 
 
 def copies(count, path, *options):
-    """Compiles a program, and returns the paths of as many copies."""
+    """Compiles a program, and returns the paths of ``count`` copies of it."""
     first = compile_c(path, WAITS, *options)
     return [first, *(Path(shutil.copy(first, f"{path}-{number}")) for number in range(1, count))]
 

@@ -94,7 +94,7 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def here(libc: str) -> tuple[str, str, str]:
-    """Returns this machine, a C library and this kernel, in the form of rows."""
+    """Returns the columns of a row for this machine, a C library and this kernel."""
     series = ".".join(platform.release().split(".")[:2])
     return MACHINES[platform.machine()], libc, f"Linux {series}"
 

@@ -81,7 +81,7 @@ _TRUTH = Path(__file__).parents[1] / "truth" / "python"
 
 
 def find_all() -> Iterator[tuple[Python, str]]:
-    """Yields every interpreter that is here or can be fetched, with its origin."""
+    """Yields every interpreter that is installed here or can be fetched, with its origin."""
     for python in find_pythons():
         at = str(python.command)
         origin = "pyenv" if ".pyenv" in at else "Debian" if at.startswith("/usr/bin") else ""

@@ -101,7 +101,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 
 
 def compare(samples, truth, *, misses_first=False):
-    """Counts the samples in logged intervals of their thread.
+    """Counts the samples that lie in a logged interval of their thread.
 
     With ``misses_first``, unlinked samples in the main thread's first span are left out.
     """

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 ONE_PERCENT = Limits(cpu=0.01)
 
 
-def test_the_rate_falls_until_usage_is_within_the_limit_and_recovers_slowly():
+def test_the_sampling_rate_falls_until_usage_is_within_the_limit_and_recovers_slowly():
     governor, rate, cost, seen = Governor(), 1000, 0.00004, []
     for _ in range(5):
         rate = governor.decide(Usage(rate * cost, 0), ONE_PERCENT, rate, 1000)
@@ -49,7 +49,7 @@ def test_the_rate_is_lowered_only_for_limits_that_are_set(usage, limits, expecte
     assert Governor().decide(usage, limits, 100, 100) == expected
 
 
-def test_the_rate_is_at_least_1_hz_and_at_most_the_configured_rate():
+def test_the_sampling_rate_is_at_least_1_hz_and_at_most_the_configured_rate():
     assert Governor().decide(Usage(100.0, 0), ONE_PERCENT, 1, 100) == 1
     assert Governor().decide(Usage(0.0, 0), ONE_PERCENT, 100, 20) == 20
 

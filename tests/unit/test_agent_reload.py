@@ -49,7 +49,7 @@ def test_every_reload_failure_is_reported_as_a_result():
         assert ended.acquire(timeout=1)
 
 
-def test_the_threshold_equals_the_fraction_of_sampled_intervals():
+def test_the_probabilistic_threshold_equals_the_fraction_of_sampled_intervals():
     numbers = iter([0.0, 0.29, 0.30, 0.99])
     lottery = Lottery(lambda: next(numbers))
     lottery.set(30, 60)
@@ -58,7 +58,7 @@ def test_the_threshold_equals_the_fraction_of_sampled_intervals():
     ]  # fmt: skip
 
 
-def test_only_a_changed_threshold_redraws_the_random_number():
+def test_only_a_changed_probabilistic_threshold_redraws_the_random_number():
     lottery = Lottery(lambda: 0.5)
     lottery.set(40, 60)
     assert lottery.draw(10) is False

@@ -140,7 +140,7 @@ def test_the_table_of_packages_has_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions count. Imports for type checkers alone do not."""
+    """Imports within functions are included. Imports for type checkers alone are not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":

@@ -75,7 +75,7 @@ def test_raw_addresses_of_a_new_stack_side_keep_their_side_and_reason():
 
 
 def test_frequent_addresses_of_two_raw_sides_stay_separate():
-    """Frequent addresses get the first indices of their table. The tables are not mixed up."""
+    """Frequent addresses get the first indices of their table. The two tables are not mixed up."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
     raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]

@@ -35,7 +35,7 @@ class HttpReceiver:
             self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
-        """Returns the exporter's configuration. A different ``address`` is a proxy's."""
+        """Returns the exporter's configuration. ``address`` may be that of a proxy."""
         host, port = address or self.address
         return {"endpoint": f"http://{host}:{port}"}
 

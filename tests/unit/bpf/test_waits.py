@@ -125,7 +125,7 @@ def in_phase(phase):
     return bytes(record)
 
 
-def test_sums_of_exited_threads_are_parsed_between_samples():
+def test_wait_sums_of_exited_threads_are_parsed_between_samples():
     result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
     assert parse_records(chunk, waits=result) == []

@@ -50,7 +50,7 @@ def test_equal_samples_share_one_entry_with_all_timestamps():
     assert window.sample_count == window.profiles[0].taken == 4
 
 
-def test_timestamps_are_within_the_half_open_interval():
+def test_timestamps_are_within_the_half_open_interval_of_their_window():
     windows, resource = builder(start=100), Resource({})
     windows.add(raw(100), stack_of(), resource)
     windows.add(raw(5 * SECOND + 99), stack_of(), resource)
@@ -131,7 +131,7 @@ def test_a_change_of_settings_closes_the_window_and_applies_to_the_next():
     assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
 
 
-def test_a_change_dated_after_the_windows_end_waits_for_the_next():
+def test_a_change_dated_after_the_end_of_a_window_waits_for_the_next_window():
     windows = builder()
     windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
     closed = [windows.close(counts=COUNTS) for _ in range(3)]

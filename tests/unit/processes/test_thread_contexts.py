@@ -128,13 +128,13 @@ def test_arbitrary_goroutine_labels_are_decoded_within_the_limits(encoded, has_s
 
 @given(st.binary(min_size=1, max_size=700), st.booleans())
 @example(b"\0" * 700, True)
-def test_arbitrary_bytes_are_decoded_within_the_limits(context, has_span):
+def test_arbitrary_thread_contexts_are_decoded_within_the_limits(context, has_span):
     labels = decode_context(b"\1" + context, ("a", "b", "") * 80, has_span=has_span)
     assert len(labels) <= 3
     assert list(labels) == sorted(labels)
 
 
-def test_the_key_map_is_not_read_for_unsupported_versions():
+def test_the_key_map_of_an_unsupported_context_version_is_not_read():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()

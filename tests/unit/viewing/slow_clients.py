@@ -19,7 +19,7 @@ IN_PROGRESS = 64
 
 
 class Client(socket.socket):
-    """A non-blocking socket with the number of its client."""
+    """The non-blocking socket of a client, with the client's number."""
 
     number = 0
 

@@ -232,7 +232,7 @@ def test_samples_outside_the_retention_time_are_not_added(store):
     assert answer(store, Query(), NOW)["samples"]["count"] == [1]
 
 
-def test_the_file_stays_within_its_limit_and_the_newest_samples_remain(tmp_path):
+def test_the_store_file_stays_within_its_limit_and_keeps_the_newest_samples(tmp_path):
     limit, random_ = 400_000, random.Random(5)
     with SampleStore(str(tmp_path / "x.db"), max_bytes=limit, now_ns=lambda: NOW) as store:
         for at in range(300):
