@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 def see_without_capabilities(pid: int, seconds: float) -> Seen:
-    """Samples a process with perf events only, as the user who owns it."""
+    """Samples a process, using only perf events, as the user who owns it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -121,7 +121,7 @@ class WaitSettings(MappedWords):
         super().__init__(map_fd, len(WaitConfig._fields), writable=True)
 
     def change(self, config: WaitConfig) -> None:
-        """Change the settings, and then the epoch, which starts the tracking of threads."""
+        """Change the settings, and then the epoch. A new epoch starts the tracking of threads."""
         epoch, *rest = config[:_LATE_BEGINS]
         if self.words[0] != epoch:
             self.words[0] = 0

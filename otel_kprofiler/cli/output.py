@@ -49,8 +49,8 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 class Output:
     """The output of a recording: a device, a pipe, or a file that appears once it is complete.
 
-    If the context is left before :meth:`write`, nothing remains except a ``.part`` file that has
-    samples. Devices and pipes are written to, but never replaced.
+    If the context is left before :meth:`write`, nothing remains except a ``.part`` file that
+    contains samples. Devices and pipes are written to, but never replaced.
 
     Args:
         path: output path; ``-`` is standard output. None means ``profile`` with the format's suffix

@@ -187,7 +187,7 @@ class _Reader:
         tag = node.tag
         if text != node.value:
             self._document.marks[path] = Mark(mark.key, mark.value, names)
-            if node.style is None:  # a plain scalar gets its type from the substituted text
+            if node.style is None:  # the substituted text determines a plain scalar's type
                 tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
         if tag in _TYPED and len(text) > MAX_NUMBER_CHARS:
             self._document.complain(path, f"is a number of more than {MAX_NUMBER_CHARS} characters")

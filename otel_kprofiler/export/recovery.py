@@ -74,7 +74,7 @@ class Recovery:
 
     Attributes:
         totals: the latest totals recorded in the segments.
-        last: the highest batch number in use; new batches get higher numbers.
+        last: the highest batch number in use; new batches are given higher numbers.
         sizes: size of each segment in bytes, by segment number.
         damaged: number of unreadable samples that had not been delivered or lost, by kind. These
             are the samples of damaged batches, and the samples of the last window that were not

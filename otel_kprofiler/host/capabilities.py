@@ -74,7 +74,7 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
     """Returns instructions for running this command with the sampling and ``missing`` capabilities.
 
     In virtual environments, Python's executable is usually a symbolic link to the system's Python,
-    which must not get file capabilities.
+    which must not be given file capabilities.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

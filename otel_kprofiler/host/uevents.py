@@ -90,7 +90,7 @@ def _open_socket() -> socket.socket:
 
 def _open_pyroute2() -> socket.socket:
     """Open pyroute2's socket without its thread or event loop."""
-    # The package's __init__ imports all protocols, which takes another 10 MB.
+    # Importing the package itself would load all protocols, another 10 MB.
     opened = import_module_alone("pyroute2.netlink.uevent").AsyncUeventSocket().setup_socket()
     if not isinstance(opened, socket.socket):
         raise TypeError(f"AsyncUeventSocket.setup_socket() returned {opened!r}")

@@ -219,7 +219,7 @@ class _Retry(NamedTuple):
 
 
 class PythonTracking:
-    """Registers processes in a thread, from :meth:`start` to :meth:`close`.
+    """Registers processes in a background thread, from :meth:`start` to :meth:`close`.
 
     The BPF program reports the processes that it samples, and their mappings are then read. If this
     process may not read them, the kernel's mapping records are followed instead. This costs more,

@@ -29,7 +29,7 @@ class UnnamedFrames(enum.Enum):
     ADDRESSES = "addresses"
     """Frames have a file and an address, but no function. Back ends resolve the names."""
     NAMES = "names"
-    """Frames get a function name made of their file, address and reason, such as
+    """Frames are given a function name made of their file, address and reason, such as
     ``vmlinux+0x40 [no_symbol]``, for back ends that drop frames without a function."""
 
 

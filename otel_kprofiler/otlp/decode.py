@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
-Values that OTLP cannot represent get defaults, such as offset 0 for frames and base 0 for modules.
-A stack side without a status counts as complete if it has frames, else as not collected.
+Values that OTLP cannot represent are set to defaults, such as offset 0 for frames and base 0 for
+modules. A stack side without a status counts as complete if it has frames, else as not collected.
 """
 
 from collections.abc import Iterable, Iterator

@@ -20,8 +20,8 @@ SHARE: Final = 0.1
 """A process's long-term share of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term share of the pipeline thread's time for all young processes of a user in a cgroup,
-after a burst of one second. All older processes of the user in the cgroup together get the same
-share, after a burst of five seconds."""
+after a burst of one second. All older processes of the user in the cgroup together are allowed the
+same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1

@@ -385,7 +385,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Clear the cached start times of processes, which samples without a start time use."""
+        """Clear the cached process start times, used for samples without a start time."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

@@ -64,7 +64,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Keep this process's first sample, whose start time is needed for registering."""
+        """Keep this process's first sample, whose start time is needed for registration."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()

@@ -26,7 +26,7 @@ def find_tid_offset() -> int | None:
 
 
 def renew_thread_id() -> None:
-    """Correct the thread id in this thread's state, which is stale after a ``fork()`` in C code.
+    """Correct the thread id in this thread's state; the id is stale after a ``fork()`` in C code.
 
     ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the BPF
     program, require the correct id.

@@ -49,7 +49,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""Number of times that unreferenced rows are removed per retention period."""
+"""Number of times that unreferenced rows are removed per retention time."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -74,8 +74,8 @@ class Added(NamedTuple):
         kept: number of samples that were added.
         outdated: number of samples not added because they are older than the retention time, or so
             far in the future that they would never be removed.
-        repeated: number of samples that the store already had. Senders resend requests that were
-            not answered.
+        repeated: number of samples that the store already contained. Senders resend requests that
+            were not answered.
     """
 
     kept: int

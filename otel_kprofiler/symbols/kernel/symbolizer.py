@@ -136,7 +136,7 @@ class KernelSymbolizer:
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
             elf: vmlinux, ``.ko`` or debug files. They contain function sizes, which kallsyms lacks,
-                so that code past a function's end does not get the function's name.
+                so that code past a function's end is not given the function's name.
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.

@@ -91,7 +91,7 @@ class SymbolSources:
         """Opens the sources that most tools need.
 
         Args:
-            lines: whether to read source lines and inlined functions, which needs the ``dwarf``
+            lines: whether to read source lines and inlined functions; requires the ``dwarf``
                 extra.
             directories: directories with debug files, by build id or by path.
             servers: URLs of debuginfod servers.
