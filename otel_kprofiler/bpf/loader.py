@@ -31,7 +31,7 @@ def without_signals() -> Iterator[None]:
 
 
 class ObjectSpec(NamedTuple):
-    """A BPF object file, and the programs in it that are to be loaded.
+    """A BPF object file, and which of its programs to load.
 
     Attributes:
         source: the C file, for loaders that compile it.

@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
     """A queue of work in which the owner with the lowest cost has the next turn; not thread-safe.
 
     The group of owners with the lowest cost is served first, so that a group with many owners does
-    not take turns from other groups.
+    not deprive other groups of their turns.
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
     had the last turn in its group, so that idle time earns no credit. Among owners with equal

@@ -18,7 +18,7 @@ from otel_kprofiler.elf import MACHINES, ElfError, ElfFile, ElfSymbol, Source, f
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Size limit for the unwind search table, in bytes. In Debian's Python, the table takes 100 KB."""
+"""Size limit for the unwind search table, in bytes. In Debian's Python, the table is 100 KB."""
 _X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _X86_JUMP_BYTES: Final = 6
 # Arm Architecture Reference Manual for A-profile, C4.1: mask, value, and bits of the offset

@@ -240,8 +240,8 @@ def find_stack_cause(
 def _takes_gil(stack: Stack) -> bool:
     """Returns whether a thread is waiting in a ``take_gil()`` whose name was stripped.
 
-    Recognizes ``take_gil()`` as an unnamed function in the interpreter's file that waits on a
-    condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the
+    Recognizes ``take_gil()`` as an unnamed function that is in the interpreter's file and waits on
+    a condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the
     evaluation loop, in which case the stack has Python frames.
     """
     frames = [

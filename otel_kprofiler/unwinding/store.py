@@ -136,9 +136,9 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load as many tables as fit, before samples request them, and wait until they are loaded.
 
-        Elapsed time is limited, not CPU time, because the tables of a Go program may take half a
-        second of CPU time. ``requests`` are for files that are not pending, the most important
-        first. ``until_s`` is the monotonic time at which loading ends.
+        Elapsed time is limited, not CPU time, because loading the tables of a Go program may take
+        half a second of CPU time. ``requests`` are for files that are not pending, the most
+        important first. ``until_s`` is the monotonic time at which loading ends.
         """
         self._is_preloading = True
         try:

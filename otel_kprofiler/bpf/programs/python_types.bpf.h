@@ -240,7 +240,7 @@ struct python_work {
 	u32 native; /* the thread's id in its innermost pid namespace */
 	u32 cpu;
 	u64 interpreter;
-	u64 several; /* the list has several interpreters, so a thread may have a state in each */
+	u64 several; /* the list contains several interpreters, and a thread may have a state in each */
 	u64 thread; /* address of the thread's state; 0: not found in this interrupt */
 	u64 next_thread;
 	struct thread_state found;

@@ -13,7 +13,7 @@ struct context_place {
 	u64 stack_start;
 	u64 offset;	/* offset from the thread pointer, or in the module's TLS block */
 	u64 module;	/* 0: the offset is from the thread pointer */
-	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
+	u64 generation; /* first generation of the thread's vector (DTV) that contains the module */
 	u64 length_at;	/* offset of the module count from the vector's address */
 	u64 first_at;	/* offset of the first entry from the vector's address */
 	u64 entry_at;	/* offset of the block's address in an entry */

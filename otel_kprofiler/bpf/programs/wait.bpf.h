@@ -734,7 +734,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory as taken or free. No program uses it when a thread leaves its CPU. */
+/* Marks the scratch memory as in use or free. It is always free when a thread leaves its CPU. */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;

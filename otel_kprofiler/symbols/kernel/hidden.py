@@ -18,7 +18,7 @@ class HiddenCause(enum.Enum):
 
     @property
     def fix(self) -> str:
-        """Returns an instruction for making the symbols visible."""
+        """Returns instructions for making the symbols visible."""
         return {
             HiddenCause.KPTR_RESTRICT: "sysctl kernel.kptr_restrict=1",
             HiddenCause.NO_CAP_SYSLOG: "give the process CAP_SYSLOG",

@@ -1,6 +1,6 @@
 """Stores a module's symbols in a compact, immutable, sorted table.
 
-Besides the characters of its name, a symbol takes about five bytes: an offset, the length of the
+Besides the characters of its name, a symbol uses about five bytes: an offset, the length of the
 name, and its share of checkpoints and padding flags. An entry without a name is an *end*: no
 address between it and the next entry has a name.
 """

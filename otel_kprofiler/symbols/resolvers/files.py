@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.resolver import make_module
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FRAMES_CACHED: Final = 4_096
-"""Maximum number of cached frames per file. A frame takes about 400 bytes."""
+"""Maximum number of cached frames per file. A frame uses about 400 bytes."""
 _log: Final = logging.getLogger(__name__)
 
 

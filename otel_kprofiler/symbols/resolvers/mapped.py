@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
-    If symbols take more than ``max_bytes``, evicts the least recently used files. If a file's
+    If symbols use more than ``max_bytes``, evicts the least recently used files. If a file's
     source lines may become readable later, for example once the file system is less busy, rereads
     the file after 30 s, then at growing intervals.
     """

@@ -25,7 +25,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed. A file of this size takes half a second."""
+"""Maximum size of a file whose checksum is computed. Summing such a file takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192

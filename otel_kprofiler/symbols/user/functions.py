@@ -1,6 +1,6 @@
 """Finds functions in a user file by address or name, in compact and immutable tables.
 
-A function takes thirteen bytes plus its name's length, or eight bytes if it has no name.
+A function uses thirteen bytes plus its name's length, or eight bytes if it has no name.
 """
 
 import sys
