@@ -19,8 +19,8 @@ class RequestSize:
     Attributes:
         encoded: size limit for encoding the requests of later windows, in bytes.
         aim: target size of the parts when batches are divided before sending, in bytes.
-        takes_nothing: whether the receiver accepted no sample from two consecutive batches, or from
-            the first batch.
+        takes_nothing: whether the receiver accepted no samples from two consecutive batches, or
+            from the first batch.
     """
 
     def __init__(self, configured: int | None) -> None:

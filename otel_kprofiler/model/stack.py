@@ -289,7 +289,7 @@ class Side(NamedTuple):
 class Stack:
     """A resolved stack; compared by identity.
 
-    Equal stacks are the same object until their symbols change, so grouping samples takes only a
+    Equal stacks are the same object until their symbols change, so grouping samples requires only a
     dictionary lookup. ``sides`` are the collected sides, from leaf to root. If frames of two sides
     alternate, each run of frames is a :class:`Side`.
     """

@@ -1,8 +1,8 @@
 """Names samples after their span's local root, the topmost span of the same trace in this process.
 
 A span processor records each span's local root when the span starts, and the root's name when the
-root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
-when it drains the samples. It looks up the roots' names when it closes a window, so that a route
+root ends. Nothing runs when the current span changes. The profiler looks up the span of each sample
+when it drains the sample. It looks up the roots' names when it closes a window, so that a route
 that is set late is included.
 """
 

@@ -14,7 +14,8 @@ Gap = tuple[int, int]
 _FAR_BYTES: Final = 4096
 """Functions that start at least this many bytes apart are checked for a gap between them."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps worth a child process, in bytes. Linkers alone cause 200 bytes."""
+"""Minimum total size of gaps worth a child process, in bytes. Linkers alone leave 200
+bytes of gaps."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
