@@ -3,6 +3,8 @@
 The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """
 
+from __future__ import annotations  # gevent removes select.epoll
+
 import enum
 import errno
 import logging

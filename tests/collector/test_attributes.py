@@ -34,7 +34,7 @@ def send(collector, kind, **options):
 
 
 def shown(collector):
-    text = collector.log.read_text()
+    text = collector.log
     results = {}
     for heading in ("Resource attributes", "InstrumentationScope attributes"):
         blocks = re.findall(rf"^{heading}:\n((?: +-> .*\n)+)", text, re.MULTILINE)
