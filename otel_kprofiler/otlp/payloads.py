@@ -164,7 +164,7 @@ def _parse_message(data: bytes) -> Payload:
     try:
         message = ExportProfilesServiceRequest.FromString(data)
     except DecodeError as error:
-        raise PayloadError(f"not a protobuf message of OTLP profiles ({error})") from error
+        raise PayloadError(f"not a protobuf message with OTLP profiles ({error})") from error
     for resource_profiles in message.resource_profiles:
         for scope_profiles in resource_profiles.scope_profiles:
             for profile in scope_profiles.profiles:

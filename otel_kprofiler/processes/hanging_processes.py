@@ -1,4 +1,4 @@
-"""Calls functions that read processes, and abandons calls that hang."""
+"""Calls functions that inspect processes, and abandons calls that hang."""
 
 import threading
 from collections.abc import Callable

@@ -146,7 +146,7 @@ class SamplerConfig:
         if len(self.events) > MAX_EVENTS:
             raise ValueError(f"there are {len(self.events)} events; the maximum is {MAX_EVENTS}")
         if len({event.kind.name for event in self.events}) < len(self.events):
-            raise ValueError("two events have the same name: give each event once")
+            raise ValueError("two events have the same name: specify each event only once")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"interrupt_ranges has more than {MAX_INTERRUPT_RANGES} ranges")
 

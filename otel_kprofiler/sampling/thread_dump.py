@@ -95,7 +95,7 @@ _log = logging.getLogger(__name__)
 class ThreadReading(NamedTuple):
     """One row for each target thread, and the stacks by thread id.
 
-    A thread that is running has no stack unless it could be preempted.
+    The stack of a running thread is missing unless the thread could be preempted.
     """
 
     rows: list[DumpRow]

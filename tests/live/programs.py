@@ -82,7 +82,7 @@ class _RunAttributes(ctypes.Structure):
 def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
     """Returns a program with several functions, of which the first loops ``spin`` times."""
     last = functions - 1
-    # The first function counts down, calls each other function, and returns XDP_PASS.
+    # The first function counts down, calls each of the others, and returns XDP_PASS.
     body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
     if spin:
         body += [

@@ -101,7 +101,7 @@ static u64 current_task(void)
 	return (u64)task;
 }
 
-/* Starts a new process that has no memory; `settings` is the processor's struct unwind_config. */
+/* Starts a new process with empty memory; `settings` is the processor's struct unwind_config. */
 void begin(const void *settings)
 {
 	memset(&work, 0, sizeof(work));

@@ -56,7 +56,7 @@ def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
 
 
 class CachedResolver:
-    """Caches a resolver's results. The resolver is closed with this object.
+    """Caches a resolver's results. Closing this object also closes the resolver.
 
     Args:
         state: maps a pid to the process's state, and None to the state of addresses without a
@@ -108,7 +108,7 @@ class CachedResolver:
 class PidFilter:
     """Resolves only addresses in the kernel and in selected processes.
 
-    The set of pids may change at any time. The resolver is closed with this object.
+    The set of pids may change at any time. Closing this object also closes the resolver.
     """
 
     def __init__(self, resolver: Resolver, pids: Container[int]) -> None:

@@ -44,7 +44,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner of all code outside files. In each turn, the code of one process is read."""
+"""Queue owner for code that is in no file. In each turn, the code of one process is read."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")

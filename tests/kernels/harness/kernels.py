@@ -1,4 +1,4 @@
-"""The kernels of the matrix, and how to obtain their files.
+"""The kernels in the test matrix, and how to obtain their files.
 
 Packages are downloaded and unpacked but not installed, so root is not needed and the machine's
 kernel is not touched. The newest version that apt knows is used.

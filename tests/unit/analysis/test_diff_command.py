@@ -167,7 +167,7 @@ def test_a_page_shows_both_profiles_one_after_the_other(files, tmp_path):
     }  # fmt: skip
 
 
-def test_a_page_of_two_intervals_contains_only_these_intervals(files, tmp_path):
+def test_a_page_for_two_intervals_contains_only_those_intervals(files, tmp_path):
     path = tmp_path / "change.html"
     times = ("--time-before", "0s..5s", "--time-after", "10s..20s")
     assert run("-o", str(path), *times, files[0]).exit_code == 0

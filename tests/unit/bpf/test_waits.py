@@ -155,7 +155,7 @@ def test_wait_starts_and_ends_are_parsed_in_order():
         (1000, 0, 1, (500, 0)),
         (1000, 1200, 1, (200, 300)),
         (1000, 1200, 0, (500, 0)),  # runnable, so it did not sleep
-        (1000, 900, 1, (500, 0)),  # woken in an earlier wait
+        (1000, 900, 1, (500, 0)),  # woken during an earlier wait
         (1000, 1000, 1, (0, 500)),
         (1000, 1600, 1, (500, 0)),  # woken after the read started
         (1600, 0, 1, (0, 0)),

@@ -340,7 +340,7 @@ def test_the_timeout_bounds_the_response_to_a_delivered_request(
     reading, timer, read = threading.Event(), threading.Timer, http._read_body
 
     def expire(abort):
-        assert reading.wait(60)  # an attempt that times out earlier is made again
+        assert reading.wait(60)  # an attempt that times out before then is retried
         abort()
 
     monkeypatch.setattr(http, "_read_body", lambda response: reading.set() or read(response))

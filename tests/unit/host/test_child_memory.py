@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Returns a function that writes a cgroup tree and this process's place in it."""
+    """Returns a function that creates a cgroup tree and places this process in it."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"

@@ -125,7 +125,7 @@ def test_a_container_name_published_after_the_start_is_matched(host):
     assert cgroups(follower) == (made,)
 
 
-def test_cgroup_v1_containers_are_followed_by_process(host):
+def test_cgroup_v1_containers_are_tracked_per_process(host):
     host.mounts(V1)
     host("/proc/5/cgroup", f"2:cpu:/docker/{ID}\n0::/\n")
     host("/proc/6/cgroup", f"2:cpu:/docker/{OTHER}\n0::/\n")

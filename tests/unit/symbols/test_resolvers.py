@@ -43,7 +43,7 @@ def functions(answers):
     return [answer.function for answer in answers]
 
 
-def test_a_chain_asks_the_next_resolver_for_unnamed_addresses():
+def test_a_chain_passes_unnamed_addresses_to_the_next_resolver():
     first, second = Table({1: "one"}), Table({1: "other", 2: "two"}, FILE)
     chain = ChainResolver(first, second)
     answers = chain.resolve([3, 1, 2, 3], 7)

@@ -1,4 +1,4 @@
-"""``symbolize`` resolves user files, processes and profiles of small compiled programs."""
+"""``symbolize`` resolves addresses in files, processes and profiles of small compiled programs."""
 
 import json
 import os
