@@ -69,14 +69,21 @@ class MeteredChild(subprocess.Popen[bytes]):
 
     Attributes:
         cpu_ns: CPU time of all threads of the child, set when the child exits or is abandoned.
+        serves_files: whether the child can read several files, one after another.
         is_idle: whether the child has done its work, but can do more.
         has_status: whether ``returncode`` is reliable. ``returncode`` may be 0 for a failed child
             if other code reaped it, or if this process ignores SIGCHLD.
     """
 
     cpu_ns = 0
+    serves_files = False
     is_idle = False
     has_status = False
+
+    @property
+    def earlier_cpu_s(self) -> float:
+        """Returns the CPU time that the child has spent on earlier files, in seconds."""
+        return 0.0
 
     def begin(self) -> None:
         """Begin work, within the limits that have been set."""

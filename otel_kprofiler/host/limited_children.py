@@ -138,10 +138,9 @@ class LimitedChildren:
         try:
             self._patient.check(device)
             child, grant = self._start(start, limits)
-            earlier_s = child.earlier_cpu_s if isinstance(child, ServedChild) else 0.0
             try:
-                limit_cpu(child.pid, limits.cpu, earlier_s)
-                with limit_memory(child.pid, grant, is_final=not isinstance(child, ServedChild)):
+                limit_cpu(child.pid, limits.cpu, child.earlier_cpu_s)
+                with limit_memory(child.pid, grant, is_final=not child.serves_files):
                     child.begin()
                     made, errors = self._patient.wait(child, device, limits.wall_s)
             finally:

@@ -33,6 +33,8 @@ class ServedChild(MeteredChild):
         owner: the user whose files the child reads.
     """
 
+    serves_files = True
+
     def __init__(self, command: Sequence[str], owner: int) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, pipe = theirs.fileno(), subprocess.PIPE
