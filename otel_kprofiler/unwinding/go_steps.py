@@ -14,8 +14,8 @@ from typing import Final
 from otel_kprofiler.unwinding.frame_writing import PADDINGS, RBP_KEPT, advance, pack_number
 from otel_kprofiler.unwinding.go_table import Shape, parse_number
 
-CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
-SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
+_CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
+_SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
 PUSH: Final = b"\x55"  # push %rbp
 _FIRST: Final = b"\2"
 """The first change, from size -1 to 0."""
@@ -109,9 +109,7 @@ class StepMaker:
             after = size + (number >> 1 ^ -(number & 1))
             if after < 0:
                 raise _Unusual
-            parts += advance(length), CFA_OFFSET, pack_number(after + 8)
-            if not (size and after):
-                parts.append(SAVED if after else RBP_KEPT)
+            parts += advance(length), change_frame(size, after)
             size = after
         return distance, b"".join(parts), self._find(size)
 
@@ -126,6 +124,17 @@ class StepMaker:
         if (changes := self._changes.get(size)) is None:
             changes = self._changes[size] = _Changes(size, self)
         return changes
+
+
+def change_frame(size: int, after: int, *, saves: bool = True) -> bytes:
+    """Packs the CFA instructions for a change of the frame size, in bytes, to ``after``.
+
+    ``saves`` states whether the caller's rbp is saved at the top of each frame.
+    """
+    code = _CFA_OFFSET + pack_number(after + 8)
+    if saves and not (size and after):
+        code += _SAVED if after else RBP_KEPT
+    return code
 
 
 def _parse(packed: bytes) -> list[int]:

@@ -12,17 +12,15 @@ from otel_kprofiler.unwinding.frame_writing import (
     CIE_REST,
     NO_CALLER,
     NO_RULE,
-    RBP_KEPT,
     RBP_LOST,
     SIGRETURN,
     Rows,
     make_program,
     pack_number,
 )
-from otel_kprofiler.unwinding.go_steps import CFA_OFFSET, PUSH, SAVED, StepMaker
+from otel_kprofiler.unwinding.go_steps import PUSH, StepMaker, change_frame
 from otel_kprofiler.unwinding.go_table import TOP_FRAME, WRITES_SP, Function, Shape, Sizes, Table
 
-_CODES: Final[dict[int, bytes]] = {}  # by frame size
 _STEPS: Final = StepMaker()
 _ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
 
@@ -67,10 +65,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
     rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:
         if size != now:
-            code = _CODES.get(size) or _CODES.setdefault(size, CFA_OFFSET + pack_number(size + 8))
-            if saves and not (size and now):
-                code += SAVED if size else RBP_KEPT
-            rows.append((at, code))
+            rows.append((at, change_frame(now, size, saves=saves)))
             now = size
         at = end
     return rows
