@@ -9,7 +9,7 @@ from tests.waiting import wait_until
 
 
 class LoggedProcess:
-    """A process whose output is in a file. At the end of a ``with`` block, it is ended.
+    """A process whose output is in a file. At the end of a ``with`` block, it is stopped.
 
     ``environ`` is added to the environment.
     """
@@ -26,7 +26,7 @@ class LoggedProcess:
         return self
 
     def __exit__(self, *_):
-        self.end()
+        self.stop()
 
     @property
     def log(self):
@@ -44,8 +44,8 @@ class LoggedProcess:
     def wait_for_line(self, text):
         self.wait_until(lambda: text in self.log)
 
-    def end(self):
-        """Ends the process, after it had time to write what it holds."""
+    def stop(self):
+        """Stops the process, which may first write the data that it holds."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(120)

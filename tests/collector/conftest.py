@@ -167,13 +167,11 @@ class Collector(LoggedProcess):
         lines = self.output.read_bytes().splitlines(keepends=True) if self.output.exists() else []
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
-    def end(self):
+    def stop(self):
         """Stops the Collector, which first flushes received data to its files."""
-        super().end()
+        super().stop()
         if self.files:
             self.files.close()
-
-    stop = end
 
 
 class FileReceiver(HttpServer):

@@ -140,7 +140,7 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     account, log, status = run_unit(
         installed, tmp_path, SECONDS, lambda: file.exists() and file.stat().st_size > 0
     )
-    collector.end()
+    collector.stop()
     assert status["Uid"].split()[1] == NOBODY
     assert status["NoNewPrivs"] == "1"
     assert int(status["CapBnd"], 16) == capability_mask()  # dropped after startup
