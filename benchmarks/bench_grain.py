@@ -26,7 +26,7 @@ EXECUTABLES: Final = 40
 REPLACED: Final = 25
 """Processes that exit in each window, each replaced by another with the same executable."""
 CPU_PAIRS: Final = 5
-"""Number of CPU pairs, each of which repeats the recorded samples of two CPUs."""
+"""Number of copies of the recorded samples, which are from two CPUs."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:

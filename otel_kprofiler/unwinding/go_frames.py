@@ -35,7 +35,7 @@ from otel_kprofiler.unwinding.go_x86 import X86
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
 """Functions whose return address is that of an interrupted instruction, or of a call into C."""
 _SPARE_BYTES: Final = 4096
-"""Bytes by which entries may exceed ``.gopclntab``. Entries are usually a fifth of its size."""
+"""Maximum size of the entries in bytes, in addition to that of ``.gopclntab``."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions whose register-saving instructions are checked; share that must match."""
 _MAX_KEPT: Final = 1 << 15

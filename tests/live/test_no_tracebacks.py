@@ -42,7 +42,7 @@ def test_a_full_or_closed_output_is_an_error(words):
 
 @pytest.mark.parametrize("words", ["--help | true", "symbolize vfs_read | true", "check many | :"])
 def test_a_reader_that_closes_the_pipe_is_not_an_error(words, tmp_path):
-    (tmp_path / "many").write_text('{"unknown": 1}\n' * 5000)  # of which each is reported
+    (tmp_path / "many").write_text('{"unknown": 1}\n' * 5000)  # each line is reported
     assert run(words, tmp_path).stderr == ""
 
 

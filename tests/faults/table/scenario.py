@@ -1,4 +1,4 @@
-"""Scenarios, each of which combines a fault, a receiver and an agent configuration."""
+"""Defines scenarios: a fault, a receiver and an agent configuration."""
 
 from __future__ import annotations
 
