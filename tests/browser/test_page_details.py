@@ -19,6 +19,7 @@ from tests.browser.flame_graph import (
     sort,
     window,
 )
+from tests.waiting import wait_until
 
 TOOLTIP = """(tip => tip.hidden ? null : {
   title: tip.querySelector("strong").textContent,
@@ -55,12 +56,12 @@ def test_the_tooltip_appears_at_the_pointer_with_self_total_and_shares(page):
 
 def test_keyboard_navigation_shows_the_tooltip_at_the_focused_frame(page):
     page.press("g", "ArrowUp")
-    shown = tooltip(page)
+    shown = wait_until(lambda: tooltip(page))
     assert (shown["title"], shown["rows"]["Total"]) == ("dd", "75 samples")
     page.press("Enter")
     assert tooltip(page) is None
     page.press("ArrowUp")
-    assert tooltip(page)["rows"]["Of zoomed"] == "80.00%"
+    assert wait_until(lambda: tooltip(page))["rows"]["Of zoomed"] == "80.00%"
     page.press("Tab")
     assert tooltip(page) is None
 

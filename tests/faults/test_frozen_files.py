@@ -89,10 +89,15 @@ def count_functions(payloads):
     return counts
 
 
+def list_waits(agent):
+    """Returns the kernel function in which each of the agent's threads waits."""
+    places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
+    return [place.read_text() for place in places]
+
+
 def count_waiting(agent):
     """Counts the agent's threads that wait for file content."""
-    places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
-    return sum("folio" in place.read_text() for place in places)
+    return sum("folio" in function for function in list_waits(agent))
 
 
 def stop(agent):
@@ -114,7 +119,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     frozen(6, delay_s=delay_s)
     names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # not files of other tests
     agent = run_agent(receiver.endpoint, user_symbols="names", comms=names)
-    agent.wait_until(lambda: count_waiting(agent) >= 5, 150)
+    agent.wait_until(lambda: count_waiting(agent) >= 5, 150, lambda: list_waits(agent))
     with running(compile_spins(tmp_path, "healthy")):
         agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)
     assert agent.get("/livez")[0] == 200
