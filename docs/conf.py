@@ -23,7 +23,7 @@ from otel_kprofiler import __version__
 sys.path.insert(0, str(Path(__file__).parent))
 from api_pages import document_package
 
-# Signatures show the repr of default values, which contains the variables of the build.
+# Signatures show the repr of default values; os.environ's would reveal the build's environment.
 type(os.environ).__repr__ = lambda _: "os.environ"
 
 ROOT = Path(__file__).parents[1]

@@ -81,9 +81,9 @@ class Reporter:
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Set only while enqueuing, which may block on a disk: otherwise, accepted samples are
-        # counted twice.
+        # Samples that each queue had accepted before the current task's batches were enqueued. Set
+        # only while enqueuing (which may block on a disk), so that no accepted samples are counted
+        # twice.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background

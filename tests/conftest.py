@@ -17,7 +17,7 @@ KEPT = Counter(
     {
         "/memfd:OTEL_CTX (deleted)": 1,  # the published process context
         "pipe": 5,  # used by libuv (for signals), the browser, and multiprocessing's tracker
-        "anon_inode:[eventpoll]": 4,  # used by the last gRPC servers and clients
+        "anon_inode:[eventpoll]": 4,  # used by the most recent gRPC servers and clients
         "anon_inode:[eventfd]": 4,
     }
 )

@@ -111,7 +111,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # used by the pipeline, as are the next two
+        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -144,7 +144,7 @@ class Agent:
             with self._signals():
                 self._start(reporter, config)
                 if self._pipeline:
-                    self._pipeline.step()  # the next lines run while the first window is exported
+                    self._pipeline.step()  # the following lines run during the first export
                 run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
                 settle()

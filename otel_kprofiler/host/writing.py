@@ -218,7 +218,7 @@ class AppendedFile:
         """Rename the file within its directory, and open a new file under the old name."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        # If the previous call could not open a new file, the file is already renamed.
+        # If the previous call could not open a new file, the file has already been renamed.
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self.fd = self._open(mode)

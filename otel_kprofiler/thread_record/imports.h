@@ -6,5 +6,5 @@ struct import {
 	void *function;
 };
 
-/* Replaces the imports of all other libraries, if any has been loaded since the last call. */
+/* Replaces the imports of all other libraries, if a library has been loaded since the last call. */
 void replace_imports(const struct import *imports);

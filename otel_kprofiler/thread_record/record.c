@@ -255,7 +255,7 @@ static int follow_greenlets(PyObject *greenlet)
 	return followed ? 0 : -1;
 }
 
-/* Writes this thread's record. Returns 1 if it is complete, 0 without a span, -1 on failure. */
+/* Writes this thread's record. Returns 1 if complete, 0 without a span, -1 on failure. */
 static int describe(PyObject *context)
 {
 	PyObject *span, *number, *greenlet;

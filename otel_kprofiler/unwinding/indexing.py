@@ -226,7 +226,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     (entries,) = COUNT.unpack_from(made)
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
-    if tables.made:  # the child process read only the file, which lacks earlier generated pairs
+    if tables.made:  # the child read only the file, which lacks pairs generated earlier
         rows = sorted(PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(PAIR.pack(*row) for row in rows)
     _check(pairs)

@@ -65,7 +65,7 @@ class TableMaps:
         self.sizes = sizes
         names = ("files", "tables", "file_requests")
         self._files, self._tables, self.ring_fd = (os.dup(map_fd(name)) for name in names)
-        self._unpublished: set[int] = set()  # descriptors of inner maps that threads are writing
+        self._unpublished: set[int] = set()  # descriptors of inner maps that threads are filling
         self._pid = os.getpid()
         self._used = MappedWords(map_fd("table_used"), sizes.slots, writable=True)
         self._epoch = MappedWords(map_fd("table_epoch"), 1, writable=True)

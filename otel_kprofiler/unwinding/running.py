@@ -92,7 +92,7 @@ def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]
         while time.monotonic() < until_s:
             try:
                 rows = os.read(reader, _READ_BYTES)
-            except BlockingIOError:  # the kernel read a million mappings without code
+            except BlockingIOError:  # the kernel skipped a million mappings without code
                 continue
             if not rows:
                 return

@@ -29,7 +29,7 @@ _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 _ALIGNMENT: Final = 8
-_CHUNK_BYTES: Final = 64 * 1024  # bytes of pairs per step, so that the check needs little memory
+_CHUNK_BYTES: Final = 64 * 1024  # bytes of pairs checked at a time, to save memory
 
 
 class Tables(NamedTuple):

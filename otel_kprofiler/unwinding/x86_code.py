@@ -15,7 +15,7 @@ class Effect(enum.IntEnum):
     """The effect of an instruction. Comments describe the value that comes with the effect."""
 
     NONE = 0
-    SHIFT = 1  # rsp moves; bytes
+    SHIFT = 1  # bytes by which rsp moves
     PUSH_FP = 2
     POP_FP = 3
     SET_FP = 4  # rbp = rsp + bytes
@@ -27,9 +27,9 @@ class Effect(enum.IntEnum):
     LOSE_SP = 10
     CALL = 11  # distance of the target from the next instruction
     CALL_INDIRECT = 12  # distance of the slot with the target address; 0 if there is no slot
-    JUMP = 13  # distance
-    JUMP_INDIRECT = 14  # as CALL_INDIRECT
-    BRANCH = 15  # distance; conditional
+    JUMP = 13  # distance, as for CALL
+    JUMP_INDIRECT = 14  # as for CALL_INDIRECT
+    BRANCH = 15  # distance, as for CALL; conditional
     RETURN = 16
     END = 17  # the next instruction is not executed
     REFERENCE = 18  # distance of the location whose address is taken

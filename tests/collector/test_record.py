@@ -22,7 +22,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     command = [*COMMAND, *RECORD, "--idle", "--stacks", "both", "--export", address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
-            collector.requests(1)  # while it samples
+            collector.requests(1)  # ``record`` is sampling
             time.sleep(1)
             running.send_signal(signal.SIGINT)
             _, errors = running.communicate(timeout=120)
@@ -34,7 +34,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     sent, taken = map(
         int, re.match(rf"sent to {address}: interrupted (\d+) of (\d+) samples ", last).groups()
     )
-    lost = int(re.search(r" lost (\d+)", last)[1])  # to a full ring while waiting for a CPU
+    lost = int(re.search(r" lost (\d+)", last)[1])  # lost to a full ring
     assert len(samples_of(collector.arrived())) == sent == taken - lost > 0
     assert len(collector.arrived()) > 1
 

@@ -105,7 +105,7 @@ def test_strict_receivers_reject_string_references_and_the_loss_is_counted(recei
     assert REFUSAL in log
     for account in exporters.values():
         assert account["exported"] == 0
-        assert account["lost"].keys() - {"shutdown"} == {"rejected"}  # requests may be under way
+        assert account["lost"].keys() - {"shutdown"} == {"rejected"}  # requests may be in flight
 
 
 @pytest.mark.parametrize("kind", further_of(KINDS, ["application/json"]))

@@ -108,11 +108,13 @@ def test_sample_values_estimate_the_total_lock_wait_time():
     assert output == b""
     exact = sum(total.total_ns for total in counts.locks.values())
     values = [sample.value for sample in samples]
-    # A wait below the threshold is sampled with the probability duration / threshold. Its value is
-    # then the threshold, a multiple of a unit. Longer waits are all sampled, with their duration.
+    # A wait below the threshold is sampled with probability duration / threshold; the sample's
+    # value is then the threshold, a multiple of a unit. Longer waits are all sampled, with their
+    # duration.
     raised = [value for value in values if value % WAIT_UNIT_NS == 0]
     threshold = statistics.median(raised or [FIRST_THRESHOLD_NS])
-    # If the shorter waits sum to 14 thresholds, all but one run in a million sample at least one.
+    # If the shorter waits sum to 14 thresholds, at least one of them is sampled in all but one run
+    # in a million.
     error = 5 * math.sqrt(sum(value**2 for value in raised)) + 14 * threshold
     unsampled = counts.missed + sum(counts.lost.values())
     assert abs(sum(values) - exact) <= error + unsampled * max(values)

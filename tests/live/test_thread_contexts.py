@@ -240,7 +240,7 @@ def test_samples_of_python_services_are_linked_to_the_published_span(tmp_path, p
         of_thread = threads.get(str(sample.tid), [])
         at = bisect.bisect_right(of_thread, sample.time_ns, key=lambda note: note[0]) - 1
         if at < 0 or sample.time_ns < first_ns or sample.time_ns >= of_thread[at][1]:
-            continue  # while the thread changes its context
+            continue  # the thread is changing its context
         expected = of_thread[at][2]
         link = sample.link and (sample.link.trace_id + sample.link.span_id).hex()
         counts["right" if link == expected else "wrong" if link else "missing"] += 1

@@ -203,7 +203,7 @@ def test_waits_for_the_gil_have_the_cause_gil(python, tmp_path):
 def check(cause, found, weights, *, beside=""):
     for other in {beside, *OF_MEMORY} - {cause}:
         del found[other], weights[other]
-    # Long waits are all sampled. If the disk is fast, too few waits are long.
+    # All long waits are sampled, but on a fast disk, few waits are long.
     few = 1 if cause in OF_FILES else 5 if cause == "gil" else TIMES // 2
     assert found[cause] >= (WAITS or few), found
     # On a busy machine, the start of some waits is unknown, and thus their cause.

@@ -49,7 +49,7 @@ sys.stdin.readline()
 SLEEP = "while time.monotonic() < end: time.sleep(0.01)"
 SLEEPS = "for _ in range(200): time.sleep(0.01)"
 SPIN = "while time.monotonic() < end: pass"
-# Competes with two other processes, on its CPU, until it has waited for that CPU for 1 s.
+# Competes with two other processes for one CPU until it has waited 1 s for that CPU.
 COMPETE = """
 import signal
 others = []

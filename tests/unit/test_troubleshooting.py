@@ -64,7 +64,7 @@ def test_every_documented_message_exists():
 
     def exists(text):
         parts = [part for part in text.replace("`", "").split("…") if part.strip(" :,()")]
-        # Log messages have %s instead of an f-string's expression.
+        # Log messages contain %s where an f-string would contain an expression.
         return any(all(part in message for part in parts) for message in messages)
 
     assert not {text for text in documented() if not exists(text)}

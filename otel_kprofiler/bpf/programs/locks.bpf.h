@@ -3,8 +3,8 @@
  * Measures waits for the kernel's locks, at the contention_begin and contention_end tracepoints
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs may run with any lock held, and in interrupts. To write a sample, they take the
- * ring's lock, which would deadlock if the thread has just acquired that lock. Only the profiler's
+ * The programs may run with any lock held, and in interrupts. Writing a sample takes the ring's
+ * lock, which would deadlock if the thread had just acquired that lock. Only the profiler's
  * process, and the sampler's programs while they use the scratch memory, take map and ring locks.
  * So no sample is taken in that process, or while another program is using the scratch memory.
  */
@@ -36,7 +36,7 @@ struct lock_layout {
 	u64 bucket_mask;  /* number of buckets minus 1 */
 	u64 own_device;	  /* pid namespace of the profiler's process */
 	u64 own_inode;
-	u64 own_tgid;	  /* process id in that namespace */
+	u64 own_tgid;	  /* id of the profiler's process in its pid namespace */
 	u64 mutex_owner;  /* offset of mutex.owner plus 1; 0: unknown */
 	u64 rwsem_owner;  /* offset of rw_semaphore.owner plus 1; 0: unknown */
 	u64 pid;	  /* offset of task_struct.pid */
@@ -45,7 +45,7 @@ struct lock_layout {
 const volatile struct lock_layout lock_layout SECTION(".rodata.locks");
 
 struct lock_config {
-	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: none are */
+	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: no sampling */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 };
 
@@ -74,7 +74,7 @@ struct lock_wait {
 	u32 flags;
 	u32 holder; /* thread id of the holder, as in records */
 	struct comm holder_comm;
-	u64 claims; /* number of CPUs that claim this entry; 1 while taken */
+	u64 claims; /* number of CPUs that claim this entry; 1 while in use */
 };
 
 struct lock_bucket {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lets the sampler's code read a sleeping thread, from the process that dumps it: the code uses
- * `other.task` in place of the current task.
+ * Lets the sampler's code read a sleeping thread's state from the process that dumps the thread:
+ * the code uses `other.task` in place of the current task.
  *
  * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
  * tables as the processor does (on x86-64 only). This takes none of the process's locks, faults in
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions cannot return pointers, but to the verifier, a reread pointer is a number. */
+	/* Functions cannot return pointers, but the verifier sees a reread pointer as a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

@@ -7,8 +7,8 @@
  *
  * The service does not report new spans. The thread is stopped, and CPython with a GIL writes each
  * of these references atomically, after the object that it refers to. HAMTs and OpenTelemetry's
- * contexts do not change once they are referenced. Each object's type is checked. Anything
- * unexpected makes the span unknown.
+ * contexts do not change once they are referenced. Each object's type is checked. If anything is
+ * unexpected, no span is recorded.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
@@ -21,7 +21,7 @@
 
 enum {
 	MAX_THREADS = 1024,
-	MAX_LEVELS = 8, /* levels of a HAMT: 7 for the 32 hash bits (5 each), 1 for equal hashes */
+	MAX_LEVELS = 8, /* levels of a HAMT: 7 for the 32 hash bits (5 each), 1 for collisions */
 	MAX_EQUAL_HASHES = 8,
 	MAX_PROBES = 32, /* maximum number of probes per dictionary lookup */
 	MAX_LOG2_SIZE = 15, /* largest index table that is read, with two bytes per index */

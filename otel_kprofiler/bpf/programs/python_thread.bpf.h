@@ -119,7 +119,7 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 /*
  * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
  * thread creates for another thread has this thread's id, but no frame. If there are several
- * interpreters, all are searched. If two states both seem to be the last used, uses neither.
+ * interpreters, all are searched. If two states both seem to be the one used last, uses neither.
  */
 GLOBAL int try_thread(void)
 {
@@ -172,7 +172,7 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	return read_thread(w, l, w->thread) ? PYTHON_UNREADABLE : PYTHON_COMPLETE;
 }
 
-/* Like is_current, for a thread state that may belong to any of several interpreters. */
+/* Like is_current, but for a thread state that may belong to any of several interpreters. */
 INLINE int is_current_of_several(struct python_work *w, const struct python_layout *l, u64 thread)
 {
 	return !read_thread(w, l, thread) &&

@@ -140,7 +140,7 @@ struct python_line {
 	u64 count[PYTHON_OUTCOMES];
 };
 
-/* The Python stack in a record: head, then a word for each frame; see model/python_stack.py. */
+/* The Python stack in a record: a head, then a word per frame; see model/python_stack.py. */
 struct python_head {
 	u8 end; /* 0: complete; 1: truncated at the frame limit */
 	u8 version;
@@ -154,7 +154,7 @@ enum code_records {
 	PROCESS_SEEN,
 };
 
-/* Part of a code object's line table; all parts precede its description. */
+/* Part of a code object's line table; sent before the object's description. */
 struct code_piece {
 	u64 id;
 	u32 kind;
@@ -209,7 +209,7 @@ struct code_key {
 
 /* A code object whose id appears in samples. */
 struct code_state {
-	u64 check;   /* identifies the object; mixed with the id, to detect reuse of the element */
+	u64 check;   /* identifies the object; mixed with the id to detect element reuse */
 	u64 id;
 	u64 pending; /* number of the sample that will describe the object; 0: it is described */
 };

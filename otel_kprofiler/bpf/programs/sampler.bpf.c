@@ -52,8 +52,8 @@ enum flags {
 /* Ways in which the programs in this object collect user frames. */
 enum user_frames {
 	BY_FRAME_POINTERS,
-	BY_TABLES,	/* by tables; registers from bpf_task_pt_regs */
-	BY_TABLES_5_10, /* by tables; registers from the top of the kernel stack */
+	BY_TABLES,	/* registers from bpf_task_pt_regs */
+	BY_TABLES_5_10, /* registers from the top of the kernel stack */
 };
 
 enum written {
@@ -113,7 +113,7 @@ struct cpu_line {
 	u64 busy_ns;   /* time spent in this program */
 	u64 counted;   /* events up to the last run; unused for cpu-clock */
 	u64 overflows; /* completed periods of the event up to the last run */
-	u64 skipped;   /* tracepoint events while another program used the scratch memory */
+	u64 skipped;   /* tracepoint events dropped because the scratch memory was in use */
 	u64 unused[4];
 };
 
@@ -138,7 +138,7 @@ struct record {
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
 	struct span span;
-	u64 value; /* value in the unit of the kind */
+	u64 value; /* in the unit of the record's kind */
 	u64 stack_start; /* start of the main stack, as field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
@@ -257,7 +257,7 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
-/* Returns whether an interrupt was being handled: its entry code has a frame on the stack. */
+/* Returns whether an interrupt was being handled: the stack has a frame of interrupt entry code. */
 INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
@@ -494,8 +494,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 }
 
 /*
- * The kernel runs no program at a perf event on a CPU that is inside another program or inside
- * bpf(2), and does not count skipped runs. An early run follows a late run, so only the sum of
+ * While a CPU is running another program or bpf(2), the kernel does not run a perf event's program
+ * there, and does not count the skipped runs. An early run follows a late run, so only the sum of
  * their delays shows missing runs. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,

@@ -9,7 +9,7 @@ enum {
 	MAX_CGROUP_LEVELS = 16,
 };
 
-HASH(targets, u8, SIZED_BY_LOADER); /* ids as in the record */
+HASH(targets, u8, SIZED_BY_LOADER); /* the same ids as in records */
 HASH(roots, u8, SIZED_BY_LOADER);   /* targets' ids in the initial namespace, to find descendants */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);

@@ -137,7 +137,7 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* Computes the canonical frame address of a row; returns 0, or stops with `end` set. */
+/* Computes the canonical frame address of a row; returns 0, or sets `end` and returns 1. */
 INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const struct row *row,
 		   u64 *cfa)
 {
@@ -158,7 +158,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	} else if (row->cfa_kind >= CFA_GOROUTINE) {
 		u64 goroutine, depth;
 
-		/* address of struct g, and the frame's distance from the end of its stack */
+		/* address of struct g, and the frame's distance from the stack's end */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		goroutine = w->pair[row->cfa_kind == CFA_GOROUTINE];
@@ -172,7 +172,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	return 0;
 }
 
-/* Applies a row's rule for one register; returns 0, or stops with `end` set. */
+/* Applies a row's rule for one register; returns 0, or sets `end` and returns 1. */
 INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 cfa, u32 kind,
 		      u32 from, s64 offset, u32 own, u64 *value)
 {
@@ -260,7 +260,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* After the leaf has made a call, the link register points into the leaf, which has no rule. */
+	/* Once the leaf has called, the link register points into the leaf, which has no rule. */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
@@ -304,7 +304,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	return 0;
 }
 
-/* Checks a return address; returns 0, or stops with `end` set. */
+/* Checks a return address; returns 0, or sets `end` and returns 1. */
 INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	int call;
@@ -329,7 +329,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	return stop(w, call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE);
 }
 
-/* Steps to the caller; returns 0, or stops with `end` set. */
+/* Steps to the caller; returns 0, or sets `end` and returns 1. */
 GLOBAL int step(void)
 {
 	struct unwind_work *w = get_work();
@@ -409,7 +409,7 @@ INLINE void put_frame(struct unwind_work *w)
 	w->head.frames = frames + 1;
 }
 
-/* Reads the thread's registers as of its kernel entry; returns 0, or stops with `end` set. */
+/* Reads the thread's registers as of its kernel entry; returns 0, or sets `end` and returns 1. */
 INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, u64 at)
 {
 	u64 bytes = c->interrupt.bytes;

@@ -194,7 +194,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: go_x86.py and go_arm64.py mark a CFA on another stack with this */
+	/* bregN offset: how go_x86.py and go_arm64.py mark a CFA on another stack */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;
@@ -438,7 +438,7 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* Skip the augmentation letters. Next: alignment factors, return address register, data. */
+	/* Skip the letters. Next: alignment factors, return address register, augmentation data. */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {
@@ -468,7 +468,7 @@ GLOBAL int read_cie(u32 at)
 		position += length;
 		w->position = position + value;
 		w->count = position;
-		w->low = 10; /* offset of the letter after the z */
+		w->low = 10; /* offset of the augmentation letter after 'z' */
 #pragma clang loop unroll(disable)
 		for (int i = 0; i < 6; i++) {
 			u64 letter;
@@ -492,7 +492,7 @@ GLOBAL int read_cie(u32 at)
 				w->cie_signal = 1;
 			} else if (letter == 'D') { /* of code_frames.py */
 				w->cie_disassembled = 1;
-			} else if (letter != 'B' && letter != 'G') { /* arm64: key B, memory tags */
+			} else if (letter != 'B' && letter != 'G') { /* B: key B, G: memory tags */
 				return RULE_UNSUPPORTED;
 			}
 			w->count = data + bytes;

@@ -20,7 +20,7 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the clock of struct thread, for use outside switches. */
+/* Returns the current time on the clock of struct thread, for use outside context switches. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -374,7 +374,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 
 	if (!threshold || duration_ns < c->min_ns)
 		return 0;
-	/* The duration is rounded at random, so that the mean is unchanged. */
+	/* The duration is rounded up or down at random, which preserves the mean. */
 	duration = (duration_ns + (draw(&line->random) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	wanted = duration < threshold ? duration : threshold;
 	if (thread->flags & (WAIT_HAS_BEGUN | WAIT_UNWRITTEN)) {
@@ -463,8 +463,8 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 }
 
 /*
- * Prepares the record of a wait's end; returns whether the caller must add a stack and write it.
- * If the wait's start was reported, writes the record at once, without a stack.
+ * Prepares the record of a wait's end; returns whether the caller must add a stack and write the
+ * record. If the wait's start was reported, writes the record at once, without a stack.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
@@ -506,7 +506,7 @@ INLINE void drop_begin(struct thread *thread)
 }
 
 /*
- * Returns how long a thread was off the CPU, if it got a CPU `ago` nanoseconds before now. Waits
+ * Returns how long a thread was off the CPU, given that it got a CPU `ago` nanoseconds ago. Waits
  * with a span are measured on CLOCK_MONOTONIC, because the scheduler's clocks of two CPUs may
  * differ by up to the delay of a tick.
  */

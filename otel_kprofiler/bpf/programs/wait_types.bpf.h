@@ -88,7 +88,7 @@ const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
-	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: none are */
+	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: no sampling */
 	u64 min_ns;	  /* shorter waits are never sampled */
 	u64 begin_ns;	  /* minimum average interval between starts on a CPU */
 	u64 wakers;	  /* whether to record wakers */
@@ -98,12 +98,12 @@ struct wait_config {
 
 /* Limits the sampling rate on a CPU. */
 struct sample_budget {
-	u64 next_sample_ns; /* when the next sample is due; in the future if there were too many */
+	u64 next_sample_ns; /* when the next sample is due; later than now if too many were taken */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
 /*
- * Each CPU has three cache lines, which only that CPU writes. User space maps the first line.
+ * Each CPU has three cache lines, which only that CPU writes. User space maps the first cache line.
  */
 struct wait_line {
 	u64 taken;
@@ -133,17 +133,17 @@ struct wait_line {
 struct thread {
 	u64 task;	  /* address of its task_struct */
 	u64 off_since_ns; /* when it left the CPU; 0: it is on a CPU */
-	u64 run_delay_ns; /* run delay of its task when it left the CPU */
+	u64 run_delay_ns; /* the task's run delay when the thread left the CPU */
 	u32 initial_tid;  /* thread id in the initial namespace */
-	u32 state;	  /* state in which it left the CPU */
+	u32 state;	  /* the thread's state when it left the CPU */
 	u32 epoch;	  /* epoch when it left the CPU */
-	u32 cpu;	  /* the last CPU that it ran on */
+	u32 cpu;	  /* the last CPU that the thread ran on */
 	u32 flags;	  /* enum wait_flags of this wait */
 	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
-	u32 likely;    /* its start was selected with probability likely / threshold */
-	u32 usual;     /* decaying maximum of its sleep durations; 0: unknown */
-	u32 usual_preempted; /* decaying maximum of its waits for a CPU after preemption */
-	u32 claims;		/* number of CPUs that claim this entry; 1 while taken */
+	u32 likely;    /* the wait's start was selected with probability likely / threshold */
+	u32 usual;     /* decaying maximum of the thread's sleep durations; 0: unknown */
+	u32 usual_preempted; /* decaying maximum of the thread's waits for a CPU after preemption */
+	u32 claims;		/* number of CPUs that claim this entry; 1 while in use */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
@@ -155,9 +155,9 @@ struct thread {
 	u32 tgid;     /* same ids as in records */
 	u32 tid;
 	u32 in_namespace;
-	u32 waker_tgid; /* the waker of this wait */
+	u32 waker_tgid; /* ids of the thread that ended this wait */
 	u32 waker_tid;
-	u32 ran_ns; /* low bits of its task's CPU time when the start of this wait was written */
+	u32 ran_ns; /* low bits of the task's CPU time when the start of this wait was written */
 	u64 begun_ns; /* CLOCK_MONOTONIC when the start of this wait was written; 0: not measured */
 	char waker_comm[16];
 };

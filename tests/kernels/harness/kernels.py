@@ -184,7 +184,7 @@ def install_tools(machines: Iterable[Machine]) -> None:
     for machine in machines:
         needed[machine.emulator[0]] = machine.package
         needed[machine.compiler] = machine.compiler_package
-    # depmod's directory is in root's PATH only
+    # depmod's directory is only in root's PATH
     os.environ["PATH"] += ":/usr/sbin"
     missing = [package for tool, package in needed.items() if not shutil.which(tool)]
     if not missing:

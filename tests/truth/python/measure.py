@@ -144,7 +144,7 @@ class KernelNames:
 
     def find(self, address: int) -> str:
         at = bisect.bisect_right(self._addresses, address) - 1
-        return self._names[at] if self._addresses[at] else ""  # 0 without CAP_SYSLOG
+        return self._names[at] if self._addresses[at] else ""  # addresses are 0 without CAP_SYSLOG
 
 
 def measure(

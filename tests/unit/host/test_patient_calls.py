@@ -81,7 +81,7 @@ def test_a_call_on_a_slow_device_is_not_abandoned(fuse):
                 pass
         read.append(1)
 
-    calls = PatientCalls("kprofiler-test", patience_s=3.2)  # is checked twice
+    calls = PatientCalls("kprofiler-test", patience_s=3.2)  # the running call is checked twice
     assert calls.call(THERE, read_often)
     assert read == [1]
     assert join_all(calls.stop())

@@ -41,7 +41,7 @@ def environ(**variables):
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=a,=b"), {}),
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=%ff"), {}),
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=" + "x" * 20_000), {}),
-        # getenv(3) returns the first of two
+        # getenv(3) returns the first match
         (b"OTEL_SERVICE_NAME=a\0OTEL_SERVICE_NAME=b\0", {"service.name": "a"}),
         (b"OTEL_SERVICE_NAME=\xff\0", {"service.name": "\\xff"}),
     ],

@@ -111,7 +111,7 @@ def test_a_child_has_its_parents_program_until_exec(proc):
     assert child.attributes["process.executable.path"] == "/bin/shell"
     exited = result.get(program(1, 0x7000, b"sh", tgid=6))
     assert exited.attributes["process.executable.path"] == "/bin/shell"
-    other = result.get(program(1, 0x7000, b"other", tgid=7))  # a program with the same numbers
+    other = result.get(program(1, 0x7000, b"other", tgid=7))  # unrelated, despite the same exec_id
     assert other.attributes["process.executable.name"] == "other"
 
 
@@ -241,7 +241,7 @@ def test_a_shared_resource_is_renewed_when_its_container_and_names_become_known(
     (root / "proc/self/mountinfo").write_text(f"31 24 0:27 / {tree} rw - cgroup2 none rw\n")
     tree.mkdir()
     resolver = resources(proc, service_sources=SERVICE_SOURCES)
-    resolver.get_shared(raw(98, TICK_NS)._replace(cgroup_id=1))  # cgroups are listed
+    resolver.get_shared(raw(98, TICK_NS)._replace(cgroup_id=1))  # lists the cgroups
     container = tree / POD.lstrip("/")
     container.mkdir(parents=True)
     sample = raw(99, TICK_NS)._replace(cgroup_id=container.stat().st_ino, owner=0, stack_start=1)

@@ -390,7 +390,7 @@ def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch)
     loader = make(read_after(go_on))
     add(loader, *range(10))
     dropped = loader.counts().dropped
-    assert dropped in {7, 8}  # the thread may have taken a file
+    assert dropped in {7, 8}  # the thread may have dequeued a file
     go_on.set()
     loader.finish(30)
     named = [number for number in range(10) if function(loader, number) == "f_10"]
