@@ -48,7 +48,7 @@ def fetch(minor: str) -> None:
 def unpack(file: dict[str, str | int], data: Path, root: Path) -> None:
     """Writes one entry of the module's list of files, where directories precede their content."""
     path, mode = root / str(file["name"]), int(file["perm"])
-    if mode >> 31 & 1:  # os.ModeDir of Go
+    if mode >> 31 & 1:  # Go's os.ModeDir
         path.mkdir(parents=True)
     elif "symlink" in file:
         path.symlink_to(str(file["symlink"]))

@@ -158,7 +158,7 @@ class _LibbpfObject:
     def _failure(self, what: str, code: int) -> Exception:
         """Returns the exception for a failure. A verifier log means that a program was rejected."""
         log = self._messages.text()
-        if code == errno.EBADF:  # libbpf ignores that open(2) failed with EMFILE
+        if code == errno.EBADF:  # libbpf ignores an EMFILE error from open(2)
             code = errno.EMFILE
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log

@@ -100,7 +100,7 @@ class ExportQueue:
         self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # whether to reject further batches
         self._stopping = False  # whether to stop after the running export
-        self._dropping: set[LossCause] = set()  # already logged
+        self._dropping: set[LossCause] = set()  # causes already logged
         self._pause_s = 0.0
         self._storage_error = ""
         self.unknown_since_unix_ns = 0

@@ -338,7 +338,7 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
         (period_ns,) = periods
         unit = unit_of(kind)
     else:
-        period_ns = 0  # times are counted
+        period_ns = 0  # the counts are times
     return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
 
 

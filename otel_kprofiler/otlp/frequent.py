@@ -58,7 +58,7 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
-        if number == 0:  # most requests have no other side or reason
+        if number == 0:  # most requests have only this side and reason
             return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 

@@ -92,7 +92,7 @@ class GroupFollower:
         self._has_btf = _has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
-        self._pids: tuple[int, ...] | None = None  # processes outside the cgroup filter
+        self._pids: tuple[int, ...] | None = None  # pids of the groups, if selected by id
         self._said_limit = False
 
     def look(self) -> bool:

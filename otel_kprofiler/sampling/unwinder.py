@@ -214,7 +214,7 @@ def _load_running(
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):
-            # On a busy host, waiting for these locks may have used up the preload time.
+            # On a busy host, waiting for the mmap_locks may have used up the preload time.
             least_s = config.max_preload_s * _LEAST_LOADING
             store.load_early(running, max(until_s, time.monotonic() + least_s))
         else:

@@ -146,7 +146,7 @@ def _make_spans() -> Iterator[list[Any]]:
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
 
-    recording = getattr(sdk_trace, "_Span", None)  # what tracers create
+    recording = getattr(sdk_trace, "_Span", None)  # the class of the spans that tracers create
     if recording is None:
         raise UnprovenError("OpenTelemetry's SDK has no class _Span")
     nothing = Resource.get_empty()  # by default, resource detectors would run

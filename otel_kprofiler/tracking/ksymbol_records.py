@@ -116,7 +116,7 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
     """Convert one CPU's records, given in stream order, to ksymbol changes."""
     changes: list[KsymbolChange] = []
-    added: list[KsymbolRecord] = []  # functions whose program record is still to come
+    added: list[KsymbolRecord] = []  # functions whose program record has not arrived yet
     for record in records:
         if isinstance(record, KsymbolRecord):
             if record.name.startswith(PROGRAM_PREFIX) and not record.removed:

@@ -131,7 +131,7 @@ def limit_memory() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    gc.disable()  # the many objects contain no cycles to collect
+    gc.disable()  # none of the many objects is part of a reference cycle
 
 
 def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:

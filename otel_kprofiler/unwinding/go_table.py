@@ -131,7 +131,7 @@ class Code:
 
     def __init__(self, file: File, segments: Iterable[Segment]) -> None:
         self._file, self._segments = file, list(segments)
-        self._start = self._end = self._offset = 0  # of the segment that was read last
+        self._start = self._end = self._offset = 0  # the segment that was read last
 
     def read(self, address: int, size: int) -> bytes:
         """Reads at most ``size`` bytes, omitting bytes outside the segments."""

@@ -254,7 +254,7 @@ class _Handler(HttpHandler):
         self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # an HTTP method that is not implemented
+        if code == HTTPStatus.NOT_IMPLEMENTED:
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, ONLY_PROFILES
         self.close_connection = True
         self._send(code, status_pb2.Status(message=message or HTTPStatus(code).phrase))

@@ -219,7 +219,7 @@ class _Handler(HttpHandler):
         self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method that this class does not implement
+        if code == HTTPStatus.NOT_IMPLEMENTED:
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
         text = message or HTTPStatus(code).phrase
         self.close_connection = True

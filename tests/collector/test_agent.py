@@ -30,7 +30,7 @@ service:
 def run_agent(directory, endpoint, seconds):
     own = directory / "own.jsonl"
     with Agent(directory, CONFIG.format(endpoint=endpoint, own=own)) as agent:
-        agent.wait_until(lambda: own.exists() and own.stat().st_size)  # it samples and exports
+        agent.wait_until(lambda: own.exists() and own.stat().st_size)  # the agent is sampling
         load = ["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)]
         subprocess.run(load, check=True, timeout=seconds + 120)
         return agent.stop()

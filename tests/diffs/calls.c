@@ -2,7 +2,7 @@
  * Gives each of five system calls its share of the CPU time: calls SECONDS SHARE...
  *
  * Each thread repeats the call that is furthest below its share for 0.1 to 4 ms of CPU time, so
- * samples come in bursts. The threads begin when standard input ends.
+ * samples come in bursts. The threads start when standard input is closed.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -44,7 +44,7 @@ def test_user_stacks_reach_the_entry_point_of_the_program(command):
         finally:
             process.kill()
     stacks = stacks_of(samples)
-    # Emulated CPUs may take most of the time to load the tables.
+    # Emulated CPUs may spend most of the test loading the tables.
     first = next(at for at, stack in enumerate(stacks) if stack.end is StackEnd.COMPLETE)
     late = stacks[first:]
     ends = Counter(stack.end for stack in late)

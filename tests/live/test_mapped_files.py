@@ -230,7 +230,7 @@ def test_only_regular_files_are_opened(tmp_path):
     """By now, a path may lead to a device, and opening a device can have side effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    problem = refused(request_of(pipe), Access(), known_path=str(pipe))  # to read would block
+    problem = refused(request_of(pipe), Access(), known_path=str(pipe))  # reading it would block
     assert problem is FileProblem.NOT_SAME
 
 

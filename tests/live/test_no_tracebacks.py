@@ -100,7 +100,7 @@ PRINTERS = [
 @pytest.fixture
 def directory():
     """Creates a directory with a profile, a configuration, and files closed to other users."""
-    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's directory is closed to other users
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot access pytest's directory
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000
     sample = WindowSample(Stack(()), 7, "main", 0, None, [start])

@@ -19,7 +19,7 @@ FAST = {
     "samples_per_second": 999,
     "send_idle_frames": True,
     "stacks": "both",
-    "map_scale_factor": 3,  # for a few seconds in which this process does not run
+    "map_scale_factor": 3,  # room for samples of a few seconds in which this process does not run
 }
 
 

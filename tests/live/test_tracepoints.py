@@ -177,7 +177,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
             stacks="both",
             events=tuple(parse_event(name, 99) for name in names),
             max_ring_bytes=1 << 18,
-            target_pids=(load.pid,),  # a quarter of the ring has room for its samples
+            target_pids=(load.pid,),  # the load's samples fit in a quarter of the ring
         )
         samples, counts = run_sampler(config, lambda _: load.communicate(b"\n"))
     assert load.returncode == 0

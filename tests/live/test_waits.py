@@ -298,8 +298,8 @@ def test_short_lived_processes_have_separate_wait_totals():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch. At most as many waits are missing or begin late as
-    # the sampler counts. The clock of a run queue does not advance between updates.
+    # The kernel does not report every switch. The sampler's counts limit how many waits may be
+    # missing or begin late. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost

@@ -27,8 +27,8 @@ struct dump_config {
 struct dump {
 	u64 time_ns;
 	u64 spent_ns;
-	u64 again_ns; /* time of a second walk, with warm caches */
-	u64 pointers_ns; /* time of the kernel's own walk, by frame pointers */
+	u64 again_ns; /* time taken by a second walk, with warm caches */
+	u64 pointers_ns; /* time taken by the kernel's own walk, which follows frame pointers */
 	u32 tgid;
 	u32 tid;
 	u32 pages;

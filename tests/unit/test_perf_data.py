@@ -145,7 +145,7 @@ def test_a_recording_without_build_ids_causes_a_remark_with_the_fix():
     assert "perf inject -b" in problems[0]
 
 
-# The functions below make perf.data files with one event.
+# The functions below create perf.data files with one event.
 
 
 def string(text):

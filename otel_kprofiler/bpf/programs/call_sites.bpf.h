@@ -14,7 +14,7 @@ enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 /* Yields 1 if the bits of `x` in `mask` equal `value` (mask below 2^63), else 0. */
 #define MATCHES(x, mask, value) ((((x) & (mask##ULL)) ^ (value##ULL)) - 1) >> 63
 
-/* Returns whether these eight bytes, last byte in the top bits, may end with an x86-64 call. */
+/* Returns whether these eight bytes (last byte most significant) may end with an x86-64 call. */
 INLINE u64 is_x86_call(u64 x)
 {
 	u64 high = x >> 8; /* drops the lowest byte, so that the masks stay below 2^63 */

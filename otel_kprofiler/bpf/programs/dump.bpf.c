@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* with CONFIG_SMP; else, this program occupies the only CPU */
+	if (HAS(task->on_cpu)) /* with CONFIG_SMP; otherwise, this program occupies the only CPU */
 		GET(on, task->on_cpu);
 	return on;
 }

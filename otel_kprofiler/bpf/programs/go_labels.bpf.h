@@ -16,7 +16,7 @@ struct go_label {
 	struct go_string key, value;
 };
 
-/* Scratch memory of each CPU. */
+/* Per-CPU scratch memory. */
 struct go_work {
 	u64 behind; /* offset of the head from the start of the record's stacks */
 	u64 at;	    /* offset of the next label from the end of the head */

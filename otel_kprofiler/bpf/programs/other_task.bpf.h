@@ -4,10 +4,10 @@
  * the code uses `other.task` in place of the current task.
  *
  * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
- * tables as the processor does (on x86-64 only). This takes none of the process's locks, faults in
- * no pages, never waits, and needs only the task iterator. bpf_copy_from_user_task() (Linux 5.18)
- * takes mmap_lock, faults pages in and waits. It would hang on the very processes that dumps should
- * explain: those that hold their mmap_lock, or map a file whose server is gone.
+ * tables as the processor does (on x86-64 only). The walk takes none of the process's locks,
+ * faults in no pages, never waits, and needs only the task iterator. bpf_copy_from_user_task()
+ * (Linux 5.18) takes mmap_lock, faults pages in and waits. It would hang on the very processes that
+ * dumps should explain: those that hold their mmap_lock, or map a file whose server is gone.
  *
  * Any step may read memory that has been freed and reused. The data is used only if the thread has
  * not run since (dump.bpf.c).

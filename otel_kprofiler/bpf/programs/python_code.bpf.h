@@ -93,7 +93,7 @@ INLINE u64 find_code(struct python_work *w, const struct python_layout *l, u64 c
 	if (known) {
 		id = *(volatile const u64 *)&known->id;
 		pending = known->pending;
-		/* A description by another CPU may arrive too late for this sample. */
+		/* A description written by another CPU may arrive too late for this sample. */
 		if (known->check == (check ^ id * SPREAD) && (!pending || pending == w->sample))
 			return id;
 	}

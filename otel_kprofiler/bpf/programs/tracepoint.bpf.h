@@ -16,7 +16,7 @@ enum {
 /* Written by tracepoints.py; change both together. */
 struct tracepoint {
 	u64 number;   /* number of the event, from 1 */
-	u64 period;   /* number of events from one sample to the next */
+	u64 period;   /* number of events per sample */
 	u64 by;	      /* enum user_frames */
 	u64 python;
 	u64 argument; /* index of the argument with the value; NO_ARGUMENT: the value is 1 */

@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fills in the original file of text that was moved to anonymous memory; returns 0 if none was. */
+/* Fills in the original file if the mapping is text moved to anonymous memory; else returns 0. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))

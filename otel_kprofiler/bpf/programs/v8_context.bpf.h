@@ -17,7 +17,7 @@ enum {
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
 	V8_FIELDS = 24,	 /* offset of an object's internal fields, or of the preceding word (V8 13) */
 	V8_MAX_BUCKETS = 1 << 16,
-	V8_MAX_CHAIN = 16, /* entries examined in a bucket; the average is two */
+	V8_MAX_CHAIN = 16, /* maximum number of entries examined per bucket; the average is two */
 };
 
 /* Scratch memory. */

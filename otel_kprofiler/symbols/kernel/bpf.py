@@ -143,7 +143,7 @@ class KsymbolTable:
 
     def __init__(self, source: KsymbolSource | None = None) -> None:
         self._source = source
-        self._live: dict[int, LoadedKsymbol] = {}  # by start
+        self._live: dict[int, LoadedKsymbol] = {}  # by start address
         self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live symbols by page
         self._ended: list[LoadedKsymbol] = []  # unloaded symbols, sorted by end
         self._read_ns = 0
@@ -208,7 +208,7 @@ class KsymbolTable:
         if live is not None and live.symbol.name == symbol.name and live.sure_ns == _FOREVER:
             if not symbol.length or live.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # new length
+            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # only the length is new
             self._drop(live)
         missed = [
             other

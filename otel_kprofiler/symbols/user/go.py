@@ -53,7 +53,7 @@ _MAX_KEPT_BYTES: Final = 4 << 20
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
 """Memory used by a cached value, by a byte of a pc table, and by a character of a name."""
 _MAX_NAME_BYTES: Final = 4096
-_MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
+_MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read initially
 
 _T = TypeVar("_T")
 _SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")

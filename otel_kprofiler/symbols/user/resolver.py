@@ -293,7 +293,7 @@ class UserResolver(Stateless):
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # stacks unwound by frame pointers alone refer to no files
-        self._kept = 0  # number of cached words and older frames
+        self._kept = 0  # number of cached words, and of frames kept when older words were dropped
 
     @property
     def version(self) -> int:

@@ -154,7 +154,7 @@ def _find_a64(content: bytes, section: Section) -> Iterator[_Found]:
             continue
         page, load = (int.from_bytes(stub[name], "little") for name in ("page", "load"))
         pages = (page >> 5 & 0x7FFFF) << 2 | page >> 29 & 3
-        pages -= (pages & 1 << 20) << 1  # a signed number of 21 bits
+        pages -= (pages & 1 << 20) << 1  # sign-extends the 21-bit number
         slot = (section.address + at) // _A64_PAGE_BYTES * _A64_PAGE_BYTES + pages * _A64_PAGE_BYTES
         slot += (load >> 10 & 0xFFF) * 8
         yield _Found(section.address + stub.start(), len(stub[0]), slot, 0)

@@ -1,4 +1,4 @@
-/* Runs code in mappings of files: a jump to itself, in one thread for each given path.
+/* Runs code in mappings of files: a jump to itself, in one thread per path.
 
    The mappings are private, so that the files do not change. */
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
 // Work in a C library that has no unwind tables: callbacks, strings, memory, numbers, system calls;
-// with the argument "all" also threads and signals.
+// with the argument "all", also threads and signals.
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

@@ -44,7 +44,7 @@ void enter(unsigned long times)
 	steps++;
 }
 
-/* TIMES [LEFT DIRECTORY COUNT]: runs, then executes the next program, LEFT times */
+/* arguments: TIMES [LEFT DIRECTORY COUNT]; runs, then executes the next program, LEFT times */
 int main(int argc, char **argv)
 {
 	char path[4096], left[16];

@@ -362,7 +362,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     )
     for number in range(2):
         queue.put(*make(number))
-    wait_until(lambda: queue.counts().exported)  # two parts, after the third failed
+    wait_until(lambda: queue.counts().exported)  # two parts; the third has failed
     queue.shutdown(500)
     first = queue.counts()
     assert first.exported == sum(stamps(server.taken).values()) > 0

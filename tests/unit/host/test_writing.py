@@ -129,7 +129,7 @@ def test_an_unprivileged_user_follows_links_permitted_by_the_kernel(tmp_path):
         put(shared / "below" / "there")
         put(shared / "out")
     assert sorted(entry.name for entry in (tmp_path / "real").iterdir()) == ["other", "there"]
-    # fs.protected_symlinks forbids this link.
+    # fs.protected_symlinks forbids following this link.
     shared.chmod(0o1777)
     os.chown(shared, 0, 0)
     os.lchown(shared / "out", 1, 1)

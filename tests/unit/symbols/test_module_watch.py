@@ -194,7 +194,7 @@ def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolize
         kallsyms = host.root / "proc/kallsyms"
         before = kallsyms.read_text()
         host.load("late", TEXT + 0x8000)
-        kallsyms.write_text(before)  # this read is too early for the module
+        kallsyms.write_text(before)  # this read is too early to show the module
 
     host.before_kallsyms = load_once
     host.load("fresh")

@@ -37,7 +37,7 @@ PROLOGUE, EPILOGUE, SIZES = ARM64_PROLOGUE, ARM64_EPILOGUE, ARM64_SIZES
 KEEP_LINK = 0xAA1E03E3  # mov x3, x30
 MOVE_SP, MOVE_BACK = 0x9100007F, 0x9100009F  # mov sp, x3; mov sp, x4
 LOAD_SP = (0xF9401F83, MOVE_SP)  # ldr x3, [x28, #56]: g.sched.sp; mov sp, x3
-LOAD_SP_BACK = (0xF9401F84, MOVE_BACK)  # of x4
+LOAD_SP_BACK = (0xF9401F84, MOVE_BACK)  # ldr x4, [x28, #56]; mov sp, x4
 
 
 def saved(bytes_below_cfa):

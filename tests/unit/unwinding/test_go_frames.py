@@ -290,8 +290,8 @@ def _compare(known, made, return_address):
     for row, rule in zip(ours, rules, strict=True):
         other = theirs[bisect.bisect_right(starts, row["pc"]) - 1]
         assert row["cfa"].offset == other["cfa"].offset, hex(row["pc"])
-        # If our rule for the return address is the word at sp, the linker has the same rule or,
-        # where a register holds the address, none.
+        # If our rule finds the return address at sp, the linker's rule is the same, or is absent
+        # where a register holds the return address.
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
     return 1

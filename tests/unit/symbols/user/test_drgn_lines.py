@@ -168,7 +168,7 @@ def test_a_worker_that_exits_is_replaced(folder, opened):
     assert table._worker._child is not first
 
     def stop_worker():
-        table._worker._limits = limits._replace(answer_s=1.0)  # only of this worker
+        table._worker._limits = limits._replace(answer_s=1.0)  # only for this worker
         table._worker._child.send_signal(signal.SIGSTOP)
 
     for _ in range(2):

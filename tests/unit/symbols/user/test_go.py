@@ -170,7 +170,7 @@ def test_lines_match_go_tool_addr2line(variants):
             assert result[-1] is function
             assert generic(function.function) == generic(name.removesuffix(".abi0"))
             file, _, line = place.rpartition(":")
-            if int(line) > 0:  # else the address is after the code
+            if int(line) > 0:  # otherwise, the address is past the code
                 compared += 1
                 assert (innermost.file, innermost.line) == (file, int(line))
         assert compared > 900
@@ -194,7 +194,7 @@ def test_inlined_calls_match_dwarf(variants):
                 for name, place in zip(answer[0::2], answer[1::2], strict=True)
             ]
             results = [(generic(line.function), line.line) for line in lines.lookup(address)]
-            if results[0][1] and expected[0][1]:  # else the address is after the code
+            if results[0][1] and expected[0][1]:  # otherwise, the address is past the code
                 assert results == expected
                 deepest = max(deepest, len(results))
         assert deepest >= 3
