@@ -90,7 +90,7 @@ def empty_program() -> Iterator[None]:
 
 @contextlib.contextmanager
 def perf_record() -> Iterator[None]:
-    """Runs ``perf record``, which records each switch with its kernel stack. Needs tracefs."""
+    """Runs ``perf record`` on context switches, with kernel stacks. Needs tracefs."""
     command = ["perf", "record", "-q", "-e", "sched:sched_switch", "-a", "-g", "-o", "/dev/null"]
     perf = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

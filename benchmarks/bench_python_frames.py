@@ -46,7 +46,7 @@ def work(depth: int, going: threading.Event) -> None:
 
 @contextlib.contextmanager
 def working(depth: int, cpu: int) -> Iterator[None]:
-    """On one CPU, runs a thread that is mostly in the kernel, ``depth`` calls deep."""
+    """Runs a thread pinned to one CPU, mostly in the kernel and ``depth`` Python calls deep."""
     stop = threading.Event()
 
     def pinned() -> None:

@@ -19,7 +19,7 @@ _WINDOW_NS = 5_000_000_000
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields seconds of CPU time, with garbage collection disabled as in the command."""
+    """Yields CPU times in seconds, with garbage collection disabled as in ``report``."""
     window = mixed_load_window(user=True)
     count = SAMPLES // (10 if quick else 1) // window.sample_count
     (write,) = (row.write for row in FORMATS if row.name == "otlp")

@@ -44,7 +44,7 @@ def first_sample_s() -> tuple[float, float]:
 
 
 def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
-    """Returns samples taken and lost, CPU seconds of ``drain``, and bytes per sample."""
+    """Returns samples taken and lost, CPU seconds used by ``drain``, and bytes per sample."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, stacks="both"))
     sampler.start()
     cpu, size, end = 0.0, 0, time.monotonic() + seconds

@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """Returns CPU ms to validate and copy a file's tables, CPU ms to copy alone, and their size."""
+    """Returns the CPU times, in ms, to load and to copy a file's tables, and the tables' size."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:

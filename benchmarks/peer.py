@@ -75,7 +75,7 @@ class Usage(NamedTuple):
 
 
 class Peer:
-    """opentelemetry-ebpf-profiler, with the given tracers and otherwise its defaults."""
+    """opentelemetry-ebpf-profiler, with the given tracers and otherwise default settings."""
 
     def __init__(self, program: str, endpoint: str, tracers: str) -> None:
         words = [program, "-collection-agent", endpoint, "-disable-tls",

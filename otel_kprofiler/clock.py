@@ -58,7 +58,7 @@ def suspended_ns() -> int:
 
 
 class Clock:
-    """Converts boottime to Unix time with an offset that is measured again on demand.
+    """Converts boottime to Unix time, using an offset that is remeasured on demand.
 
     Until the Unix clock is set, Unix time counts from :data:`EARLIEST_UNIX_NS`, because receivers
     reject or misplace data from 1970. Thread-safe, because the offset is a single integer.

@@ -27,7 +27,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Maximum number of samples waiting to be encoded (about 25 MB). A single window may exceed it."""
+"""Maximum number of samples waiting to be encoded (about 25 MB); a single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
 """Fraction of the shutdown timeout after which no more windows are encoded."""
 
@@ -258,7 +258,7 @@ class Reporter:
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a task's samples as lost for all of its queues. Call with the lock held."""
+        """Count a task's samples as lost in each of its queues. Call with the lock held."""
         for queue in task.queues:
             queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:

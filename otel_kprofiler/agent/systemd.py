@@ -1,4 +1,4 @@
-"""Sends notifications to systemd with the protocol of sd_notify(3)."""
+"""Sends notifications to systemd, using the sd_notify(3) protocol."""
 
 import logging
 import os

@@ -182,7 +182,10 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Groups samples by ``by``. Lines are sorted by total weight, other groups by self weight."""
+    """Groups samples by key ``by``.
+
+    Lines are sorted by total weight, other groups by self weight.
+    """
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         groups = collect(samples, of_stacks())

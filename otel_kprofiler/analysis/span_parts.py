@@ -110,9 +110,9 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
     """Returns the time that each service spent in each span of the ``chosen`` samples.
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
-    waits. The thread's time in other spans, or in none, does not count. ``every`` has all samples
-    from the same threads and times. Traces with the most time come first, and the spans of a trace
-    are in the order of their first samples.
+    waits. Time that the thread spends in other spans, or outside spans, does not count. ``every``
+    has all samples from the same threads and times. Traces with the most time come first, and the
+    spans of a trace are in the order of their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
@@ -222,7 +222,7 @@ def _find_parts(
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
     """Yields a breakdown of a thread's time for each pair of local root name and trace.
 
-    The breakdown covers the time from the first to the last sample of the pair.
+    A breakdown covers the time from the first to the last sample with that local root and trace.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):

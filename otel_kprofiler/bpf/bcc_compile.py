@@ -1,9 +1,9 @@
 """Compiles programs with bcc and writes their instructions to standard output.
 
-:mod:`otel_kprofiler.bpf.bcc` runs this file with the Python that bcc is installed for, which may be
-older than ours. The arguments are the directory of bcc's package, comma-separated C functions, and
-compiler flags. The source is read from standard input. Prints a line of hexadecimal digits for each
-function.
+:mod:`otel_kprofiler.bpf.bcc` runs this file with the Python version for which bcc is installed,
+which may be older than the versions that this package supports. The arguments are the directory of
+bcc's package, comma-separated C functions, and compiler flags. The source is read from standard
+input. Prints a line of hexadecimal digits for each function.
 """
 
 import importlib.util

@@ -41,7 +41,8 @@ class ObjectSpec(NamedTuple):
         map_entries: ``max_entries`` (bytes for a ring) by map, for maps without a fixed size.
         log_level: level of the verifier's log, which is logged at INFO: 0 for rejections only, 1
             for the state at each instruction, 2 for all branches too.
-        constants: contents of read-only data sections, by name. Only the libbpf loader sets them.
+        constants: contents of read-only data sections, by name; only the libbpf loader sets these
+            constants.
         maps_of: an object loaded from the same file. The new object shares its maps, and
             ``map_entries`` is ignored. Only the libbpf loader supports this.
     """

@@ -34,7 +34,7 @@ class LockOffsets(NamedTuple):
 
 
 def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
-    """Returns the offsets in a kernel's structs; None if the kernel lacks lock tracepoints."""
+    """Returns the offsets of struct members; None if the kernel lacks lock tracepoints."""
     if types.arguments("contention_begin") is None or types.arguments("contention_end") is None:
         return None
     pid = types.offset("task_struct", "pid")

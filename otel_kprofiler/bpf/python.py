@@ -33,7 +33,7 @@ class PythonLayout(NamedTuple):
             end of the chunk's used part and the end of the chunk.
         cframe_frame: pointer to the current frame.
         frame_bytes: number of bytes to read from a frame, up to its variables.
-        frame_code: pointer to the code object. The lowest two bits of the pointer may be set.
+        frame_code: pointer to the code object; the lowest two bits of this pointer may be set.
         frame_previous: pointer to the caller's frame.
         frame_instruction: pointer to the current or last executed instruction.
         frame_owner: byte that shows what owns the frame's memory: 1 for a generator.

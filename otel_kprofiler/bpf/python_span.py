@@ -89,5 +89,5 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Make the program find spans through ``path`` instead of thread slots. Raises ``OSError``."""
+    """Make the BPF program find spans through ``path``, not thread slots. Raises ``OSError``."""
     update_map(map_fd, _FIRST, pack_span_path(path))

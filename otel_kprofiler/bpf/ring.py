@@ -135,7 +135,7 @@ class RingReader:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields each submitted record's start and end. Raises ``ValueError`` if one is truncated."""
+    """Yields the bounds of submitted records. Raises ``ValueError`` if a record is truncated."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:

@@ -122,7 +122,7 @@ def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _parse_ids(labels: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-    """Returns the trace id and span id in labels. Both are zeros unless both labels are valid."""
+    """Returns the trace id and span id in labels; both zeros unless both labels are valid."""
     trace, span = labels.get(TRACE_LABEL, b""), labels.get(SPAN_LABEL, b"")
     if (
         len(trace) != _TRACE_DIGITS

@@ -158,7 +158,7 @@ AARCH64: Final = Processor(
 )
 
 PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
-"""The properties of each processor, by ``platform.machine()``."""
+"""Properties of each processor architecture, keyed by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
 """Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h), which grows with arm64's page size."""
@@ -203,7 +203,7 @@ _FORMER: Final = {
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
-"""The names that struct members have in older kernels."""
+"""Names of struct members in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 

@@ -212,7 +212,7 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait's start or end. For a start, the sample's value is the start time."""
+    """A record of a wait's start or end. The sample's value in a start record is the start time."""
 
     sample: RawSample
     end: WaitEnd | None

@@ -26,7 +26,7 @@ class Moment:
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Returns the moment as Unix time, given the times of the profile's first sample and end.
+        """Returns the moment as Unix time, given the profile's first sample time and end time.
 
         A time of day refers to the day of the first sample.
         """

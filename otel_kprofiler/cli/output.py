@@ -1,4 +1,4 @@
-"""Chooses the format and name of an output file, and checks its path before the recording."""
+"""Chooses an output file's format and name, and checks its path before recording starts."""
 
 from __future__ import annotations
 

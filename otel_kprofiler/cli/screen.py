@@ -227,7 +227,7 @@ class Screen:
 
 
 def _open_input() -> int:
-    """Opens the terminal that keys are read from: standard input, or else ``/dev/tty``."""
+    """Opens the terminal from which keys are read: standard input, or otherwise ``/dev/tty``."""
     if sys.stdin is not None and sys.stdin.isatty():
         return os.dup(sys.stdin.fileno())
     try:

@@ -19,13 +19,16 @@ class _File(Protocol):
         """Yields the file's identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address. Return False if there is no function."""
+        """Print the function at an address. Return False if no function contains the address."""
 
     def find_starts(self, name: str) -> Iterator[int]:
         """Yields the addresses that ``name`` stands for in an expression such as ``name+0x10``."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the functions called ``name``, with addresses. Return False if there are none."""
+        """Print the functions called ``name``, with addresses.
+
+        Return False if no function matches.
+        """
 
 
 class ElfFiles:

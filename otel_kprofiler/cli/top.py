@@ -162,7 +162,7 @@ def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> Profil
 
 
 class Live:
-    """Samples this host continuously, until the context is left.
+    """Samples this host continuously until the context exits.
 
     Attributes:
         sliding: the last few seconds of samples.
@@ -259,7 +259,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Converts the options that select targets on this host to a filter on a table's samples."""
+    """Converts the options that select targets on this host into a filter for a table's samples."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,

@@ -92,7 +92,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether a pattern matches only functions. Names of other frames start with ``[``."""
+    """Returns whether a pattern matches only functions. Placeholder names start with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 

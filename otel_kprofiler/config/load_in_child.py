@@ -69,7 +69,7 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read a file in a new interpreter. Return a function that waits for the pickled result.
+    """Read a file in a new interpreter process. Return a function that awaits the pickled result.
 
     The interpreter does not import from the working directory, because other users may write to it.
     """

@@ -46,7 +46,7 @@ class Exporter(Section, ABC):
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Returns the fields of a section by their keys in the file."""
+    """Returns a section's fields, indexed by their keys in the configuration file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 

@@ -116,7 +116,7 @@ class ProfilesPipeline(Section):
 
 
 class Pipelines(Section):
-    """The agent's pipelines. There is only one, for profiles."""
+    """The agent's pipelines; only profiles are supported."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINES
 

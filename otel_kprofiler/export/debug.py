@@ -18,7 +18,7 @@ class Verbosity(enum.Enum):
     NORMAL = "normal"
     """Adds the time interval of the batch, and the bytes per sample."""
     DETAILED = "detailed"
-    """Adds the number of samples of each profile, by kind."""
+    """Adds the number of samples in each profile, by kind."""
 
 
 class DebugExporter(ProfileExporter):

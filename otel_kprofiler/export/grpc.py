@@ -39,7 +39,7 @@ RETRYABLE: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""The codes that OTLP calls retryable, besides RESOURCE_EXHAUSTED with RetryInfo."""
+"""The codes that OTLP defines as retryable, besides RESOURCE_EXHAUSTED with RetryInfo."""
 _TOO_LARGE: Final = re.compile(
     r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
     r"|message length too large|status: 413|(payload|entity) too large",
@@ -59,7 +59,7 @@ _TOO_LARGE_CODES: Final = frozenset(
 _MIN_LIMIT_BYTES: Final = 1024
 """Smallest number in an error message that is interpreted as a size limit, in bytes."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""gRPC core's message for a response above our limit. The server has accepted the request."""
+"""gRPC core's message for a response above our limit; the server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),

@@ -39,7 +39,7 @@ _GZIP_WINDOW_BITS: Final = 47
 
 
 class Body(NamedTuple):
-    """The body of a response; empty, with a ``problem``, if it was not received or decoded."""
+    """The body of a response; empty, with a ``problem``, if it could not be received or decoded."""
 
     content: bytes
     problem: str = ""
@@ -68,7 +68,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Some servers use a content encoding without being asked."""
+    """Some servers apply a content encoding that the client did not request."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body

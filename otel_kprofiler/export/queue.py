@@ -7,7 +7,7 @@ samples. The counts are exact at every instant, for each kind of sample::
     accepted + carried = exported + all lost + queued
 
 With a spool, a batch that cannot reach the receiver stays queued until the batch is too old or its
-disk space is needed. Any other outcome of an export is final.
+disk space is needed. All outcomes of an export except an unreachable receiver are final.
 """
 
 import logging

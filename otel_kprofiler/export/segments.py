@@ -80,7 +80,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Sample totals over the spool's lifetime, as stored in *mark* records. They never decrease.
+    """Monotonic sample totals over the spool's lifetime, as stored in *mark* records.
 
     Attributes:
         settled: number of the last batch that was delivered or lost.

@@ -89,8 +89,9 @@ class Spool:
         damaged: number of samples from earlier runs that can no longer be read, by kind.
         earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
-        unknown_since_unix_ns: 0 if the previous run closed the log. If that run was killed, the
-            time after which its number of samples is unknown, or 1 if this time is unknown, too.
+        unknown_since_unix_ns: 0 if the previous run closed the log. If the previous run was killed,
+            the time after which its number of samples is unknown, or 1 if even that time is
+            unknown.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from otel_kprofiler.text import escape_controls
 
 
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
-    """Returns stacks as ``process;outermost;…;leaf count``, sorted, one line each.
+    """Returns stacks as sorted lines of the form ``process;outermost;…;leaf count``.
 
     Suffixes follow stackcollapse-perf.pl, and flamegraph.pl derives colors from them: ``_[k]`` for
     kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, and none for

@@ -74,4 +74,4 @@ FORMATS: Final = [
     OutputFormat("firefox", ".firefox.json", firefox, "open {} at https://profiler.firefox.com"),
     OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
 ]
-"""All formats, in the order that ``record --help`` lists them."""
+"""All formats, in the order in which ``record --help`` lists them."""

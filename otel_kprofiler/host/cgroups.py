@@ -68,8 +68,8 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
     """Find the mounted cgroup nearest to the root of the cgroup v2 hierarchy.
 
-    Returns None if no cgroup is mounted, or if a cgroup namespace hides the cgroup's depth. Raises
-    ``OSError`` if the mounts cannot be read.
+    Returns None if no cgroup v2 hierarchy is mounted, or if a cgroup namespace hides the depth of
+    the mounted cgroup. Raises ``OSError`` if the mounts cannot be read.
     """
     own_level = _find_own_level(files)
     if own_level is None:
@@ -118,7 +118,7 @@ def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
 
 
 def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
-    """Yields all cgroups below a cgroup, parents first; at most 20,000."""
+    """Yields all descendants of a cgroup, parents first; at most 20,000."""
     rest, left = [root], _MOST
     while rest and left:
         above = rest.pop()

@@ -22,7 +22,7 @@ _MIB: Final = 1 << 20
 
 
 class _Files(NamedTuple):
-    """The names of the memory control files of a cgroup version."""
+    """Names of the memory control files in a cgroup version."""
 
     limits: tuple[str, ...]
     usage: str

@@ -32,7 +32,7 @@ class ContainerNames(NamedTuple):
 
     Attributes:
         name: name in Docker or podman.
-        pod_container: name within the Kubernetes pod.
+        pod_container: the container's name within the Kubernetes pod.
         pod: name of the pod, not its UID.
     """
 

@@ -31,7 +31,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the effective user id of a process; returns any other owner unchanged."""
+    """Returns the effective user id for a process id, and any other owner unchanged."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
@@ -46,8 +46,8 @@ class FairQueue(Generic[T]):
     costs, the one that has waited longest is next.
 
     All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is
-    reserved for owners that had no turn in the last minute. These owners need not wait while the
-    remaining share pays for another owner's expensive work.
+    reserved for owners that had no turn in the last minute, so that they need not wait while the
+    rest of the share pays for another owner's expensive work.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether ``/proc/kallsyms`` shows any addresses. Per-CPU symbols may be at 0."""
+    """Returns whether ``/proc/kallsyms`` shows any addresses; those of per-CPU symbols may be 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

@@ -199,8 +199,7 @@ class LimitedChildren:
     def end_idle(self, after_s: float = 0.0) -> float | None:
         """End children that have waited for a file for ``after_s`` seconds.
 
-        Returns the seconds until the next of the other waiting children is due; None if there are
-        none.
+        Returns the seconds until another waiting child is due; None if no child is waiting.
         """
         with self._lock:
             now_s = time.monotonic()

@@ -255,7 +255,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
     """Returns whether a file is the requested one.
 
-    Inode, size, modification time and device must match, because inode numbers are reused
+    Inode, size, modification time and device must match, because inode numbers may be reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
     the inode's device. The device is then ignored if the request has a size, or if the file was
     opened through ``map_files`` (``mapped``).

@@ -33,7 +33,7 @@ class PatientChildren:
         self._left: list[tuple[int | None, float, MeteredChild]] = []
 
     def check(self, device: int) -> None:
-        """Raise ``DeviceHangs`` if a device hangs, or if too many children are abandoned."""
+        """Raise ``DeviceHangs`` if a device hangs, or if too many children have been abandoned."""
         with self._lock:
             now_s = time.monotonic()
             self._left = [

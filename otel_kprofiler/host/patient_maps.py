@@ -52,7 +52,7 @@ class PatientMaps:
         return self._files.open_reference_in(root, path)
 
     def stop(self) -> None:
-        """Make all threads end, without waiting for those that are blocked."""
+        """Stop all threads, without waiting for those that are blocked."""
         self._calls.stop()
 
     def _call(self, path: str, read: Callable[[], ValueT]) -> ValueT:

@@ -81,8 +81,8 @@ class Privileges:
     def reduce_this_thread(self) -> tuple[str, ...]:
         """Drop the capabilities that the sampling thread does not need, or all if ``drop_all``.
 
-        If ``drop_all``, returns those dropped capabilities that a feature needs (:data:`PURPOSES`).
-        Raises ``OSError`` if the kernel refuses.
+        If ``drop_all`` is set, returns the dropped capabilities that a feature needs
+        (:data:`PURPOSES`). Raises ``OSError`` if the kernel refuses.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)

@@ -19,7 +19,7 @@ LENGTH: Final = struct.Struct("<Q")
 MAX_REQUEST_BYTES: Final = 1 << 16
 _CHUNK_BYTES: Final = 1 << 16
 _RECEIVED: Final = b"\x04"
-"""Reported in place of standard error when a reply is complete, as by a child that succeeds."""
+"""Returned in place of standard error for a complete reply, to mark success."""
 
 
 class ServedChild(MeteredChild):

@@ -2,9 +2,9 @@
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
 The kernel throttles (stops) the event when the count reaches ``perf_event_max_sample_rate`` per
-tick, rounded up. The next tick restarts the event with a full period. With a limit of one sample
-per tick, some kernels, such as 6.18, stop the event after each sample. Every sample is then taken
-one period after a tick.
+tick, rounded up. The next tick restarts a throttled event with a full period. With a limit of one
+sample per tick, some kernels, such as 6.18, stop the event after each sample. Every sample is then
+taken one period after a tick.
 """
 
 import time
@@ -27,7 +27,7 @@ def get_tick_rate() -> int:
 
 
 def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the lowest ``perf_event_max_sample_rate`` that avoids throttling at this rate."""
+    """Returns the lowest ``perf_event_max_sample_rate`` that avoids throttling at a given rate."""
     samples_per_tick = -(-samples_per_second // tick_rate)
     return int(samples_per_tick) * tick_rate + 1
 

@@ -1,8 +1,8 @@
 """Parses ``_Py_DebugOffsets``, which holds offsets for debuggers in CPython 3.13 and later.
 
-The struct is at the start of ``_PyRuntime``, so it can be read from the interpreter's file. It is
-declared in Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later).
-Only new minor versions insert members.
+The struct is at the start of ``_PyRuntime``, so it can be read from the interpreter's file. The
+struct is declared in Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and
+later). Only new minor versions insert members.
 """
 
 import struct

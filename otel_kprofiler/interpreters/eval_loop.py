@@ -1,9 +1,9 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the split part's symbol. The cold part is therefore found through the
-loop's jumps into it. The cold part's bounds are taken from the unwind information (Linux Standard
-Base, "Exception Frames").
+loop), and stripping removes the split part's symbol. The cold part is therefore found by following
+the loop's jumps. The cold part's bounds are taken from the unwind information (Linux Standard Base,
+"Exception Frames").
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Registers CPython processes so that their frames are read, until they exit."""
+"""Registers CPython processes, so that the BPF program reads their frames until they exit."""
 
 import contextlib
 import functools

@@ -93,7 +93,7 @@ class ExporterAccount(NamedTuple):
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples from windows closed while the exporter was not configured.
         carried: samples from earlier runs that were in the spool at startup.
-        carried_lost: the number of samples in ``lost`` that earlier runs took.
+        carried_lost: the number of samples in ``lost`` that were recorded by earlier runs.
         unknown_since_unix_ns: as in :class:`StreamTotals`.
         kinds: accounts by sample kind; empty in the account of a single kind.
         earlier_samples: samples of a single kind that earlier runs left in the spool.

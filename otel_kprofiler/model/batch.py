@@ -27,7 +27,7 @@ class UnnamedFrames(enum.Enum):
     """How frames without a function name are written."""
 
     ADDRESSES = "addresses"
-    """Frames have a file and an address, but no function. Back ends resolve the names."""
+    """Frames have a file and an address, but no function; back ends resolve the names."""
     NAMES = "names"
     """Frames are given a function name made of their file, address and reason, such as
     ``vmlinux+0x40 [no_symbol]``, for back ends that drop frames without a function."""

@@ -108,7 +108,7 @@ class RawSample(NamedTuple):
         return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
 
     def words(self, kind: SideKind) -> bytes:
-        """Returns the words of a side; empty if not collected."""
+        """Returns the words of a stack side; empty if the side was not collected."""
         return next((side.words for side in self.sides if side.kind is kind), b"")
 
 

@@ -94,7 +94,7 @@ class Module:
             ``.text`` section for a module, the start of the image for BPF. 0 for a user object,
             whose addresses are SVMAs of its ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
-            segment that contains the frames, in whole pages.
+            segment that contains the frames, rounded to whole pages.
         generation: serial number, which distinguishes a reloaded module from the unloaded one.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of ``ranges``.

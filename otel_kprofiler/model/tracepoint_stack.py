@@ -18,7 +18,7 @@ class TracepointStacks:
         self._cut: dict[Stack, Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """Returns the stack without the sampler's frames; other stacks stay unchanged."""
+        """Returns the stack without the sampler's frames; the same object if there are none."""
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(_cut_side, stack.sides))

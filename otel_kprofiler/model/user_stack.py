@@ -83,7 +83,8 @@ class FrameSource(enum.IntEnum):
     FRAME_POINTER = 2
     """Found by frame pointer. The return address follows a call. The callee may be missing."""
     GUESS = 3
-    """Caller of a leaf without an unwind entry. The address on top of the stack follows a call."""
+    """Caller of a leaf without an unwind entry. The top of the stack holds an address that follows
+    a call."""
     SIGNAL = 4
     """Code interrupted by a signal, found in the registers that the kernel saved."""
     DISASSEMBLY = 5

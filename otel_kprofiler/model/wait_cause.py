@@ -122,7 +122,7 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     " do_jobctl_trap",
 }
 """Functions that imply a cause if the thread waits in them or their callees. If the stack contains
-several of these functions, the innermost decides."""
+several of these functions, the innermost one determines the cause."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -192,7 +192,7 @@ def find_cause(
         state: why the thread is off the CPU.
         kernel: names of the kernel functions on the thread's stack, leaf first; compiler suffixes
             (``.isra.0``) are ignored. Empty if hidden or unknown.
-        user: names of the native functions on the thread's stack, in the same form.
+        user: names of the native functions on the thread's stack; compiler suffixes are ignored.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the thread's cgroup has used up its CPU quota.
     """

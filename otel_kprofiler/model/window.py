@@ -160,7 +160,7 @@ class Window:
     """A reporting interval, with a profile for each kind that was sampled.
 
     All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
-    a window, so that ``period_ns`` holds for all samples of a profile.
+    a window, so that ``period_ns`` applies to all samples of a profile.
     """
 
     start_unix_ns: int

@@ -38,7 +38,7 @@ MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """On locations without a function name: the reason, as an ``Unresolved`` member in lower case."""
 FUNCTION_START: Final = "otel_kprofiler.function.start"
-"""On locations in a nameless function with known bounds: its start address, an integer."""
+"""On locations in unnamed functions with known bounds: the start address (an integer)."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """On locations that unwind tables alone did not find: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
@@ -120,7 +120,7 @@ LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning. Any other, except ``otel_kprofiler.*``, is a label."""
+"""Sample attributes with a defined meaning. Others, except ``otel_kprofiler.*``, are labels."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}

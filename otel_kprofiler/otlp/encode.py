@@ -79,7 +79,7 @@ class _Owner(NamedTuple):
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """The types of the values, compared as well because ``1 == True``."""
+    """The types of the attribute values, which are also compared because ``1 == True``."""
     schema_url: str
 
 

@@ -31,7 +31,7 @@ _HISTOGRAM: Final = b"\x4a"
 
 
 def encode_metrics(metrics: MetricsData) -> bytes:
-    """Encodes sums, gauges and histograms as a request. Raises ``TypeError`` for other metrics."""
+    """Encodes sums, gauges and histograms as a request; raises ``TypeError`` for other metrics."""
     return _repeated(b"\x0a", map(_resource_metrics, metrics.resource_metrics))
 
 

@@ -36,7 +36,7 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
     """Add functions to locations, and remove the attributes that explain missing names.
 
     All indices of the message must be within its tables. ``tree`` is the JSON that the message was
-    parsed from, and is changed in the same way; None for protobuf. ``lines`` maps location indices
+    parsed from, and receives the same changes; None for protobuf. ``lines`` maps location indices
     to functions, innermost inlined function first.
     """
     if not lines:
@@ -154,7 +154,7 @@ def _camel(name: str) -> str:
 
 
 def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
-    """Remove ``candidates`` without references from a table, and renumber the other entries."""
+    """Remove unreferenced ``candidates`` from a table, and renumber the remaining entries."""
     used = {index for name, index in find_references(message) if name == table}
     unused = sorted(candidates - used - {0})
     if not unused:

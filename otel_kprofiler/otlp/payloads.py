@@ -100,7 +100,7 @@ def refuse(error: PayloadError) -> None:
 
 
 def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payload]:
-    """Parse serialized requests of any of the three forms.
+    """Parse serialized requests in any supported form (see the module's docstring).
 
     JSON may also be a single document spanning several lines. ``on_damage`` is called for each
     unreadable message. If it returns, the message is skipped. By default, raises ``PayloadError``

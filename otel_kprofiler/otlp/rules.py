@@ -95,7 +95,7 @@ class Contents:
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """Returns the string at an index, cut if long; empty for 0 (unset) or beyond the table."""
+        """Returns the string at an index, truncated if long; empty if the index is 0 or invalid."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:
@@ -111,7 +111,7 @@ class Contents:
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 
     def key_values(self) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-        """Yields the path of each resource and scope, with its attributes as keys and KeyValues."""
+        """Yields the path and the attributes (key and KeyValue) of each resource and scope."""
         for where, value in self.resources:
             yield f"{where}.resource", self._resolved(value.resource.attributes)
         for where, value in self.scopes:

@@ -129,7 +129,7 @@ def _serialize(message: Any, form: Form) -> bytes:
 
 
 def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
-    """Write ids in hexadecimal, as OTLP requires in JSON. Other bytes remain in base64."""
+    """Write ids in hexadecimal, as OTLP requires in JSON. Other byte fields remain in base64."""
     for name in names:
         if name in node:
             node[name] = base64.b64decode(node[name]).hex()

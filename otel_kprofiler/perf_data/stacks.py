@@ -32,8 +32,8 @@ _SIDES: Final = {
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""The side of the addresses that follow a marker, kernel or user. Addresses after any
-other marker belong to guests, and are omitted.
+"""The side (kernel or user) of the addresses that follow a marker. Addresses after a marker not
+listed here belong to guests, and are omitted.
 """
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"

@@ -174,7 +174,10 @@ class _Recording:
             )
 
     def window(self, offset_ns: int) -> Window:
-        """Returns all samples as a window. Adding ``offset_ns`` to their times gives Unix time."""
+        """Returns all samples as a window.
+
+        ``offset_ns`` is added to sample times to get Unix time.
+        """
         profiles: dict[ProfileKind, Profile] = {}
         for index, event in enumerate(self.events):
             if event.times:

@@ -37,7 +37,7 @@ GROUP_NS: Final = 50_000
 CONTEXT_BYTE_NS: Final = 300
 """Cost of a group per byte of its thread context; the minimum per group is ``GROUP_NS``."""
 MAX_PROCESSES: Final = 4096
-"""Maximum number of processes, and of groups, whose costs are remembered."""
+"""Maximum number of processes, and of groups, whose costs are tracked."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 

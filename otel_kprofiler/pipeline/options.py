@@ -27,7 +27,8 @@ class PipelineOptions:
         grain: the unit that each Resource describes. Resources are merged when a window closes.
         leaves_out_self_profiled: whether windows exclude the on-CPU samples of processes that
             sample themselves. These samples are counted as lost.
-        limits_processes: whether to coarsen the samples of processes that exceed their budget.
+        limits_processes: whether to reduce the detail of samples of processes that exceed their
+            budget.
     """
 
     whole_sink: Callable[[Window], None] | None = None

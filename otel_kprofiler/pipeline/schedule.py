@@ -38,6 +38,6 @@ class WindowSchedule:
 
 
 LIVE_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""One window each second for live displays, but the first window sooner."""
+"""For live displays: one window per second, but a shorter first window."""
 WHOLE_RECORDING: Final = WindowSchedule(2**62)
 """A single window, closed at the end of the recording."""

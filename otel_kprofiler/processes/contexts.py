@@ -201,7 +201,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read what a process publishes. Runs in a separate thread, because reading may hang."""
+        """Read a process's claims. Runs in a separate thread, because reading may hang."""
         claims = None
         try:
             claims = self._read_claims(key)
@@ -303,7 +303,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Reads a process's stat file. Raises ``ProcessLookupError`` after an exit or execve(2)."""
+        """Reads ``/proc/PID/stat``. Raises ``ProcessLookupError`` after an exit or execve(2)."""
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")

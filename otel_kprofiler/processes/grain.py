@@ -71,7 +71,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Merges a window's Resources that are equal in the attributes kept at ``grain``.
+    """Merges a window's Resources that have equal attributes at ``grain``.
 
     The samples stay the same. ``window`` must contain a Resource for each process. ``common``
     contains the names of the attributes that all Resources have.

@@ -40,5 +40,5 @@ class HangingProcesses:
         return True
 
     def stop(self) -> list[threading.Thread]:
-        """Make all threads exit, and return the threads, so that the caller can join them."""
+        """Signal all threads to exit, and return the threads for the caller to join."""
         return self._calls.stop()

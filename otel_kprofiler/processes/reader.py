@@ -78,7 +78,7 @@ class ProcessReader:
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
         """Returns the attributes of the sampled program, as read from any process that ran it.
 
-        A child runs its parent's program until it calls execve(2), often too briefly to be read.
+        Between fork and execve(2), a child runs its parent's program, often too briefly to be read.
         """
         comm, program = self._programs.get(_identify(sample), (b"", {}))
         return program if sample.tid != sample.tgid or sample.comm == comm else {}

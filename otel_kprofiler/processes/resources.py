@@ -359,7 +359,7 @@ class ProcessResources:
             self._contexts.close()
 
     def remarks(self) -> list[str]:
-        """Returns why contexts are not read, as lines for reports, one line per reason."""
+        """Returns the reasons why contexts are not read, one report line per reason."""
         return self._contexts.unread.remarks() if self._contexts else []
 
     def count_unread(self) -> dict[str, int]:

@@ -55,8 +55,8 @@ def leave_out_self_profiled(
     """Removes on-CPU samples of processes that sample themselves, and counts the samples as lost.
 
     The window must contain a Resource for each process. ``others`` are the Resources of processes
-    that sampled themselves in part of the window. Returns the window, and the number of excluded
-    samples of each kind.
+    that sampled themselves during part of the window. Returns the window, and the number of
+    excluded samples of each kind.
     """
     left = SampleCounts()
     profiles = [

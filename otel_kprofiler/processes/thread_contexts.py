@@ -112,8 +112,8 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
     """Returns the attribute names by number; None if the thread contexts are not supported.
 
-    Names that are too long for labels become empty. Names reserved for samples also become empty,
-    except the name of the local root.
+    A name becomes empty if it is too long for a label, or if it is reserved for sample attributes
+    other than the local root.
     """
     if extra.get(SCHEMA) not in SCHEMAS:
         return None
@@ -322,7 +322,10 @@ class PublishedThreads:
             self._names.popitem(last=False)
 
     def release(self, key: ProcessKey) -> None:
-        """Stop reading the thread contexts of a process. Earlier samples can still be decoded."""
+        """Stop reading the thread contexts of a process.
+
+        Samples taken earlier can still be decoded.
+        """
         if self._registered.get(key.tgid) == key:
             del self._registered[key.tgid]
             self._not_before.pop(key, None)

@@ -81,7 +81,7 @@ _MACHINES: Final = {
 
 
 class _Vector(NamedTuple):
-    """A libc's dynamic thread vector: the entry size, and the offsets of length and address."""
+    """A libc's dynamic thread vector: its entry size, and the offsets of its length and address."""
 
     stride: int
     length_at: int

@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
-There are two streams. ``uevents`` contains the kernel's module uevents, each with the boottime at
-which it was received. ``modules`` contains the results of each poll, as a JSON list of
+The recording contains two streams. ``uevents`` contains the kernel's module uevents, each with the
+boottime at which it was received. ``modules`` contains the results of each poll, as a JSON list of
 :class:`ModuleReading`.
 """
 

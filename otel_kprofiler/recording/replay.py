@@ -53,7 +53,7 @@ class ReplaySampler:
         """Return at once."""
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Return at once."""
+        """Return immediately."""
         return True
 
     def wake(self) -> None:

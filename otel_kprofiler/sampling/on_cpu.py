@@ -255,7 +255,8 @@ class EbpfSampler(ForkAware):
     def wait_new(self, least_s: float, most_s: float) -> None:
         """Block until a process that started after the last :meth:`drain` has been sampled.
 
-        If waits are followed, or start times are unknown, blocks for ``least_s`` seconds.
+        If waits are sampled, or start times are unknown, this method blocks for ``least_s``
+        seconds.
         """
         attached = self._attachment()
         if attached.waits is None and attached.knows_start_times:

@@ -48,8 +48,8 @@ class SamplerConfig:
         max_table_bytes: maximum size of a file's unwind table. Larger tables are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the
             first sample. The limit is extended by up to half if listing the programs takes too
-            long. At 0, tables are loaded on demand, too late for the first sample that requires
-            them.
+            long. If 0, tables are loaded on demand, too late for the first sample that requires a
+            table.
         preload_paths: additional files whose tables are loaded before the first sample, such as
             those of a command that starts later (:meth:`HeldCommand.find_files`).
         python_frames: maximum number of Python frames in stacks of registered processes
@@ -60,8 +60,8 @@ class SamplerConfig:
         target_comms: thread or process names to sample; empty for all. A process has the name
             of its main thread. Only the first 15 bytes of a name are compared. Process names
             require BTF.
-        target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each is a tuple
-            of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
+        target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each cgroup is
+            a tuple of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
         min_process_age_ns: minimum age of sampled processes. Without BTF, ages are
             unknown, and all processes are sampled.
         max_ring_bytes: maximum ring size, regardless of other settings.
@@ -69,8 +69,8 @@ class SamplerConfig:
         drain_interval_s: intended interval between calls to ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). Idle-task samples with a frame in one of these
-            ranges belong to an interrupt and are kept. If there are no ranges, all samples of the
-            idle task are dropped.
+            ranges belong to an interrupt and are kept. If ``interrupt_ranges`` is empty, all
+            samples of the idle task are dropped.
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
         span_path: location of the current span in this process's threads, used if the loader

@@ -76,7 +76,7 @@ class UnwindPlan(NamedTuple):
 def plan_unwinding(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> UnwindPlan | None:
-    """Plans unwinding with tables; returns None if it is off or not supported on this host."""
+    """Plans table-based unwinding; returns None if it is off or not supported on this host."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())

@@ -64,7 +64,7 @@ class WaitJoiner:
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: number of samples minus the number of records of sampled waits. Negative if many
+        added: number of samples minus the number of records of sampled waits; negative if many
             records are excluded.
         lasting_threshold_ns: threshold, in nanoseconds, that :meth:`sample_lasting` last used.
     """

@@ -15,7 +15,7 @@ from otel_kprofiler.sdk.pacing import Pacer
 def name_entries(window: Window) -> Window:
     """Returns the window, with the system call or interrupt of each kernel sample as an attribute.
 
-    User-mode samples, and kernel samples without function names, are given no attribute.
+    User-mode samples, and kernel samples without function names, do not receive this attribute.
     """
     labels_of_stacks: dict[int, LabelSet] = {}  # by id(stack); the window keeps stacks alive
 

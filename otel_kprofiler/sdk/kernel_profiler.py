@@ -198,7 +198,8 @@ class KernelProfiler(ForkAware):
         If profiling is impossible, ``warn`` logs the reason and the fix. ``raise`` raises an error.
 
         Raises:
-            ConfigError: the environment has invalid values. The message lists all problems.
+            ConfigError: an environment variable has an invalid value. The message lists all
+                problems.
             HostError: this host cannot be profiled, or this user may not profile it.
             SamplerError: the BPF program cannot be loaded.
             ExportError: an exporter cannot be opened.

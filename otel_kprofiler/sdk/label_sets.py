@@ -139,7 +139,7 @@ def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
 
 
 def check_name(name: Any) -> None:
-    """Raise ``ValueError`` if this is not a valid label name."""
+    """Raise ``ValueError`` if ``name`` is not a valid label name."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_LABEL_NAME_CHARS:
         raise ValueError(f"a label name must be a string of 1 to 100 characters: {name!r}")
     if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):

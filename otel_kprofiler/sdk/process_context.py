@@ -176,7 +176,8 @@ def publish_process_context(
             the parent has this attribute.
 
     Raises:
-        HostError: the kernel denies the mapping, or the name that readers search for.
+        HostError: the kernel refuses to create the mapping, or to give it the name that readers
+            search for.
     """
     forks.catch_up()
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))
@@ -204,9 +205,9 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
-    If ``keys`` is None, the announcement is withdrawn. If there is no process context yet, one with
-    the ``resource`` attributes is published, unless ``resource`` is None. Raises ``HostError`` if
-    publishing fails.
+    If ``keys`` is None, an earlier announcement is withdrawn. If there is no process context yet,
+    one with the ``resource`` attributes is published, unless ``resource`` is None. Raises
+    ``HostError`` if publishing fails.
     """
     forks.catch_up()
     with _publisher.lock:

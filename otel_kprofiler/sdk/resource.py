@@ -23,7 +23,7 @@ class ServiceResource:
     """Follows the current Resource of the service's other signals.
 
     The providers of other signals may be set late. In a forked child, the SDK changes the
-    ``service.instance.id`` of these signals' Resource, and profiles adopt the new id.
+    ``service.instance.id`` in the Resource of the other signals, and profiles adopt the new id.
 
     Args:
         given: an explicit Resource. The default is the other signals' Resource, or the result of

@@ -92,5 +92,5 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Delay SIGTERM until the export at exit is done. A second SIGTERM takes effect at once."""
+    """Delay SIGTERM until the export at exit is done. A second SIGTERM takes effect immediately."""
     return contextlib.nullcontext() if _installed is None else _installed.put_off()

@@ -1,8 +1,8 @@
 """Follows the path from a thread's state to its current span in memory, as the sampler does.
 
 :mod:`.span_path` uses this module to compare the path with the interpreter's view before the
-sampler follows it. The structs are those of CPython 3.11 to 3.14 (pycore_context.h, Python/hamt.c,
-pycore_dict.h and Objects/dictobject.c). ``python_span.bpf.h`` reads the same fields.
+sampler follows the path. The structs are those of CPython 3.11 to 3.14 (pycore_context.h,
+Python/hamt.c, pycore_dict.h and Objects/dictobject.c). ``python_span.bpf.h`` reads the same fields.
 """
 
 import ctypes

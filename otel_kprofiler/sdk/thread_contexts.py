@@ -78,7 +78,7 @@ class _Attributes:
 
 
 class _Writer:
-    """Writes this process's thread contexts; ``problem`` says why it cannot. Thread-safe."""
+    """Writes this process's thread contexts, unless ``problem`` prevents writing. Thread-safe."""
 
     def __init__(self) -> None:
         self.problem = ""

@@ -12,8 +12,8 @@ class BoundedCache(dict[K, V]):
 
     If ``weigh`` is given, ``max_weight`` also limits the total weight of the keys. Values belong to
     a young or an old generation. When the young generation reaches half of the limit, it replaces
-    the old one. A hit in the old generation moves the value to the young one. Two threads may
-    compute the same value at the same time. The cache then keeps only one of the results.
+    the old one. A hit in the old generation moves the value to the young one. If two threads
+    compute the same value at the same time, the cache keeps only one of the results.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")

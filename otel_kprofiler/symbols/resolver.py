@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the total size of cached raw stacks. The resolved stacks use three times as much."""
+"""Limit on the total size of cached raw stacks. Resolved stacks use three times as much memory."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
@@ -64,7 +64,7 @@ class SideResolver(Protocol[StateT]):
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolves one side of a raw stack in the given state. The result must be immutable."""
+        """Resolves a raw stack side in a state from :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
@@ -116,11 +116,11 @@ class RawAddresses(Stateless):
 
 
 class StackResolver:
-    """Resolves samples' stacks, with a resolver for each side. Only one thread may use it.
+    """Resolves the stacks of samples, using one resolver per stack side.
 
-    The sides of a stack are its kernel, native and Python frames. Addresses on sides without a
-    resolver stay unresolved. The resolvers are closed with this object. ``arrange`` puts the sides
-    of a stack into calling order.
+    Only one thread may use it. The sides of a stack are its kernel, native and Python frames.
+    Addresses on sides without a resolver stay unresolved. The resolvers are closed with this
+    object. ``arrange`` puts the sides of a stack into calling order.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that maps a sample to its states in all resolvers."""
+    """Returns a function that combines a sample's states in all resolvers into one state."""
     return (
         states[0]
         if len(states) == 1

@@ -33,7 +33,7 @@ class ReadMethod(enum.Enum):
 
 
 class Reading(NamedTuple):
-    """Symbols that were read: all symbols, or only BPF programs."""
+    """Symbols that were read: all symbols, or only those of BPF programs."""
 
     action: KsymbolAction
     symbols: tuple[Ksymbol, ...]

@@ -252,7 +252,7 @@ def read_info(fd: int, info: Any) -> None:
 
 @contextmanager
 def open_program(number: int) -> Iterator[int | None]:
-    """Opens a descriptor of a program; None if it was unloaded. Raises ``OSError``."""
+    """Opens a descriptor for a program; None if the program was unloaded. Raises ``OSError``."""
     try:
         fd = bpf_call(_PROG_GET_FD_BY_ID, _IdAttributes(number))
     except FileNotFoundError:

@@ -44,13 +44,13 @@ def _find_targets(word: int) -> tuple[int, ...]:
 
 
 def _is_general(word: int) -> bool:
-    """Returns whether a vector or floating-point instruction may write a general register."""
+    """Returns whether a vector or floating-point instruction may write to a general register."""
     converts = word & 0x5F200000 == 0x1E000000 or word & 0x5F20FC00 == 0x1E200000
     return converts or word & 0xBFE0EC00 == 0x0E002C00  # SMOV, UMOV
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether destination register 31 is SP. Does not support loads and stores."""
+    """Returns whether destination register 31 is SP. Loads and stores are not supported."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000

@@ -1,9 +1,9 @@
 """Follows x86-64 machine code to find where the return address is on the stack at each instruction.
 
-A function begins and ends with its return address on top of the stack. In between, the distance
-from the stack pointer to the return address is computed along the control flow: forwards from
-function starts, and backwards from returns. The distance is unknown where paths disagree, and where
-an instruction cannot be decoded.
+A function begins and ends with its return address on top of the stack. At all other instructions,
+the distance from the stack pointer to the return address is computed along the control flow:
+forwards from function starts, and backwards from returns. The distance is unknown where paths
+disagree, and where an instruction cannot be decoded.
 
 Runs in a child process, so it imports only :mod:`code_state` and :mod:`x86_code`.
 """
@@ -392,7 +392,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns all instructions connected to an instruction, and adds them to ``seen``."""
+    """Returns all instructions connected to the one at ``at``, and adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

@@ -36,7 +36,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum size of frames that two instructions may drop. The table shows only the second."""
+"""Minimum size of frames that two instructions may drop; the table shows only the second one."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -317,8 +317,8 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """Generates the rows of a frameless function that jumps to another stack or aborts.
 
-    The rules end after the first instruction that changes x30 or sp. If that instruction is a call,
-    the rules end before it, because the row for the call also applies while the callee runs.
+    The rows end after the first instruction that changes x30 or sp. If that instruction is a call,
+    the rows end before it, because the row for the call also applies while the callee runs.
     """
     for at, register in find_changes(code):
         if register != FP:

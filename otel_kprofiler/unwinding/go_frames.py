@@ -132,7 +132,7 @@ class FrameMaker:
 def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes) -> int:
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
-    Go stores this address in ``moduledata`` and, before 1.26, in the table. A file that is
+    Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. A file that is
     relocated on load may have neither, and C code may precede the Go code, so candidates are
     checked against the code. Raises ``ValueError`` if no candidate fits. ``address`` is the SVMA of
     ``.gopclntab``, and ``start`` that of ``.text``.

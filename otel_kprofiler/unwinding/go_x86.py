@@ -96,7 +96,7 @@ def _find_load(code: bytes, start: int) -> int:
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """Generates the rows of a function that calls the vDSO on another stack; its rsp is in r12.
+    """Generates the rows of a function that calls the vDSO on another stack, with rsp saved in r12.
 
     ``rows`` (in code order) are derived from the frame sizes alone. ``left`` is the end of the
     instruction that saves rsp, and ``back`` is the end of the instruction that restores it.
@@ -118,7 +118,8 @@ def make_call_of_c(code: bytes, rows: Rows) -> Rows:
     """Generates the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
     C code may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
-    asmcgocall saves the goroutine and the distance of its frame from the end of that stack.
+    asmcgocall saves the goroutine and the distance of its frame from the end of the goroutine's
+    stack.
     """
     parts = _CALL_OF_C.match(code)
     if not parts:

@@ -47,7 +47,7 @@ def check_texts(texts: tuple[Segment, ...]) -> None:
 def write_image(
     target: memoryview, source: Source, tables: Tables, elf: ElfFile, serial: int
 ) -> None:
-    """Fill an inner map, which has :func:`image_pages` pages of zeros.
+    """Fill an inner map that consists of :func:`image_pages` zeroed pages.
 
     ``serial`` is the 32-bit serial number of the loaded tables. Raises ``ElfError`` if the file was
     truncated or cannot be read.

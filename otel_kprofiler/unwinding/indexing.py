@@ -85,7 +85,7 @@ class Children(LimitedChildren):
     def serve_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Let a module's ``main`` read a file, and return its reply; see ``LimitedChildren.serve``.
+        """Let a module's ``main`` read a file, and return the reply; see ``LimitedChildren.serve``.
 
         For the module and errors, see :meth:`run_module`.
         """

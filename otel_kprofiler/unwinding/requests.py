@@ -1,6 +1,6 @@
 """Distributes requests to workers, round-robin by process.
 
-Files are opened first, because processes may exit. Tables are loaded as the CPU share allows.
+Opening files takes priority, because processes may exit. Tables are loaded as the CPU share allows.
 """
 
 import threading
@@ -11,7 +11,8 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until loading. Further files are closed and reopened."""
+"""Maximum number of files kept open while waiting to be loaded. Further files are closed and
+reopened."""
 
 
 class Opened(NamedTuple):

@@ -56,7 +56,7 @@ share of the same size, so that a large Go program does not delay other files.""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made at once before the first sample. Later, tables are made one by one."""
+"""Number of tables built concurrently before the first sample. Later, tables are built in turn."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0

@@ -123,7 +123,7 @@ def _has_pairs(head: bytes) -> bool:
 
 
 def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yields pairs from a file, in chunks. Raises ``ElfError`` if a read fails."""
+    """Yields search table pairs from a file, in chunks. Raises ``ElfError`` if a read fails."""
     for start in range(0, size, _CHUNK_BYTES):
         yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
 

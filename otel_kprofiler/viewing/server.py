@@ -27,7 +27,7 @@ SOURCE: Final = "source.json"
 """Path that the page fetches source files from, with the ``file`` query parameter."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection in seconds. Enough for an hour of samples over slow SSH."""
+"""Time limit for a connection, in seconds. Enough for an hour of samples over slow SSH."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50

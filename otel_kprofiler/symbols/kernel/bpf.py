@@ -341,7 +341,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether a symbol from a full read is the entry's symbol, and was not reloaded."""
+    """Returns whether an entry's symbol is still ``present``, without having been reloaded."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -177,8 +177,8 @@ class KallModSyms(NamedTuple):
     """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
-        ranges: code of built-in modules. Adjacent code of the same modules is a single range. A
-            symbol without a size extends to the symbol on the next line.
+        ranges: code ranges of built-in modules. Adjacent code of the same modules is a single
+            range. A symbol without a size extends to the symbol on the next line.
         sizes: alternating addresses and sizes of the functions whose size is listed.
         bad: the number of malformed lines.
     """

@@ -2,11 +2,12 @@
 
 For code with a build id, the file id is the FNV-1a-128 hash of the build id's lower-case
 hexadecimal text. opentelemetry-ebpf-profiler sends this hash as ``htlhash`` for kernel code, and
-symbol stores use it as a key. For other code, the file id is the hash of a text (UTF-8):
+symbol stores use it as a key. For code without a build id, the file id is the hash of a text
+(UTF-8):
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@``, the file id of the running vmlinux, and ``@SRCVERSION`` if the module has one
-  (RVAs are comparable only between the same builds of kernel and module);
+  (RVAs are comparable only between identical builds of the kernel and the module);
 - a BPF program or trampoline: the symbol's name; that of a program contains its tag.
 """
 

@@ -1,8 +1,8 @@
 r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for symbols outside vmlinux
-(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address. These
-unsorted blocks follow: the live modules, ftrace's clones of modules' init functions, the
+(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address. They are
+followed by unsorted blocks: the live modules, ftrace's clones of modules' init functions, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
 

@@ -89,7 +89,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Returns a copy with names from the module's kallsyms ``lines``, or without names if None."""
+    """Returns a copy with names from the module's kallsyms ``lines``; None adds no names."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(

@@ -38,7 +38,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side as of ``time_ns``; the last call's object if no frame has changed."""
+        """Returns the side as of ``time_ns``; the same object if no frame has changed."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

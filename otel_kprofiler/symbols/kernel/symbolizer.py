@@ -70,7 +70,7 @@ class KernelSymbolizer:
             before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
             symbols for such code apply at all times.
         modules: tracks loaded modules; started and closed like ``ksymbols``.
-        known_ksymbols: ksymbols to start with, instead of those in the snapshot.
+        known_ksymbols: initial ksymbols, instead of those in the snapshot.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Replaces native frames of the interpreter with the Python frames that they run.
 
-Each call from C code into the interpreter appears as one native frame, in the evaluation loop. This
-frame is identified by its name, or by its address if the loop's location in the file is known. It
-is replaced by a chain of Python frames, which ends with the frame that C code entered. If the
-numbers of chains and native frames differ, the Python frames follow all native frames, at the root
-end of the stack.
+Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
+native frame is identified by its name, or by its address if the loop's location in the file is
+known. A chain of Python frames, which ends with the frame that C code entered, replaces the native
+frame. If the numbers of chains and native frames differ, the Python frames follow all native
+frames, at the root end of the stack.
 """
 
 import enum
@@ -34,8 +34,8 @@ class _Chains(NamedTuple):
     """Chains of Python frames, one for each call from C code into the interpreter.
 
     Attributes:
-        closed: complete chains, from leaf to root. The root end of each chain is the frame that C
-            code called.
+        closed: complete chains, from leaf to root. The outermost frame of each chain is the one
+            that C code called.
         rest: frames of the last chain, if its outer frames are missing.
     """
 
@@ -57,8 +57,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, used to recognize frames without a name.
-        on_replaced: called with each native frame that may be replaced. Frames without a name are
-            passed with the evaluation loop's name, so that a replay replaces them too.
+        on_replaced: called with each native frame that may be replaced. An unnamed frame is given
+            the evaluation loop's name, so that a replay replaces it too.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: running sums of the first line and the line changes of kinds 13 and 14. :meth:`line`
-            adds all other line changes.
+        lines: running sums of the first line and the line changes in entries of kinds 13 and 14.
+            :meth:`line` adds the changes in entries of other kinds.
     """
 
     heads: bytes

@@ -37,7 +37,7 @@ class ChainResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Returns the functions found by all resolvers, in the order of the resolvers."""
+        """Returns the functions found by all resolvers, in resolver order."""
         matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):
@@ -59,9 +59,9 @@ class CachedResolver:
     """Caches a resolver's results. Closing this object also closes the resolver.
 
     Args:
-        state: maps a pid to the process's state, and None to the state of addresses without a
-            process. Results expire when the state changes; see :meth:`Processes.state`. By
-            default, results never expire, which is correct for files.
+        state: maps a pid to the state of that process, and None to the state of addresses that
+            belong to no process. Results expire when the state changes; see
+            :meth:`Processes.state`. By default, results never expire, which is correct for files.
         entries: maximum number of cached results, each of about 500 bytes. The oldest are evicted
             first.
     """

@@ -33,7 +33,7 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """Identifies a file across hosts. Unknown ids are empty. The name excludes directories."""
+    """Identifies a file across hosts. An unknown id is empty. The name excludes directories."""
 
     name: str
     build_id: BuildId

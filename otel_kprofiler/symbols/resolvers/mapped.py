@@ -38,9 +38,9 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
-    If symbols use more than ``max_bytes``, evicts the least recently used files. If a file's
-    source lines may become readable later, for example once the file system is less busy, rereads
-    the file after 30 s, then at growing intervals.
+    If symbols use more than ``max_bytes``, evicts the least recently used files. If a file's source
+    lines may become readable later, for example once the file system is less busy, the file is
+    reread after 30 s, and then at increasing intervals.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ src/internal/abi/symtab.go)::
        1.26), then the offsets of five parts: names, units, files, pc tables, functions
 
 The functions part begins with the start of each function and the offset of its struct ``_func``.
-Starts are relative to the start of the code, which is read from the runtime's ``moduledata``. This
-struct is found by searching for the table's address.
+Starts are relative to the start of the code, which is read from the runtime's ``moduledata``.
+``moduledata`` is found by searching for the table's address.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns an array of all starts and the last end, and an array of the structs' offsets."""
+        """Returns an array of all starts and the last end, and an array of struct offsets."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:

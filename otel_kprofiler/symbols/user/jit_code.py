@@ -106,8 +106,8 @@ def make_named(function: MadeFunction) -> NamedAddress:
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
     """Returns the mapped ranges without a file on disk. Merges adjacent ranges.
 
-    Ignores permissions, because compilers change them while they write code. Mappings must be
-    sorted.
+    Ignores permissions, because JIT compilers change permissions while they write code. Mappings
+    must be sorted.
     """
     ranges: list[Range] = []
     for mapping in mappings:

@@ -46,9 +46,10 @@ class Parsed(NamedTuple, Generic[EventT]):
 
 
 class JitFile(ABC, Generic[EventT]):
-    """A file in which a process describes its code. Thread-safe, but only one thread may update it.
+    """A file in which a process describes its runtime-generated code.
 
-    The file of a later process with the same pid is not read.
+    Thread-safe, but only one thread may update it. The file of a later process with the same pid is
+    not read.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles) -> None:
@@ -63,8 +64,8 @@ class JitFile(ABC, Generic[EventT]):
     def update(self, now_ns: int) -> bool:
         """Read up to :data:`MAX_UPDATE_BYTES` of new data, and return whether there is more.
 
-        May block on the file system. ``now_ns`` is the current boottime. Raises ``OSError`` if the
-        process has no such file, or if other users could have written it.
+        May block on file I/O. ``now_ns`` is the current boottime. Raises ``OSError`` if the process
+        has no such file, or if other users could have written it.
         """
         self._open()
         size = os.fstat(self._fd).st_size
@@ -121,7 +122,7 @@ class JitFile(ABC, Generic[EventT]):
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
         """Parse the next piece of the file.
 
-        ``left`` is the number of bytes left in the file, including this piece.
+        ``left`` is the number of bytes left in the file, including ``text``.
         """
 
     @abstractmethod

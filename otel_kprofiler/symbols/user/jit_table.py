@@ -21,7 +21,7 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A runtime-generated function ``[start, end)``; ``lines`` is packed by the file's parser."""
+    """A runtime-generated function ``[start, end)``; ``lines`` are packed source lines, if any."""
 
     start: int
     end: int

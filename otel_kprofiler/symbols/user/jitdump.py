@@ -214,7 +214,10 @@ _Entry = tuple[int, int, bytes]
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """Parses a debug-info record. Raises ``ValueError`` or ``struct.error`` if it is damaged."""
+    """Parses a debug-info record.
+
+    Raises ``ValueError`` or ``struct.error`` if the data is damaged.
+    """
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):
@@ -231,9 +234,9 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
     """Parses a V8 record whose entries all name the function's file (``JS:*f a.js:1:13``).
 
-    Takes the file from the function's name, because V8 may write file names after freeing them. The
-    lengths of the written file names are still valid. Returns an empty list if they do not match
-    the file's name.
+    Takes the file from the function's name, because V8 may write file names after freeing them. A
+    freed file name is written as garbage of the correct length. Returns an empty list if the
+    record's length does not match the file's name.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:

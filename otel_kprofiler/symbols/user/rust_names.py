@@ -91,7 +91,7 @@ class _Printer:
         return False
 
     def _enter(self) -> None:
-        """Enter a nested element. The caller decrements ``_depth`` when leaving it."""
+        """The caller decrements ``_depth`` when leaving the element."""
         self._steps += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH or self._steps > _MAX_STEPS:

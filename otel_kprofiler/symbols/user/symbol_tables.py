@@ -97,8 +97,8 @@ def read_table(
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """Parses the symbols that may name code, dropping their versions (``@GLIBC_2.34``).
 
-    Keeps the whole string table, because selecting names would take more copies.
-    Raises ``ElfError`` if the symbols exceed the budget.
+    Keeps the whole string table, because selecting names would require more copying. Raises
+    ``ElfError`` if the symbols exceed the budget.
     """
     content, names, code = table
     budget = budget or ReadingBudget()
