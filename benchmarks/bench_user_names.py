@@ -74,7 +74,8 @@ def service(_: float) -> Iterator[list[int]]:
 def _ask(port: int, stop: threading.Event) -> None:
     while not stop.is_set():
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        with contextlib.suppress(OSError, http.client.HTTPException):  # starting or stopping
+        # The server may be starting or stopping.
+        with contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/")
             connection.getresponse().read()
         connection.close()

@@ -201,10 +201,8 @@ class _Registry:
     def _run_in_child(self, concerned: list[ForkAware] | None) -> None:
         pid = os.getpid()
         with self._lock:
-            if pid in (
-                self._pid,
-                self._catching_up,
-            ):  # hooks have run, or a hook called this method
+            # The hooks have run, or a hook called this method.
+            if pid in (self._pid, self._catching_up):
                 return
             self._catching_up = pid
             self._one_fork = threading.RLock()

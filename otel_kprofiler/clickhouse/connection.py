@@ -53,9 +53,8 @@ class Connection:
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error
         self._address = address
-        logging.getLogger("clickhouse_connect").setLevel(
-            logging.CRITICAL
-        )  # the library logs errors that it also raises
+        # The library logs errors that it also raises.
+        logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
         self._errors = (ClickHouseError, HTTPError, OSError)
         self._pool = get_pool_manager()
         try:

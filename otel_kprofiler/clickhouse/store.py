@@ -151,9 +151,8 @@ def _as_one_window(
     merged: list[Origin] = []
     for kind, size in zip(kinds, sizes, strict=True):
         account = parse_account(counted.get(kind, {}))
-        window = sum(
-            origin.profile.kind == kind.kind for origin in merged
-        )  # a window has at most one profile of a kind
+        # A window has at most one profile per kind.
+        window = sum(origin.profile.kind == kind.kind for origin in merged)
         profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
         merged.append(Origin(window, *times, profile, size))
     tables = samples.tables._replace(origins=merged)

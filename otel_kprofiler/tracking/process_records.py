@@ -20,7 +20,7 @@ _FLAGS: Final = 1 << 8 | 1 << 9 | 1 << 13 | 1 << 23 | 1 << 24
 PROCESSES: Final = WantedRecords("processes", _FLAGS, 4096 + 256, 1 << 34)
 
 _LOST, _COMM, _EXIT, _FORK, _MMAP2 = 2, 3, 4, 7, 10
-_IS_EXEC: Final = 1 << 13  # bits of the field misc
+_IS_EXEC: Final = 1 << 13  # bits of the misc field
 _HAS_BUILD_ID: Final = 1 << 14
 _DELETED: Final = b" (deleted)"
 

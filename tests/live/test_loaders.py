@@ -172,7 +172,7 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     try:
         sampler = EbpfSampler(SamplerConfig(stacks="user"), loader=LibbpfLoader())
         sampler.start()
-        assert sampler.tables is not None  # the program that unwinds by tables
+        assert sampler.tables is not None  # the program that unwinds by tables is loaded
         sampler.close()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

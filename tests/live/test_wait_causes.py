@@ -197,7 +197,7 @@ def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_
 def test_waits_for_the_gil_have_the_cause_gil(python, tmp_path):
     """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", result, weights, beside="sleep")  # its other waits are for the other thread
+    check("gil", result, weights, beside="sleep")  # the main thread also waits for the other
 
 
 def check(cause, found, weights, *, beside=""):

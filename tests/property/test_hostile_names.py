@@ -32,9 +32,8 @@ PARTS = [
     "\ufeff", ";", " 7", "&amp;", "${x}", "%s", "n" * 65_536, "\U0001f600",
 ]  # fmt: skip
 NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("".join)
-SETTINGS = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # names of up to 64 KiB
+# Names may be up to 64 KiB long.
+SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def window(name):

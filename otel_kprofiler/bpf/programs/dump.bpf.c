@@ -36,8 +36,8 @@ struct dump_row {
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
-	u64 ran_ns;	  /* its run time since then, excluding interrupts and stolen time */
-	u64 ran_until_ns; /* when it last ran, on a clock excluding interrupts and stolen time */
+	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
+	u64 ran_until_ns; /* time of the last run, on a clock without interrupts and stolen time */
 	u64 lacking_ns;	  /* how far the clock of ran_until_ns is now behind the scheduler's */
 	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
@@ -256,7 +256,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->flags = bits >> BIT_FIELD(task->in_iowait, RIGHT_SHIFT) ? IN_IOWAIT : 0;
 }
 
-/* Forgets everything read from the previous task. */
+/* Discards everything read from the previous task. */
 INLINE void begin_other(struct other *own, u64 task)
 {
 	struct mm_struct___dump *mm = 0;

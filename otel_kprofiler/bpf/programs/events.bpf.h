@@ -56,7 +56,7 @@ const volatile struct event_layout event_layout SECTION(".rodata.events");
 #define FOLLOWS_TRACEPOINTS event_layout.tracepoints
 #define EVENT_LINES event_layout.cpus
 
-/* Finds the number of the event that triggered the program; copies its attributes to `to`. */
+/* Returns the number of the event that triggered the program; copies the event's attributes. */
 INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 {
 	u64 event = 0;

@@ -246,7 +246,7 @@ INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *
 	record->phase = LOCK_PHASE + flags;
 	record->holder = wait->holder;
 	record->value = value;
-	is_followed(options, record, &in_namespace); /* sets the ids */
+	is_followed(options, record, &in_namespace); /* sets the record's ids */
 	record->start_time_ns = start_time(options);
 	if (is_too_young(options, record->start_time_ns)) {
 		line->age++;

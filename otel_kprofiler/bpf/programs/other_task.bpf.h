@@ -35,7 +35,7 @@ enum {
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of a page table entry that hold the physical address */
-	u64 tried;	   /* starts tried so far, 1 GiB apart, downward from the page table */
+	u64 tried;	   /* start addresses tried, 1 GiB apart, downward from the page table */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
@@ -66,7 +66,7 @@ INLINE struct other *get_other(void)
 	return LOOKUP(other, &zero);
 }
 
-/* Returns the kernel address of a byte of the other task; 0 if it is not resident. */
+/* Returns the kernel address of a byte in the other task's memory; 0 if it is not resident. */
 GLOBAL u64 find_byte(u64 address)
 {
 	u32 zero = 0, shift;

@@ -40,7 +40,7 @@ INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 c
 	       w->code[TYPE_WORD] == w->process.code_type;
 }
 
-/* Returns a value that distinguishes the copied code object from others at its address. */
+/* Returns a value that distinguishes the copied code object from others at the same address. */
 INLINE u64 code_check(const struct python_work *w, const struct python_layout *l)
 {
 	u64 name = code_word(w, l->code_name), table = code_word(w, l->code_table);

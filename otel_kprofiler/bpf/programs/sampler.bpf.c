@@ -139,7 +139,7 @@ struct record {
 	u64 cgroup_id;
 	struct span span;
 	u64 value; /* in the unit of the record's kind */
-	u64 stack_start; /* start of the main stack, as field 28 of /proc/PID/stat; 0: unknown */
+	u64 stack_start; /* start of the main stack, as in field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
 	u32 exec_id; /* incremented by execve(2), inherited by fork(2) */
@@ -390,7 +390,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* The interrupt hit code whose stack is not collected: neither a sample nor an error results. */
+	/* Not an error: the interrupt hit code whose stack is not collected. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;

@@ -11,8 +11,8 @@ enum {
 };
 
 /*
- * Addresses of types in the service's interpreter (CPython), and offsets in their objects. See
- * SpanLayout in spans.py.
+ * Addresses of types in the service's interpreter (CPython), and offsets in objects of these
+ * types. See SpanLayout in spans.py.
  */
 struct span_layout {
 	u64 span_context_type;

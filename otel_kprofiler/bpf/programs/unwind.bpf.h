@@ -277,7 +277,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	u64 fp = w->fp;
 	u32 pushed = w->leaf ? frame_words(c->flags & A64_CALLS, w->pc) : A_FRAME;
 
-	if (pushed != A_FRAME) { /* the return address is on the stack, perhaps above fp */
+	if (pushed != A_FRAME) { /* the return address is on the stack, perhaps above a saved fp */
 		if (READ_USER(w->pair, w->sp + 8 * pushed - 8))
 			return stop(w, END_UNREADABLE);
 		w->pc = w->pair[1];

@@ -131,7 +131,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 		line->no_room++;
 		return NO_THREAD;
 	}
-	is_followed(options, &own->record, &in_namespace); /* sets the ids */
+	is_followed(options, &own->record, &in_namespace); /* sets the record's ids */
 	__builtin_memset(thread->total_ns, 0, sizeof(thread->total_ns));
 	thread->task = task;
 	thread->off_since_ns = thread->woken_ns = 0;

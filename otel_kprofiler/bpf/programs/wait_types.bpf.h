@@ -115,8 +115,8 @@ struct wait_line {
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
 	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
 	u64 task; /* the last task that got this CPU; 0: unknown */
-	u64 place; /* that thread's index in `threads`; NO_THREAD: not followed, or not known yet */
-	u64 switched_ns; /* when that task got the CPU */
+	u64 place; /* the task's index in `threads`; NO_THREAD: not followed, or not known yet */
+	u64 switched_ns; /* when the task got this CPU */
 	u64 epoch;
 	u64 next_begin_ns;
 	u64 random;
@@ -189,5 +189,5 @@ struct bucket {
 
 MMAP_ARRAY(buckets, struct bucket, SIZED_BY_LOADER);
 MMAP_ARRAY(threads, struct thread, SIZED_BY_LOADER);
-MMAP_ARRAY(wait_config, struct wait_config, 1); /* written without a system call */
+MMAP_ARRAY(wait_config, struct wait_config, 1); /* user space writes it without a system call */
 MMAP_ARRAY(wait_lines, struct wait_line, SIZED_BY_LOADER);

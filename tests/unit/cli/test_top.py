@@ -259,7 +259,7 @@ def test_the_selection_follows_its_row():
     for number in range(12, 17):
         sliding.add(window(number, computes=0))
     assert "compute" not in names(state, sliding.shown())
-    assert selected(state, sliding.shown()) == "vfs_read"  # the row now in its place
+    assert selected(state, sliding.shown()) == "vfs_read"  # the row that took the place of compute
     press(state, sliding.shown(), END)
     assert selected(state, sliding.shown()) == names(state, sliding.shown())[-1]
     press(state, sliding.shown(), UP, HOME, UP)
