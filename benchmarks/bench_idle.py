@@ -41,7 +41,7 @@ class Activity(NamedTuple):
     def of(cls, pid: int) -> "Activity":
         cpu_s, wakes = Counter[str](), Counter[str]()
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread exited
                 thread = (task / "comm").read_text().strip()
                 status = dict(
                     line.split(":\t", 1) for line in (task / "status").read_text().splitlines()

@@ -123,7 +123,7 @@ def unaccounted(account: dict, arrived: Arrived, kills: int) -> list[str]:
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Checks the last account of each stream. A killed agent has it in the last spooled window.
+    # Checks each stream's last account, which a killed agent has left in the last spooled window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring

@@ -15,4 +15,4 @@ def wait_until(condition, seconds=60, say=str):
             return value
         ended = time.monotonic()
         assert ended < deadline, say()
-        time.sleep(min(max(0.01, ended - began), 0.2))  # less often if it takes CPU time
+        time.sleep(min(max(0.01, ended - began), 0.2))  # checks a slow condition less often

@@ -282,7 +282,7 @@ def parse_records(
         else:
             user_words = shared(words := chunk[user:python], words)
             if 0 <= kernel_bytes < stack_limit and user_bytes > 0 and not chunk[user]:
-                collected = _BOTH  # complete
+                collected = _BOTH  # both stacks are complete
                 stacks = (kernel_words, user_words)
             else:
                 collected, stacks = _keep(

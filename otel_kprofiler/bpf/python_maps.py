@@ -244,7 +244,7 @@ class PythonMaps(LockedForForks):
 
     def _forget(self, code: PythonCode) -> None:
         """Make the BPF program describe a code object again."""
-        with self._lock, contextlib.suppress(OSError):  # the map may have evicted it
+        with self._lock, contextlib.suppress(OSError):  # the entry may have been evicted
             if self._is_open:
                 key = _CODE_KEY.pack(code.image, code.address)
                 delete_from_map(self._map_fd("codes"), key)

@@ -383,7 +383,7 @@ class Spool:
             try:
                 os.ftruncate(self._fd, offset)
             except OSError:
-                self._end_segment()  # records after a partial record could not be read
+                self._end_segment()  # a record appended to a partial one would be unreadable
             raise
         self._sizes[self._segment] = offset + len(data)
         return offset

@@ -192,7 +192,7 @@ class ProcessMaps:
         permissions = "".join(letter if flags & bit else "-" for bit, letter in _LETTERS)
         permissions += "s" if flags & _SHARED else "p"
         device = major << MINOR_BITS | minor
-        path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # no terminating zero
+        path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # no terminating null
         mapping = MemoryMapping(start, end, permissions, offset, device, inode, *_split_path(path))
         build_id = ctypes.string_at(self._buffers[1], id_size).hex()
         return FoundMapping(mapping, BuildId(build_id) if build_id else None)

@@ -59,7 +59,7 @@ class SharedResources:
             if shared.resource not in resources:
                 continue
             located = shared.located
-            if "container.id" in located:  # keep it: the cgroup may have been removed
+            if "container.id" in located:  # keep the id: the cgroup may be gone
                 located = {**self._reader.name(located), **located}
             else:
                 located = self._reader.find(shared.sample)

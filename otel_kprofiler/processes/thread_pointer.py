@@ -188,7 +188,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # else not resolved yet
+        elif first and not elf.base <= second < end:  # otherwise, not resolved yet
             place = _read_descriptor(read, second, vector)
         if place:
             return place

@@ -109,7 +109,7 @@ def _list_modules_tracepoints(files: HostFiles) -> set[str]:
         return set()
     names: set[str] = set()
     for path in paths:
-        with contextlib.suppress(OSError):  # unloaded since
+        with contextlib.suppress(OSError):  # the module has been unloaded
             names |= list_tracepoints(files.read_bytes(path)) if path != VMLINUX_BTF else set()
     return names
 

@@ -268,7 +268,7 @@ class ProfilerProvider(ForkAware):
             source.stop(_millis_to(deadline))
         for processor in self._processors:
             processor.shutdown(_millis_to(deadline))
-        atexit.unregister(self._exit)  # would keep this provider alive
+        atexit.unregister(self._exit)  # the handler would keep this provider alive
 
     def before_fork(self) -> None:
         """Record the Resource that profiles share with the parent's other signals."""

@@ -1,5 +1,5 @@
-/* Replaces functions that libraries in this process import. Overwrites the words in which the
- * loader has stored the functions' addresses; each library's relocations list these words.
+/* Replaces functions that libraries in this process import. Overwrites the slots in which the
+ * loader has stored the functions' addresses; each library's relocations refer to these slots.
  *
  * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
  * dl_iterate_phdr(3).
@@ -58,7 +58,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 		uintptr_t start = object->dlpi_addr + header->p_vaddr;
 		uintptr_t end = start + header->p_memsz;
 
-		/* The loader rounds start and end down: a page that RELRO ends in is writable. */
+		/* The loader rounds start and end down: a page in which RELRO ends is writable. */
 		if (header->p_type == PT_GNU_RELRO)
 			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}

@@ -3,9 +3,9 @@
  * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md of its specification):
  * otel_thread_ctx_v1 points to the thread's record, and is null outside of spans.
  *
- * A module for CPython's stable ABI. It links to no library: the interpreter that loads it provides
- * Python's functions and those of the C library, so one file serves glibc and musl. The module is
- * used only by the main interpreter of a process, under the GIL.
+ * A module for CPython's stable ABI. The module links to no library: the interpreter that loads it
+ * provides the functions of Python and of the C library, so one file serves glibc and musl. The
+ * module is used only by the main interpreter of a process, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -35,7 +35,7 @@ static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
 /* The innermost context that this thread entered through a hook. */
 static __thread PyObject *entered;
-/* Contexts that C code has entered through a hook; `outside` saves `entered`. */
+/* Contexts that C code has entered through a hook; `outside` is the previous value of `entered`. */
 static __thread struct {
 	PyObject *context, *outside;
 } nested[MAX_NESTED];
@@ -166,7 +166,7 @@ static void append(PyObject *attributes)
 	}
 }
 
-/* Writes ids, flags and attributes; returns the same as describe(). */
+/* Writes ids, flags and attributes; returns the same values as describe(). */
 static int fill(PyObject *span, PyObject *number)
 {
 	PyObject *context;

@@ -115,7 +115,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # Only the thread changes these. poll() reads them only while the thread is idle.
+        # The members below are changed only by the thread. poll() reads them only while it is idle.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}

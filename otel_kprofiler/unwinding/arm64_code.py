@@ -62,7 +62,7 @@ def _find_loaded(word: int) -> tuple[int, ...]:
     kind, base, status = word >> 28 & 3, word >> 5 & 31, word >> 16 & 31
     is_load, moves_base = bool(word & 1 << 22), False
     pair = (word & 31, word >> 10 & 31)
-    if kind == 0:  # exclusive, ordered and compare-and-swap accesses; structures of vectors
+    if kind == 0:  # exclusive, ordered and compare-and-swap accesses; vector structures
         targets: tuple[int, ...] = (status, *pair) if is_load else (status,)
     elif kind == 1:  # literals
         targets = pair[:1]

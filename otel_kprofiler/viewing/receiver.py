@@ -47,7 +47,7 @@ _MOST_SKIPPED: Final = 1 << 26
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 _TYPES: Final = {_PROTOBUF, "application/protobuf", _JSON}
-_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # wbits of zlib, by content encoding
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits by content encoding
 
 
 @dataclass(slots=True)

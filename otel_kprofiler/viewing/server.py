@@ -32,7 +32,7 @@ _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
 _GZIP_LEVEL: Final = 1
-_GZIP_WINDOW: Final = 31  # wbits of zlib, for a gzip header
+_GZIP_WINDOW: Final = 31  # zlib's wbits for a gzip header
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "

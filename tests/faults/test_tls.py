@@ -185,7 +185,7 @@ def answer_early(authority):
                     connection, _ = listener.accept()
                     with (
                         connection,
-                        contextlib.suppress(OSError),  # refused
+                        contextlib.suppress(OSError),  # the connection is refused
                         context.wrap_socket(connection, server_side=True) as stream,
                     ):
                         stream.sendall(answer)

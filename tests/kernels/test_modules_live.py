@@ -188,7 +188,7 @@ def check(host, phases):
         names = CHAIN if CHAIN[0] in file.functions else (*OTHER, *CHAIN[3:])
         for frames in host.spins(started_ns, gone_ns):
             if frames[0].unresolved is None and frames[0].function not in names:
-                continue  # sampled outside of the chain
+                continue  # sampled outside the chain
             for frame in frames:
                 if frame.module is not None and frame.module.name != "kprof_spin":
                     break

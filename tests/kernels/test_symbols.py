@@ -51,7 +51,7 @@ def test_bpf_programs_are_named():
         # Linux 5.10 names subprograms after their program.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
-        # Resolves each as a leaf, since a caller is looked up by the preceding address.
+        # Resolves each symbol as a leaf, since callers are looked up by the preceding address.
         frames = [symbolizer.resolve_addresses([symbol.address])[0] for symbol in symbols]
     assert symbols
     for symbol, frame in zip(symbols, frames, strict=True):

@@ -91,7 +91,7 @@ def place(tmp_path):
         process.wait()
 
     def is_removed(directory):
-        with contextlib.suppress(OSError):  # its processes are exiting
+        with contextlib.suppress(OSError):  # the cgroup's processes are exiting
             directory.rmdir()
         return not directory.exists()
 

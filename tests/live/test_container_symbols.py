@@ -157,7 +157,7 @@ def test_special_files_are_not_opened(kind, tmp_path):
 @pytest.mark.parametrize("climb", ["", "/../../../../../../../../../.."])
 def test_symlinks_cannot_escape_the_container(climb, tmp_path):
     container = Container(tmp_path, BUILD_ID)
-    outside = f"{climb}{container.debug}"  # the path of the right file outside of the root
+    outside = f"{climb}{container.debug}"  # the right file's path outside the root
     with container.running(f"ln -s {outside} works.debug") as process:
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 

@@ -453,7 +453,7 @@ def fork_while_watching():
 def test_a_forked_child_holds_no_descriptors():
     """The test runs in a new process, because gRPC opens descriptors in forked children."""
     with watching():
-        pass  # skips if ksymbols cannot be watched
+        pass  # skips the test if ksymbols cannot be watched
     process = multiprocessing.get_context("spawn").Process(target=fork_while_watching)
     process.start()
     process.join()

@@ -124,6 +124,6 @@ def test_all_samples_of_a_request_carry_its_selected_baggage(to_file):
     acme = ("tenant.id", "acme")
     wanted = {(acme,), (("step", "query"), acme), ()}
     assert {labels for _, labels in results} == wanted
-    often = [key for key, count in results.items() if count > 20]  # not between ``with`` blocks
+    often = [key for key, count in results.items() if count > 20]  # inside ``with`` blocks
     assert len(often) == len({span for span, _ in often}) == 3
     assert {labels for _, labels in often} == wanted

@@ -86,7 +86,7 @@ def test_a_forked_child_holds_no_socket(tmp_path):
         assert not opened & open_sockets()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forks with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads
         check_in_child(check)
     settle(symbolizer)
     symbolizer.close()

@@ -46,7 +46,7 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error(words, tmp_path):
     assert run(words, tmp_path).stderr == ""
 
 
-# Runs commands in forked children of a process that has imported them, which is faster than exec.
+# Imports the commands once and runs each in a forked child, which is faster than exec.
 RUN_ALL = """
 import importlib, json, os, sys
 from otel_kprofiler.cli.main import COMMANDS, main

@@ -261,7 +261,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):
-                return False  # still before execve(2) or the last mapping
+                return False  # execve(2) or the last mmap(2) is still to come
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
             return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 

@@ -94,7 +94,7 @@ def test_a_service_whose_stacks_have_no_python_frames_logs_this_once(caplog):
     with sampling(register=False) as sampler:
         with closing(PythonFrames(sampler, Access(), KnownLoops())) as frames:
             frames.start()
-            sampler.python.register(os.getpid(), LAYOUT, PROCESS, image=1)  # of another program
+            sampler.python.register(os.getpid(), LAYOUT, PROCESS, image=1)  # a different program
             take(sampler, work, least=40)
             frames.look()
             frames.look()

@@ -299,7 +299,7 @@ def test_samples_before_a_programs_first_instruction_have_no_user_stack():
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # After setting end_code, execve(2) takes a few more steps until it sets the program's
+    # After setting end_code, execve(2) takes a few more steps before it sets the program's
     # registers.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(result)

@@ -221,7 +221,7 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         asleep = time.monotonic()
         sleeper.go()
         while not sleeper.is_asleep():
-            if time.monotonic() - asleep > 0.15:  # it may have slept already
+            if time.monotonic() - asleep > 0.15:  # the thread may have slept already
                 return None
             time.sleep(0.001)
         missed = sampler.wait_counts.missed
@@ -358,7 +358,7 @@ def test_only_waits_of_targets_are_counted():
         other.wait_for_switches(20)
         assert read(sampler).keys() == {wanted.process.pid}
         sampler.retarget((other.process.pid,))
-        wanted.wait_for_switches(2)  # the wait that has begun ends
+        wanted.wait_for_switches(2)  # ends the wait that has already begun
         read(sampler)
         wanted.wait_for_switches(20)
         other.wait_for_switches(20)
@@ -435,7 +435,7 @@ def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Samples itself, too, but no other processes, whose waits may be many.
+        # Samples itself, too, but no other processes, which may wait often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])

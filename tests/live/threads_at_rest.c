@@ -1,6 +1,6 @@
 /*
- * Threads that sleep in known functions. A line of the output describes each, as "TID CAUSE
- * FUNCTION...", leaf first. The main thread starts, ends and counts the others.
+ * Starts threads that sleep in known functions. Prints a line for each thread: "TID CAUSE
+ * FUNCTION...", leaf first. The main thread starts, ends and counts the threads.
  *
  * usage: threads_at_rest COPIES   (of each kind of thread)
  */

@@ -235,7 +235,7 @@ def health(monkeypatch):
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server
     server.close()
-    wait_until(lambda: not count_health_threads())  # else they log during the next test
+    wait_until(lambda: not count_health_threads())  # these would log during the next test
 
 
 def count_health_threads():

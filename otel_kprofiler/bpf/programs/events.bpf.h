@@ -8,7 +8,7 @@
  */
 #pragma once
 
-/* Offsets that lead to an event's attributes, and other constants. */
+/* Offsets for reading an event's attributes, and other constants. */
 struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */

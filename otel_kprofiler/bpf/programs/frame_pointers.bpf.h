@@ -11,7 +11,7 @@
 
 /*
  * Turns plain addresses into a user stack. `at` begins with space for a head; `bytes` bytes of
- * addresses follow. Returns the stack's size in bytes. Cannot determine whether it is complete.
+ * addresses follow. Returns the stack's size in bytes; the stack may be incomplete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {

@@ -39,7 +39,7 @@ typedef long long s64;
 
 #else
 
-#define GLOBAL __attribute__((noinline)) /* the verifier checks each such function only once */
+#define GLOBAL __attribute__((noinline)) /* the verifier checks each global function once */
 #define SECTION(name) __attribute__((section(name), used))
 #define MAP(name, kind, key_type, value_type, entries, flag_bits) \
 	struct { \

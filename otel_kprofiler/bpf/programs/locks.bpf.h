@@ -54,7 +54,7 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Counters of a CPU, in separate cache lines. Only that CPU writes them; user space maps them. */
+/* Counters of a CPU, in separate cache lines. Written only by this CPU; mapped by user space. */
 struct lock_line {
 	u64 no_room;   /* waits for which no entry was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
@@ -66,7 +66,7 @@ struct lock_line {
 	struct lock_sums by_flags[LOCK_FLAGS];
 };
 
-/* A wait in progress. A task has several of them if waits are nested or interrupts also wait. */
+/* A wait in progress. A task has several if its waits are nested or interrupts wait, too. */
 struct lock_wait {
 	u64 task; /* 0: free */
 	u64 lock;
@@ -83,7 +83,7 @@ struct lock_bucket {
 
 ARRAY(lock_buckets, struct lock_bucket, SIZED_BY_LOADER);
 MMAP_ARRAY(lock_lines, struct lock_line, SIZED_BY_LOADER);
-MMAP_ARRAY(lock_config, struct lock_config, 1); /* user space writes it without a system call */
+MMAP_ARRAY(lock_config, struct lock_config, 1); /* written by user space, without a system call */
 
 INLINE struct lock_bucket *find_lock_bucket(u64 task, u64 lock)
 {

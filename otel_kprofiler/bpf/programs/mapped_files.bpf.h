@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Lists a mapping's file. `tgid`: process id in the initial namespace; `tid`: in the innermost. */
+/* Lists a mapping's file. `tgid` is from the initial pid namespace, `tid` from the innermost. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

@@ -6,8 +6,8 @@
  * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
  * tables as the processor does (on x86-64 only). The walk takes none of the process's locks,
  * faults in no pages, never waits, and needs only the task iterator. bpf_copy_from_user_task()
- * (Linux 5.18) takes mmap_lock, faults pages in and waits. It would hang on the very processes that
- * dumps should explain: those that hold their mmap_lock, or map a file whose server is gone.
+ * (Linux 5.18) takes mmap_lock, faults pages in and waits. The helper would hang on the very
+ * processes to be explained: those that hold their mmap_lock, or map a file whose server is gone.
  *
  * Any step may read memory that has been freed and reused. The data is used only if the thread has
  * not run since (dump.bpf.c).
@@ -47,7 +47,7 @@ struct kept_page {
 
 struct other {
 	u64 task;
-	u64 ids;       /* in the form of bpf_get_current_pid_tgid() */
+	u64 ids;       /* in the format of bpf_get_current_pid_tgid() */
 	u64 registers; /* address of the user registers */
 	u64 user_pc;
 	u64 table;     /* top-level page table; 0: no memory to read */
@@ -114,7 +114,7 @@ GLOBAL u64 find_byte(u64 address)
 	return 0;
 }
 
-/* Returns the kernel address of some bytes of the other task, at most a page; 0: not resident. */
+/* Returns the kernel address of at most a page of the other task's memory; 0: not resident. */
 GLOBAL u64 find_bytes(u64 address, u64 bytes)
 {
 	struct other *own = get_other();

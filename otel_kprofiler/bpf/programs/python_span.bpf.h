@@ -6,8 +6,8 @@
  *   -> span -> span context
  *
  * The service does not report new spans. The thread is stopped, and CPython with a GIL writes each
- * of these references atomically, after the object that it refers to. HAMTs and OpenTelemetry's
- * contexts do not change once they are referenced. Each object's type is checked. If anything is
+ * reference atomically, after the object that it refers to. HAMTs and OpenTelemetry's contexts do
+ * not change once they are referenced. Each object's type is checked. If anything is
  * unexpected, no span is recorded.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
@@ -32,7 +32,7 @@ enum {
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
 	VALUES_TAGGED,	   /* 3.12: one tagged word points to the values or a dictionary */
-	VALUES_INLINE,	   /* 3.13: after the object, unless they are marked invalid */
+	VALUES_INLINE,	   /* 3.13: after the object, unless marked invalid */
 };
 
 struct span_class {

@@ -30,7 +30,7 @@ enum {
 	ASK_AGAIN_NS = 100000000, /* interval for rechecking an unknown thread */
 };
 
-/* First and longest interval between two reports of a program whose code keeps changing. */
+/* Initial and maximum interval between reports of a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
 /* Age from which waiting processes are reported; running processes are reported at any age. */
@@ -108,7 +108,7 @@ struct python_process {
 	u64 code_type;
 	u64 eval_start; /* start of the evaluation loop; next, the length of its prologue */
 	u64 eval_bytes;
-	u64 image; /* identifies the program since its first sample; 0: not sampled yet */
+	u64 image; /* identifies the program, from its first sample on; 0: not sampled yet */
 };
 
 /* Outcomes of reading a stack, and of describing a code object. */
@@ -126,7 +126,7 @@ enum python_outcomes {
 	PYTHON_NOT_CODE,
 	PYTHON_OUTSIDE,	     /* the instruction is outside its code object */
 	PYTHON_NOT_RUNNING,  /* a frame of a generator that is not running */
-	PYTHON_UNUSED,	     /* the frame is where no frame can be */
+	PYTHON_UNUSED,	     /* no frame can be at the frame's address */
 	PYTHON_NOT_ADJACENT, /* a frame is being created */
 	CODE_DESCRIBED,
 	CODE_RING_FULL,
@@ -211,7 +211,7 @@ struct code_key {
 struct code_state {
 	u64 check;   /* identifies the object; mixed with the id to detect element reuse */
 	u64 id;
-	u64 pending; /* number of the sample that will describe the object; 0: it is described */
+	u64 pending; /* number of the sample that will describe the object; 0: already described */
 };
 
 struct thread_state {
@@ -245,7 +245,7 @@ struct python_work {
 	u64 next_thread;
 	struct thread_state found;
 	u64 frame; /* the next frame */
-	u64 seen;  /* number of functions' frames so far */
+	u64 seen;  /* number of function frames so far */
 	u64 open;  /* index + 1 of the last word if its frame may be entered from C; else 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */

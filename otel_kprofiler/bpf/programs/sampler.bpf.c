@@ -42,7 +42,7 @@ enum flags {
 	SPAN_LINKS = 32,
 	NAMESPACE = 64, /* ids are from the pid namespace that contains the targets */
 	DESCENDANTS = 128, /* descendants of targets are targets, too */
-	A64 = 256,	   /* call instructions are those of arm64 */
+	A64 = 256,	   /* return addresses must follow arm64 call instructions */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
 	PROGRAM_AND_OWNER = 2048, /* the fields in struct program_offsets can be read */
@@ -322,7 +322,7 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 
 /*
  * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
- * interpreter's objects have a span context, even if its span is not to be linked. A separate
+ * interpreter's objects contain a span context, even if its span is not to be linked. A separate
  * function, whose stack is free again when the unwinder runs, because functions that call each
  * other share 512 bytes of stack.
  */
@@ -495,8 +495,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 
 /*
  * While a CPU is running another program or bpf(2), the kernel does not run a perf event's program
- * there, and does not count the skipped runs. An early run follows a late run, so only the sum of
- * their delays shows missing runs. An idle CPU may have stopped its timer.
+ * there, and does not count the skipped runs. A late run is followed by an early one, so only the
+ * sum of their delays reveals missed runs. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,
 			 struct cpu_line *line, u64 now)

@@ -20,8 +20,8 @@ struct tracepoint {
 	u64 by;	      /* enum user_frames */
 	u64 python;
 	u64 argument; /* index of the argument with the value; NO_ARGUMENT: the value is 1 */
-	u64 pointer;  /* 0: the argument is the value, 1: it points to a struct with the value */
-	u64 member;   /* offset of the 32-bit value in that struct */
+	u64 pointer;  /* 0: the argument is the value; 1: it points to a struct with the value */
+	u64 member;   /* offset of the 32-bit value in the struct */
 	u64 is_order; /* whether the value is 1 << argument */
 	u64 unit;     /* multiplier of the value */
 	u64 calls;    /* number of the only system call to count, plus 1; 0: all */
@@ -31,7 +31,7 @@ const volatile struct tracepoint tracepoint SECTION(".rodata.tracepoint");
 
 MMAP_ARRAY(traced_cpus, u64, SIZED_BY_LOADER); /* 1: events are sampled on this CPU */
 
-/* Returns an argument. Verifiers require a constant offset in the context. */
+/* Returns an argument. The verifier requires constant offsets into the context. */
 INLINE u64 read_argument(const u64 *ctx, u64 number)
 {
 	u64 value = 0;

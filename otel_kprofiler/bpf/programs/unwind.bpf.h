@@ -117,7 +117,7 @@ INLINE int stop(struct unwind_work *w, u32 end)
 	return 1;
 }
 
-/* Steps over a signal: the kernel saved all registers above the stack pointer. */
+/* Steps over a signal frame: the kernel saved all registers above the stack pointer. */
 INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 bytes = c->signal.bytes;
@@ -320,7 +320,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	/*
 	 * A forked child lacks the page tables of its parent's code, so callers to which the child
-	 * has not returned cannot be read. Accepts them if a rule leads to executable memory.
+	 * has not returned cannot be read. Accepts such callers if a rule leads to executable memory.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;

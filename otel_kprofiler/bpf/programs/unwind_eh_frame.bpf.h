@@ -49,7 +49,7 @@ enum {
 	ENTRY_BYTES = 64, /* total size of the dynamic linker's _start and _dl_start_user */
 };
 
-/* Loads a window of the current table from `at` on; returns 0 on success. */
+/* Loads a window of the current table, starting at `at`; returns 0 on success. */
 INLINE int load_window(struct unwind_work *w, u32 at)
 {
 	void *table = bpf_map_lookup_elem(&tables, &w->slot);
@@ -388,7 +388,7 @@ GLOBAL int run_operations(void)
 	return PROGRAM_GOES_ON;
 }
 
-/* Runs a whole program; returns one of enum rule_errors. */
+/* Runs a CFA program to its end; returns a value of enum rule_errors. */
 INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 {
 	int progress = PROGRAM_GOES_ON;

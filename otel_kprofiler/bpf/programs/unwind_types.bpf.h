@@ -257,7 +257,7 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* the CIE that `initial` was made from; cie_serial: serial of its table */
+	u32 cie_at; /* the CIE from which `initial` was computed; cie_serial: serial of its table */
 	u32 cie_serial;
 	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;
@@ -277,7 +277,7 @@ struct unwind_work {
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
 	u64 preserved[MAX_PRESERVED]; /* addresses of saved registers; 0: in `block`; 1: lost */
-	/* output for the record */
+	/* copied into the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];
 	u64 frame[MAX_USER_FRAMES + 1];

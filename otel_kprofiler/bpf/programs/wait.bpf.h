@@ -11,7 +11,7 @@
 
 SCRATCH(late_begin, struct record);
 
-/* A member of the task that a tracepoint passes, or of a struct that the task points to. */
+/* A member of a tracepoint's task, or of a struct that the task points to. */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
 /* Returns the clock of a task's current or last run queue; 0 if unknown. */
@@ -365,7 +365,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait of known duration. The probability is proportional to the
- * duration, and 1 from the threshold on. Accounts for the probability of reporting the start.
+ * duration, and 1 from the threshold on. Accounts for the probability that the start was reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -523,7 +523,7 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 
 /*
  * Handles a thread that got a CPU after `duration`. For the last part of that time, `runnable`, the
- * thread waited for a CPU. Returns the same as tell_end().
+ * thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -537,7 +537,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 	if (!wait_layout.run_delay)
 		thread->woken_ns = 0;
 	if (thread->epoch != c->epoch)
-		return 0; /* it may have run while tracking was paused */
+		return 0; /* the thread may have run while tracking was paused */
 	if (state == RUNNABLE || runnable > duration)
 		runnable = duration;
 	asleep = duration - runnable;
@@ -734,7 +734,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory as in use or free. It is always free when a thread leaves its CPU. */
+/* Marks the scratch memory as used or free. It is free whenever a thread leaves its CPU. */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;

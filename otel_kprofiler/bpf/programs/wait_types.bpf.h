@@ -63,8 +63,8 @@ enum {
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
 
 /*
- * Offsets in kernel structs; 0 if unknown or absent. They are constants of the loaded program, so
- * that it can read members of the tracepoint's task without a helper.
+ * Offsets in kernel structs; 0 if unknown or absent. The offsets are constants of the loaded
+ * program, so that it can read members of the tracepoint's task without a helper.
  */
 struct wait_layout {
 	u64 pid; /* in task_struct, like all members whose comments name no struct */
@@ -90,7 +90,7 @@ struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
 	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: no sampling */
 	u64 min_ns;	  /* shorter waits are never sampled */
-	u64 begin_ns;	  /* minimum average interval between starts on a CPU */
+	u64 begin_ns;	  /* minimum average interval between reported starts on a CPU */
 	u64 wakers;	  /* whether to record wakers */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 	u64 late_begins;  /* number of late starts that may still be written; counts down */
@@ -131,12 +131,12 @@ struct wait_line {
  * line holds what every switch needs; the second holds the other members that a wait updates.
  */
 struct thread {
-	u64 task;	  /* address of its task_struct */
-	u64 off_since_ns; /* when it left the CPU; 0: it is on a CPU */
+	u64 task;	  /* address of the thread's task_struct */
+	u64 off_since_ns; /* when the thread left the CPU; 0: it is on a CPU */
 	u64 run_delay_ns; /* the task's run delay when the thread left the CPU */
 	u32 initial_tid;  /* thread id in the initial namespace */
 	u32 state;	  /* the thread's state when it left the CPU */
-	u32 epoch;	  /* epoch when it left the CPU */
+	u32 epoch;	  /* epoch when the thread left the CPU */
 	u32 cpu;	  /* the last CPU that the thread ran on */
 	u32 flags;	  /* enum wait_flags of this wait */
 	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
@@ -151,7 +151,7 @@ struct thread {
 	u64 start_time_ns; /* start of the process, on CLOCK_BOOTTIME; 0: unknown */
 
 	u64 id;	      /* never reused, unlike task addresses and thread ids */
-	u64 woken_ns; /* when it became runnable; meaningless if earlier than off_since_ns */
+	u64 woken_ns; /* when the thread became runnable; meaningless if earlier than off_since_ns */
 	u32 tgid;     /* same ids as in records */
 	u32 tid;
 	u32 in_namespace;

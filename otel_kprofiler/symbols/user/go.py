@@ -68,7 +68,7 @@ _NO_OFFSET: Final = 0xFFFFFFFF
 _SPAN_LIMIT: Final = 1 << 32
 _FUNCTION_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 
-# Indices of tables, from src/internal/abi/symtab.go
+# Table indices from src/internal/abi/symtab.go
 _PC_INLINED: Final = 2
 _DATA_INLINED: Final = 3
 _INLINED_CALL: Final = struct.Struct("<4xIIi")  # name, pc of the call, first line of the function

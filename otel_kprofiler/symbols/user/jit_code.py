@@ -56,7 +56,7 @@ class ProcessCode:
                 missing = error
                 self._look_ns[file] = now_ns + LOOK_AGAIN_NS
         if missing and all(self._look_ns.values()):
-            self._look_ns = dict.fromkeys(self._files, 0)  # the caller waits
+            self._look_ns = dict.fromkeys(self._files, 0)  # the caller waits before it calls again
             raise missing
         if not has_more:
             if now_ns >= self._checked_ns + CHECK_NS:

@@ -193,7 +193,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of a {size} MiB file takes more memory than {limit}"
-    else:  # {failed} begins with "took" if a limit was exceeded; otherwise it is a sentence
+    else:  # ``failed`` begins with "took" if a limit was exceeded, and is a sentence otherwise
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 

@@ -96,7 +96,7 @@ class _KnownFile:
         # Final frames: those used since the last call to forget(), and those last used earlier.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # Other frames, whose names or source lines may still be read, in the same two groups.
+        # Interim frames, whose names or source lines may still be read; grouped like final frames.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 

@@ -64,7 +64,7 @@ def _become_nobody(capabilities: Sequence[str]) -> None:
     _checked(_libc.capset(header, data), "capset")
     for name in capabilities:
         _prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, CAPABILITIES[name])
-    # An exec would set this. Without it, the process could not read its /proc entry.
+    # execve(2) would set this flag. Without it, the process could not read its /proc entry.
     _prctl(_PR_SET_DUMPABLE, 1)
 
 

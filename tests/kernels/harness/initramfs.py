@@ -19,8 +19,8 @@ DRIVERS = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 ROOT_TAG, RUN_TAG = "hostroot", "run"
 RUN_DIR = "/run/kernel-matrix"
 
-# Shares are never written, since changes go to an overlay in memory. In the overlay, other users
-# may enter the directories above the tests' files, so that tests can run as nobody.
+# Nothing is written to the shares, since changes go to an overlay in memory. In the overlay, other
+# users may enter the directories above the tests' files, so that tests can run as nobody.
 _INIT = f"""#!/bin/busybox sh
 export PATH=/bin
 b=/bin/busybox

@@ -1,4 +1,4 @@
-// Work in a C library that has no unwind tables: callbacks, strings, memory, numbers, system calls;
+// Calls a C library that has no unwind tables: callbacks, strings, memory, numbers, system calls;
 // with the argument "all", also threads and signals.
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* Programs and libraries that differ only in the name of one function. Its number is in the
- * thread's name while the function runs, and only then.
+/* Programs and libraries that differ only in the name of one function, work_N. The thread's name
+ * contains N exactly while the function runs.
  *
  *   -DVARIANT=7 -shared   library: work_7
  *   -DVARIANT=7           program that runs work_7

@@ -156,7 +156,7 @@ def measure(
         samples_per_second=HZ,
         target_pids=tuple(target.pid for target in targets),
         python_frames=127,
-        stacks="both",  # in user mode, too, where frames are created
+        stacks="both",  # also samples user mode, in which frames are created
         user_unwinding="frame_pointers",
     )
     sampler = EbpfSampler(config, loader=loader)

@@ -235,7 +235,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert screen(state, shown)[-1] == "/SYS"
     wanted = ["__x64_sys_sendto", "__x64_sys_read", "do_syscall_64"]
     assert sorted(names(state, shown)) == sorted(wanted)
-    press(state, shown, ENTER, "T")  # not typed into the filter
+    press(state, shown, ENTER, "T")  # T is no longer typed into the filter
     assert names(state, shown) == ["do_syscall_64", "__x64_sys_read", "__x64_sys_sendto"]
     assert screen(state, shown)[-1].startswith("/SYS  ")
     press(state, shown, "S", ESCAPE)
@@ -287,7 +287,7 @@ def test_enter_shows_callers_and_callees_and_escape_goes_back():
     assert lines[3].split() == ["100.0%", "70.0", "libc.so.6", "main"]
     assert lines[4].endswith("callees of do_syscall_64")
     assert lines[5].split() == ["71.4%", "50.0", "vmlinux", "__x64_sys_read"]
-    press(state, shown, DOWN, DOWN, ENTER)  # into a callee
+    press(state, shown, DOWN, DOWN, ENTER)  # opens a callee
     assert names(state, shown) == ["do_syscall_64", "vfs_read"]
     press(state, shown, ESCAPE)
     assert selected(state, shown) == "__x64_sys_read"
@@ -304,7 +304,7 @@ def test_enter_on_a_process_or_system_call_shows_its_functions():
     press(state, shown, "s", DOWN, ENTER)
     assert names(state, shown)[0] == "vfs_read"
     assert "watch" not in names(state, shown)
-    press(state, shown, ENTER, "t")  # threads of the function
+    press(state, shown, ENTER, "t")  # shows the function's threads
     assert names(state, shown) == ["nginx (7)"]
     press(state, shown, ESCAPE, ESCAPE, ESCAPE, ESCAPE, ESCAPE)
     assert "e\x1b[2Jvil\r (8)" in names(state, shown)

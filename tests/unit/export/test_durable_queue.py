@@ -252,7 +252,7 @@ def test_a_batch_added_during_a_shutdown_is_counted_as_lost(open_queue, monkeypa
     free = queue._free_disk_space
 
     def shut_down(more):
-        if more:  # in the thread that adds the batch
+        if more:  # called by the thread that adds the batch
             queue.shutdown(0)
         free(more)
 

@@ -125,7 +125,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [
-        # The innermost of several pieces of evidence decides.
+        # The innermost evidence decides.
         (["io_schedule", "shrink_node", "try_to_free_pages", "handle_mm_fault"], "memory_reclaim"),
         (["schedule", "__mutex_lock", "pipe_write", "vfs_write"], "kernel_lock"),
         (["io_schedule", "filemap_fault", "handle_mm_fault", "pipe_read"], "page_fault"),

@@ -286,7 +286,7 @@ def test_stopping_meets_its_deadline_and_counts_dropped_samples(parts):
     def slow(sample):
         resolved.append(sample)
         if len(resolved) == 10:
-            pipeline._deadline_s = 0.0  # it passes
+            pipeline._deadline_s = 0.0  # the deadline passes
         return resolve(sample)
 
     symbols.resolve = slow

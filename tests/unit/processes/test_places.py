@@ -130,7 +130,7 @@ def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host
     host("/proc/self/mountinfo", "")
     places = host.places()
     assert places.read(5) == {"container.id": ID}
-    assert places.read(6) == {}  # from the host's systemd or a container's
+    assert places.read(6) == {}  # a service of the host's systemd, or of a container's
 
 
 def test_mounts_identify_the_agents_container_in_a_namespace(host):

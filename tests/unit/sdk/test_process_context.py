@@ -348,7 +348,7 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
     assert changed.attributes["host.name"] == "h"  # a process cannot override it
     (directory / "maps").write_text(MAPS)  # the process has executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # with samples of the previous program
+    close_window(resources, resources.get(sample))  # has samples of the previous program
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 

@@ -109,7 +109,7 @@ def make_equal(key):
         name = Named("equal")
         name.value = 0
         name.value = hash(contextvars.ContextVar(name)) ^ hash(key)
-        equal = contextvars.ContextVar(name)  # often reuses the address
+        equal = contextvars.ContextVar(name)  # often allocated at the same address
         if hash(equal) == hash(key):
             return equal
     pytest.skip("no new variable has the address of a deleted variable")

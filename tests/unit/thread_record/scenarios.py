@@ -241,7 +241,7 @@ def c_code():
                 run(contextvars.copy_context(), lambda: inside(depth - 1))
             check()
 
-    may_miss = sys.version_info < (3, 14)  # until the writer notices the loaded library
+    may_miss = sys.version_info < (3, 14)  # the writer has yet to notice the library
     inside(1)
     may_miss = False
     inside(1)
@@ -269,7 +269,7 @@ def c_code_in_part_of_a_page():
         with tracer.start_as_current_span("inside"):
             check()
 
-    may_miss = sys.version_info < (3, 14)  # until the writer notices the loaded library
+    may_miss = sys.version_info < (3, 14)  # the writer has yet to notice the library
     run(contextvars.copy_context(), inside)
     may_miss = False
     run(contextvars.copy_context(), inside)

@@ -90,7 +90,7 @@ def test_assembler_labels_are_left_out(assembly):
         "sized", "sized", "inner_function", "sized",
     ]  # fmt: skip
     assert inner == sized + 2
-    for name in ("with_frame", "label_with_frame"):  # end with the unwind entry
+    for name in ("with_frame", "label_with_frame"):  # end where the unwind entry ends
         start = symbols[name][0]
         assert table.lookup(start + 1) == Function(start, start + 2, name)
         assert table.lookup(start + 2) is None

@@ -156,7 +156,7 @@ ENDS = st.just(("close",))
 def test_functions_have_the_right_name_at_any_time(rounds):
     """Events occur at times 10, 20 and so on. The dump is read after each round."""
     codes = []  # [start, end, name] of present functions
-    history = [[]]  # the code in each interval of ten
+    history = [[]]  # the code between each two events
     with written(header()) as (dump, path):
         for events in rounds:
             for event in events:

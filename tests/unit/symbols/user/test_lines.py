@@ -76,7 +76,7 @@ def cache(tmp_path):
 def code_addresses(path, count):
     """Returns return addresses minus one, and random addresses."""
     text = tool("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
-    if "static" in path:  # without the C library
+    if "static" in path:  # leaves out the C library
         parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]
         own = re.compile("main$|_ZN5TableILi|_ZN12_GLOBAL__N_1(3top|4text)E")
         named = zip(parts[::2], parts[1::2], strict=True)
