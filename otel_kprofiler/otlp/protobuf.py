@@ -100,7 +100,7 @@ class ProtobufWriter:
             body += b"\x10" + varint(address & MASK_64)
         for function, line in lines:
             inner = b"\x08" + function + b"\x10" + varint(line) if line else b"\x08" + function
-            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # two varints are below 128 bytes
+            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # two varints fit in 127 bytes
         body += attributes
         size = len(body)
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
@@ -123,7 +123,7 @@ class ProtobufWriter:
             body += b"\x18" + file
         if start_line:
             body += b"\x20" + varint(start_line)
-        return b"\x1a" + ONE_BYTE[len(body)] + body  # four varints are below 128 bytes
+        return b"\x1a" + ONE_BYTE[len(body)] + body  # four varints fit in 127 bytes
 
     def link(self, link: SpanLink) -> bytes:
         """Returns an entry of ``link_table``."""

@@ -31,7 +31,7 @@ _MAX_NOTE_BYTES: Final = 4096
 _MAGIC: Final = b"\xff Go buildinf:"
 _ALIGNMENT: Final = 16
 _FLAGS_AT, _VERSION_AT, _INLINE = 15, 32, 2
-_MAX_VERSION: Final = 127  # fits into a one-byte varint
+_MAX_VERSION: Final = 127  # fits in a one-byte varint
 _CHUNK_BYTES: Final = 1 << 18
 _MAX_DATA_BYTES: Final = 64 << 20
 

@@ -37,7 +37,7 @@ _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
 """A level and id that match no cgroup, so that nothing is sampled."""
 _NO_PID: Final = 1 << 22 | 1  # above PID_MAX_LIMIT, include/linux/threads.h
-_MOST: Final = SLOTS // 2 - 1  # a change keeps old and new targets in the map
+_MOST: Final = SLOTS // 2 - 1  # during a change, the map holds old and new targets
 
 _Found = TypeVar("_Found", int, tuple[int, int])
 

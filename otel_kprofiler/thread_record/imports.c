@@ -21,7 +21,7 @@
 #define GLOB_DAT R_AARCH64_GLOB_DAT
 #endif
 
-extern const char __ehdr_start __attribute__((visibility("hidden"))); /* start of this library */
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* this library's start */
 
 struct search {
 	const struct import *imports;

@@ -482,8 +482,8 @@ static void uninstall(PyObject *of_variables, PyObject *of_contexts)
 }
 
 /* install(variable, span key, labels key, attributes by number, attributes by span id, classes,
- *         whether this thread runs no event loop, offsets of the context in its thread and of ctx_entered in it,
- *         sys.modules, methods of ContextVar, methods of Context) */
+ *         whether this thread runs no event loop, offset of the context in the thread state,
+ *         offset of ctx_entered in the context, sys.modules, methods of ContextVar and Context) */
 static PyObject *install(PyObject *self, PyObject *arguments)
 {
 	PyObject *of_variables, *of_contexts;

@@ -46,7 +46,7 @@ _OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.max_concurrent_streams", 16),
-    # A call that its client resets at once still uses memory until it is handled.
+    # A call that is reset immediately still uses memory until it is handled.
     ("grpc.server.max_pending_requests", 64),
     ("grpc.server.max_pending_requests_hard_limit", 128),
 )

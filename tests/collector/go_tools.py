@@ -45,7 +45,7 @@ def build_once(name, build):
     if not shutil.which("go"):
         pytest.skip(f"needs the go command to build it, or {program}")
     program.parent.mkdir(parents=True, exist_ok=True)
-    # One build at a time, also across test runs, since a build uses all CPUs for minutes.
+    # Only one build at a time, even across test runs, since a build uses all CPUs for minutes.
     with open(program.parent / "otelcol.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if program.exists():

@@ -588,7 +588,7 @@ def own(kinds):
     results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")
-        place = (group["place"] or "").partition(" [")[0]  # without the mark of built-in modules
+        place = (group["place"] or "").partition(" [")[0]  # without the suffix of built-in modules
         results["" if nameless else group["name"], place] += group["self"]
     return results
 

@@ -89,7 +89,7 @@ def test_the_api_pages_describe_every_public_name(site):
         values = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
         names = {f"{package}.{name}" for name, one in values.items() if not inspect.ismodule(one)}
         anchors = Page((site / "docs/api" / f"{page.stem}.html").read_text()).anchors
-        if package != "otel_kprofiler.sdk":  # it re-exports names of export and otlp
+        if package != "otel_kprofiler.sdk":  # sdk re-exports names from export and otlp
             assert names <= anchors, names - anchors
 
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-# Without address randomization, so that both processes have the same addresses.
+# Runs without address randomization, so that both processes have the same addresses.
 SPIN = ["setarch", "-R", sys.executable, "-S", "-c", "while True: pass"]
 
 

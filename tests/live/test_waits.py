@@ -90,7 +90,7 @@ class Program:
             text=True,
         )
         assert self.process.stdout.readline() == "ready\n"
-        wait_until(lambda: "pipe_read" in self.place())  # until it waits for the command
+        wait_until(lambda: "pipe_read" in self.place())  # it is waiting for the command
 
     def go(self):
         self.process.stdin.write("\n")

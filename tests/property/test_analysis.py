@@ -129,7 +129,7 @@ def test_self_weights_sum_to_the_total_weight_and_group_totals_match_brute_force
                 for _, sample in profile.samples:
                     for name in {frame.function for frame in sample.stack.frames}:
                         totals[name] += profile.measure(sample.weight)
-        # Functions with the same name in two modules are two groups, and a sample may be in both.
+        # Functions with the same name in two modules form two groups, and a sample may be in both.
         for name, total in totals.items():
             of_name = [group.total for group in groups if group.key.name == name]
             assert max(of_name) <= total <= sum(of_name)

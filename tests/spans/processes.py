@@ -94,7 +94,7 @@ def run_worker(app, work, seconds, pool):
     def begin(**_):
         sender.start()
 
-    # Not earlier, since forked workers must not inherit the lock of an import in another thread.
+    # Not earlier, since forked workers must not inherit an import lock that another thread holds.
     signals.worker_ready.connect(begin)
     with contextlib.suppress(SystemExit):  # a worker's shutdown raises this
         worker.start()

@@ -27,7 +27,7 @@ struct table {
 	u64 inode;
 };
 
-/* Structs of the kernel, with the offsets in KERNEL of native.py. */
+/* Kernel structs, with the offsets that KERNEL in native.py specifies. */
 struct vma {
 	u64 start, end, mm, flags, pages, file, parent, right, left;
 	u64 rest[VMA_BYTES / 8 - 9];
@@ -152,7 +152,7 @@ void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 	if (!number)
 		mm[3] = start;
 	if (mappings++)
-		one[-1].right = (u64)&one->parent; /* the tree is a list */
+		one[-1].right = (u64)&one->parent; /* the tree degenerates into a list */
 	else
 		mm[0] = (u64)&one->parent;
 }

@@ -8,8 +8,8 @@
  * in that file's format, and needs Linux 6.0. Loaders load only the programs that they
  * need.
  *
- * Structs have only the members that are read; libbpf finds their offsets in the running kernel's
- * BTF.
+ * Structs contain only the members that are read; libbpf finds their offsets in the running
+ * kernel's BTF.
  */
 
 #include "loaders.bpf.h"

@@ -106,7 +106,7 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* start of the evaluation loop; next, the length of its prologue */
+	u64 eval_start; /* start of the evaluation loop; the length of its prologue follows */
 	u64 eval_bytes;
 	u64 image; /* identifies the program, from its first sample on; 0: not sampled yet */
 };

@@ -83,7 +83,7 @@ struct config {
 	u64 start_offset;  /* offset of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* bytes in the ring at which the reader is woken */
 	u64 stack_bytes; /* size limit of a kernel or user stack, at most STACK_BYTES */
-	u64 namespace_device; /* device of the pid namespace; next, its inode number */
+	u64 namespace_device; /* device of the pid namespace; its inode number follows */
 	u64 namespace_inode;
 	u64 parent_offset; /* offset of task_struct.real_parent */
 	u64 tgid_offset;   /* offset of task_struct.tgid */
@@ -170,7 +170,7 @@ struct last_run {
 struct scratch {
 	struct record record;
 	struct last_run last;
-	u64 is_taken; /* whether a program uses this memory; only set if there are tracepoints */
+	u64 is_taken; /* a program is using this memory; only set if there are tracepoints */
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)

@@ -612,8 +612,8 @@ INLINE u64 find_run_ns(u64 task)
 
 /*
  * Handles a missed switch event (a few per thousand on 6.18): `task`, which is leaving now, is not
- * the task last seen arriving. The run time of `task` shows when it arrived. The other task's run
- * time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
+ * the task last seen arriving. The run time of `task` shows when `task` arrived. The other task's
+ * run time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)
 {

@@ -110,7 +110,7 @@ struct wait_line {
 	u64 ring_full;
 	u64 no_room; /* waits of threads without an entry in `threads` */
 	u64 missed;  /* switches without a tracepoint event */
-	u64 lost;    /* exited threads whose totals did not fit into the ring */
+	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
 	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */

@@ -75,7 +75,7 @@ def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> lis
     for name in wanted:
         path = by_name.get(name)
         if path:
-            # depmod lists all transitive dependencies, each before its dependencies
+            # depmod lists all transitive dependencies; dependents precede their dependencies
             order += [p for p in (*reversed(dependencies[path]), path) if p not in order]
     return order
 

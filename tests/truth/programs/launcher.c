@@ -1,5 +1,5 @@
-/* Starts short programs at a steady rate: launcher DIRECTORY COUNT TIMES PER_SECOND runs p0 … in
- * the directory in turn, and keeps the number of started programs in the file "started". */
+/* launcher DIRECTORY COUNT TIMES PER_SECOND: starts the programs p0 … in the directory in turn, at
+ * a steady rate, and writes the number of started programs to the file "started" there. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

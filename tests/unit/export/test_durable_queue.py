@@ -121,7 +121,7 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     def export(batch):
         result = real(batch)
         arrived.set()
-        killed.wait(60)  # before the response is recorded
+        killed.wait(60)  # killed before the response is recorded
         return result
 
     receiver.export = export

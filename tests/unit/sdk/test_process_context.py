@@ -219,7 +219,7 @@ def test_a_process_context_mapping_without_a_name_is_an_error(monkeypatch):
         publish_process_context({"service.name": "a"})
 
 
-# Contexts are read from a /proc made of files, in which memory is a sparse file.
+# Contexts are read from a simulated /proc, in which mem is a sparse file.
 
 
 @pytest.fixture

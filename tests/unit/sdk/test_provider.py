@@ -166,7 +166,7 @@ print(ProfilerProvider().resource.attributes["service.name"])
         [sys.executable, "-c", f"FIRST = {first!r}\n{code}"],
         capture_output=True, text=True, env={"OTEL_SERVICE_NAME": "e"}, check=True,
     )  # fmt: skip
-    # As in the SDK, the environment's name is used if no other is set.
+    # As in the SDK, the environment provides the name if no other name is set.
     assert done.stdout.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
 
 
