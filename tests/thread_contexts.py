@@ -226,7 +226,7 @@ def compare(samples, log):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # The end of a wait is reported late, when the thread may have moved on, so use the middle.
+        # A wait's end is reported late, when the thread may have moved on, so use the midpoint.
         time_ns = (
             sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
         )

@@ -325,7 +325,7 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # Format here, so that the filter on repeated messages passes each distinct problem.
+            # Format here, so that the filter for repeated messages lets each distinct problem pass.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
             _log.error(f"reload rejected; the old configuration stays in effect: {problem}{fix}")
             first = str(problem).partition("\n")[0]

@@ -143,7 +143,7 @@ class OtlpHttpExporter(OtlpSender):
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
-        except OSError as error:  # a TLS file may be missing while it is replaced
+        except OSError as error:  # a TLS file is missing while being replaced
             return Answer(Verdict.RETRY, type(error).__name__, str(error))
         finally:
             timer.cancel()

@@ -57,7 +57,7 @@ extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HI
 #define BIG_ENDIAN_UNSIGNED (0 | 4 | 8) /* Py_ASNATIVEBYTES_*: big endian, unsigned, no negatives */
 
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
-static PyObject *span_key;   /* key of the span in its Context */
+static PyObject *span_key;   /* the span's key in a Context */
 static PyObject *labels_key; /* key of the label set's number in the Context */
 static PyObject *encoded;    /* encoded attributes by label set number */
 static PyObject *endpoints;  /* encoded name of the span's local root, by span id */
@@ -462,7 +462,7 @@ static void put_back(PyObject *methods, PyTypeObject *type, PyMethodDef *definit
 	Py_CLEAR(*plain);
 }
 
-/* Restores all methods; keeps the current exception. */
+/* Restores all methods; preserves the current exception. */
 static void uninstall(PyObject *of_variables, PyObject *of_contexts)
 {
 	PyObject *type, *value, *traceback;

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-# Prints its pid and the address of its _PyRuntime, then obeys the command on each input line.
+# Prints its pid and the address of its _PyRuntime, then executes the command on each input line.
 PROGRAM = """
 import ctypes, os, select, sys
 def report():

@@ -165,7 +165,7 @@ def test_uwsgi_workers_profile_themselves(receiver, tmp_path, way):
     env = environment(receiver, starts_at)
     with uwsgi(tmp_path, options, env) as (address, server, log):
         answers = serve(address, server, log)
-        # A busy uWSGI worker would exit without atexit.
+        # A busy uWSGI worker would exit without running atexit handlers.
         wait_until(lambda: all(is_idle(answer["pid"]) for answer in answers))
         # A worker that is interrupted twice exits without atexit, and the master interrupts its
         # workers.

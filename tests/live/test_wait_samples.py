@@ -256,7 +256,7 @@ def test_a_wait_after_a_missed_context_switch_has_no_start_time():
             return len(changed) > 3
 
         samples = drain_while(sampler, lambda: not change())
-        # One thread may be woken while its wait is changed.
+        # One thread may be woken while its wait is being changed.
         wanted = len(changed) - 1 - count_unknown(samples)
         samples += drain_until(sampler, lambda later: count_unknown(later) >= wanted)
     assert count_unknown(samples) >= len(changed) - 1, find_statuses(samples)

@@ -156,7 +156,7 @@ def windows(draw):
     shared = draw(st.lists(stacks(kernel, user), min_size=1, max_size=8))
     length = draw(st.sampled_from([1, 10**9]))
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True))
-    kinds.sort(key=KINDS.index)  # as in the agent's windows
+    kinds.sort(key=KINDS.index)  # in the order of the agent's windows
     return Window(START, START + length, [draw(profiles(shared, length, *kind)) for kind in kinds])
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The unwinder as native code, for a recorded process. The kernel's helpers, maps and structs are
- * replaced, so tables and stacks from any processor can be unwound on this one.
+ * Runs the unwinder as native code on a recorded process. The kernel's helpers, maps and structs
+ * are replaced, so tables and stacks of any architecture can be unwound on this machine.
  */
 #include "loaders.bpf.h"
 
@@ -118,7 +118,7 @@ void begin(const void *settings)
 	bpf_get_current_task = current_task;
 }
 
-/* Adds memory at an address, which hides earlier memory there. */
+/* Adds memory at an address, hiding any earlier memory there. */
 void add_memory(u64 start, u64 bytes, const u8 *content)
 {
 	memmove(region + 1, region, regions++ * sizeof(*region));

@@ -5,7 +5,7 @@
  * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if, after the
- * read, it is on no CPU and its context switch count (incremented on leaving a CPU) is unchanged.
+ * read, it is not on a CPU and its context switch count (incremented on leaving a CPU) is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -25,17 +25,17 @@ enum {
 
 enum row_flags {
 	HAS_STACKS = 1,
-	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were read */
+	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were being read */
 	NO_RING = 4,	/* no stacks, because the ring has no room for them */
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. Scheduler clocks and boottime differ in origin. */
+/* Read by dump.py; change both together. Scheduler clocks and boottime have different origins. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
-	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
+	u64 arrived_ns;	  /* when the thread was last switched in; 0: unknown */
 	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
 	u64 ran_until_ns; /* time of the last run, on a clock without interrupts and stolen time */
 	u64 lacking_ns;	  /* how far the clock of ran_until_ns is now behind the scheduler's */

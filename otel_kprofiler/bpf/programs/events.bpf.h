@@ -71,7 +71,7 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 }
 
 /*
- * Sets the value of a sample: the number of events that it represents. For an event with a period,
+ * Sets a sample's value: the number of events that it represents. For an event with a period,
  * this is the period; overflows that did not run the program count as missed. For an event with a
  * rate, whose period varies, this is the number of events since the last run on this CPU.
  */

@@ -38,7 +38,7 @@ INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 				      i ? FROM_FRAME_POINTER : FROM_REGISTERS);
 		head->frames = i + 1;
 	}
-	/* The count is read back, so that the verifier sees one state at the end of the loop. */
+	/* Reading the count back lets the verifier see one state at the end of the loop. */
 	checked = *(volatile u16 *)&head->frames;
 	BOUND(checked, MAX_USER_FRAMES);
 	return sizeof(*head) + checked * 8;

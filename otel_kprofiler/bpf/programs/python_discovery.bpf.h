@@ -2,7 +2,7 @@
 /*
  * Reports sampled processes that are not registered; user space determines whether they run
  * CPython. A process is reported once, and again when it executes another program or maps new code.
- * If a process keeps mapping and unmapping code, the intervals between reports about it grow. If a
+ * If a process keeps mapping and unmapping code, reports about it become less frequent. If a
  * short-lived program without an interpreter runs repeatedly, it is reported once a minute.
  */
 #pragma once

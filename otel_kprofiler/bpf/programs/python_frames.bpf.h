@@ -139,7 +139,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	return put_word(w, word | find_code(w, l, code));
 }
 
-/* Goes to the next frame; returns an outcome at the end, otherwise GO_ON. */
+/* Advances to the next frame; returns an outcome at the end, otherwise GO_ON. */
 GLOBAL int python_step(void)
 {
 	struct python_work *w = get_python_work();

@@ -40,7 +40,7 @@ enum {
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; otherwise, entry frames do */
+	PYTHON_IS_ENTRY = 2, /* frames entered from C have a flag; otherwise, entry frames mark them */
 };
 
 struct python_config {
@@ -81,7 +81,7 @@ struct python_layout {
 	u64 frame_instruction;
 	u64 frame_owner;
 	u64 frame_entry;
-	u64 frame_header; /* bytes before a frame's variables; 0: code_frame_words covers all */
+	u64 frame_header; /* bytes before a frame's variables; 0: included in code_frame_words */
 	u64 entry_owner;  /* frames with this or a higher owner mark a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;

@@ -321,7 +321,7 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 #ifndef KPROFILER_BCC
 
 /*
- * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
+ * Writes the interrupted thread's span and labels into the record. Returns whether the
  * interpreter's objects contain a span context, even if its span is not to be linked. A separate
  * function, whose stack is free again when the unwinder runs, because functions that call each
  * other share 512 bytes of stack.

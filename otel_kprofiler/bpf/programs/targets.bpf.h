@@ -76,7 +76,7 @@ extern int LINUX_KERNEL_VERSION __attribute__((section(".kconfig")));
 
 /*
  * Returns whether the current process is in or below one of the cgroups. Kernels before 5.15 lack
- * the helper; because of the version check, their verifier sees that it is never called.
+ * the helper; the version check hides the call from their verifier.
  */
 INLINE int in_cgroup(const struct config *options)
 {

@@ -57,7 +57,7 @@ INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* Before 6.1: finds the first mapping that ends after pc in the mm's red-black tree. */
+/* Before 6.1: finds, in the mm's red-black tree, the first mapping that ends after pc. */
 INLINE u64 walk_rb(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 node = 0, found = 0, start, end;
@@ -164,7 +164,7 @@ INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, stru
 	return FILE_UNAVAILABLE; /* executable, but in no segment of the file */
 }
 
-/* Fills in the file of the mapping in node[]; returns 0 if there is none or it is unreadable. */
+/* Fills in the file of the mapping in node[]; returns 0 if the mapping has no readable file. */
 INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	u64 file = vma_word(w, c->vma_file), pages = vma_word(w, c->vma_offset);

@@ -184,7 +184,7 @@ enum rule_errors {
 	RULE_NONE,
 	RULE_UNSUPPORTED,
 	RULE_DAMAGED,
-	RULE_GONE, /* the table was just removed */
+	RULE_GONE, /* the table has just been removed */
 	RULE_WORK, /* the work limit was reached */
 };
 

@@ -365,7 +365,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait of known duration. The probability is proportional to the
- * duration, and 1 from the threshold on. Accounts for the probability that the start was reported.
+ * duration, up to 1 at the threshold. Accounts for the probability that the start was reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that got a CPU after `duration`. For the last part of that time, `runnable`, the
- * thread waited for a CPU. Returns the result of tell_end().
+ * Handles a thread that was switched in after `duration`. For the last part of that time,
+ * `runnable`, the thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)

@@ -17,7 +17,7 @@ enum wait_states {
 	WAIT_STATES,
 };
 
-/* Task states, from include/linux/sched.h; tools that read /proc rely on them. */
+/* Task states, from include/linux/sched.h; tools that read /proc rely on the values. */
 enum task_states {
 	TASK_INTERRUPTIBLE = 0x1,
 	TASK_UNINTERRUPTIBLE = 0x2,
@@ -76,7 +76,7 @@ struct wait_layout {
 	u64 cfs_rq;	    /* se.cfs_rq */
 	u64 throttle_count; /* in cfs_rq */
 	u64 runtime;	    /* se.sum_exec_runtime */
-	u64 picked;	    /* se.prev_sum_exec_runtime: runtime when the task got a CPU */
+	u64 picked;	    /* se.prev_sum_exec_runtime: runtime when the task was switched in */
 	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not counted */
 	u64 queued;	    /* sched_info.last_queued: when the task was queued; 0: not queued */
 	u64 rq;		    /* in cfs_rq */
@@ -114,7 +114,7 @@ struct wait_line {
 	u64 begun;
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
 	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
-	u64 task; /* the last task that got this CPU; 0: unknown */
+	u64 task; /* the last task switched in on this CPU; 0: unknown */
 	u64 place; /* the task's index in `threads`; NO_THREAD: not followed, or not known yet */
 	u64 switched_ns; /* when the task got this CPU */
 	u64 epoch;

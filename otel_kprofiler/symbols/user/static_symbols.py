@@ -182,7 +182,7 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
                 raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is truncated")
             rest = rest[len(part) :]
             # Decompressing all at once would hold two copies of the result while its parts are
-            # joined.
+            # being joined.
             content += decompressor.decompress(part, _PIECE_BYTES)
     except (lzma.LZMAError, MemoryError) as error:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error

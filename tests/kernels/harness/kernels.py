@@ -96,7 +96,8 @@ class DebianKernel:
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            # The headers' tools run on the host, even if the headers are for another machine.
+            # The tools that come with the headers run on the host, even if the headers are for
+            # another machine.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         tree = root / "usr/src" / headers

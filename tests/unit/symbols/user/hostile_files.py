@@ -132,8 +132,7 @@ def packed_with_a_dictionary():
     """Returns a program whose debug file declares a dictionary of 1 GB."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
     whole = bytearray(lzma.compress(good(), filters=filters))
-    # The header of a block, which ends with its CRC32 (xz file format 1.1.0, sections 3.1 and
-    # 5.3.1).
+    # A block header, which ends with its CRC32 (xz file format 1.1.0, sections 3.1 and 5.3.1).
     size = (whole[12] + 1) * 4
     at = whole.index(b"\x21\x01", 12) + 2
     whole[at] = 36  # a dictionary of 1 GiB
