@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peer_load SECONDS``: a load of many kinds of user code.
+"""``python -m benchmarks.peer_load SECONDS``: runs many kinds of user code.
 
 Runs C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all
 built without frame pointers. Leaves out programs that are not installed.

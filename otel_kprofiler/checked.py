@@ -6,7 +6,7 @@ TOP: Final = (1 << 64) - 1
 
 
 def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
-    """Returns the value if it is an integer in the range; raises ``ValueError`` otherwise."""
+    """Returns the value if it is an integer in the given range; raises ``ValueError`` otherwise."""
     if not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{_shown(value)} is not a number from {least} to {most}")
     return value

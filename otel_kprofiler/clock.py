@@ -74,7 +74,7 @@ class Clock:
         return self._source.boot_ns()
 
     def to_unix_ns(self, boot_ns: int) -> int:
-        """Convert a boottime to Unix time with the most recently measured offset."""
+        """Convert a boottime to Unix time, using the most recently measured offset."""
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:

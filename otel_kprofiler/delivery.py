@@ -198,7 +198,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """Returns a request with only sample counts; None if they have been reported already."""
+        """Returns a request with only sample counts; None if the counts were already reported."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:

@@ -63,7 +63,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number of the first event's sample kind in records. Later events have consecutive numbers."""
+"""Number of the first event's sample kind in records. Further events are numbered consecutively."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -215,7 +215,7 @@ class ReaderFlag(MappedWords):
         self.words[0] = start_time_ns
 
     def newest_start_ns(self) -> int:
-        """Returns the latest start time, on the boottime clock, of any process in a record."""
+        """Returns the latest start time (boottime) of any process with a record."""
         return self.words[1]
 
 

@@ -70,7 +70,10 @@ class RowReader:
         self._rows = 0
 
     def window(self, rows: Sequence[Row]) -> Window:
-        """Converts a block of rows. Raises ``KProfilerError`` if there are too many samples."""
+        """Converts a block of rows to a window.
+
+        Raises ``KProfilerError`` if there are too many samples.
+        """
         self._rows += len(rows)
         if self._rows > MAX_ROWS:
             raise KProfilerError(

@@ -36,7 +36,7 @@ class QueueCounts(NamedTuple):
 
     Attributes:
         accepted: samples put into the queue.
-        exported: samples that arrived, according to the exporter.
+        exported: samples that the exporter reported as delivered.
         lost: samples not delivered, or dropped by the queue, by cause.
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in counts of a single kind,

@@ -71,7 +71,7 @@ class ExportQueue:
         on_export: called on the worker thread after each export, with the result and the duration
             in seconds, retries included. It is not called for a batch abandoned at shutdown.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
-            it. Closed together with the queue.
+            disk. The queue closes the spool.
         on_lost: called when a batch in memory is counted as lost, unless parts of it arrived. It is
             called on any thread, one call at a time, and must not raise.
     """

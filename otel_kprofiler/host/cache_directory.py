@@ -77,7 +77,7 @@ class CacheDirectory:
             os.unlink(name, dir_fd=self._directory.fd)
 
     def age_s(self, name: str, now_s: float) -> float | None:
-        """Returns the seconds since a file was created or last opened; None if there is no file."""
+        """Returns the seconds since a file was created or last opened; None if it is missing."""
         _check(name)
         try:
             return now_s - os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime

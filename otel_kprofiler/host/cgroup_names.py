@@ -44,7 +44,7 @@ _USER_MANAGER: Final = re.compile(r"user@\d+\.service")
 _POD_PARENT: Final = "libpod_parent"
 _DELETED: Final = " (deleted)"
 _LINES: Final = ("", "name=systemd", "cpu", "cpuacct", "memory", "pids")
-"""The hierarchies in order of precedence: cgroup v2, systemd's, and those with controllers."""
+"""Cgroup hierarchies in order of precedence: v2, systemd's, and those with controllers."""
 _LONGEST_ID: Final = 64
 
 

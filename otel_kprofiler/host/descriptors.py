@@ -16,7 +16,7 @@ _MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
 def open_pidfd(pid: int) -> int:
     """Open a process, as ``os.pidfd_open`` does; the caller closes the descriptor.
 
-    Requires kernel 5.3. Raises ``OSError``.
+    Requires Linux 5.3 or later. Raises ``OSError``.
     """
     in_python = getattr(os, "pidfd_open", None)
     if in_python is not None:

@@ -125,11 +125,11 @@ class ProcessMaps:
         self._buffers = ctypes.addressof(self._path), ctypes.addressof(self._build_id)
 
     def find(self, address: int) -> FoundMapping | None:
-        """Find the current mapping at an address; None if nothing is mapped. Raises ``OSError``.
+        """Returns the current mapping at an address; None if nothing is mapped there.
 
-        If anonymous executable memory exactly fills a hole in the mappings of a file, the process
-        has moved the file's text into this memory. Such memory is returned as a mapping of the
-        file.
+        Raises ``OSError``. If anonymous executable memory exactly fills a hole in the mappings of a
+        file, the process has moved the file's text into this memory. Such memory is returned as a
+        mapping of the file.
 
         To provide the build id, the kernel reads the file's first page, so this call may wait for
         the disk. On kernels before 6.11, all mappings are read, without build ids.

@@ -68,7 +68,7 @@ class NewFile:
             raise
 
     def finish(self, other_names: Iterable[str] = ()) -> None:
-        """Give the file its name, close it, and update :attr:`path`.
+        """Give the file its final name, close it, and update :attr:`path`.
 
         If the name is taken, ``other_names`` are tried in order. On ``OSError``, the file is
         removed.

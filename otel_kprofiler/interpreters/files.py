@@ -62,8 +62,8 @@ class InterpreterFiles:
     ) -> Interpreter | Refusal | None:
         """Returns a file's interpreter, or why it is refused; None if the file has no interpreter.
 
-        ``pid`` is a process that has mapped the file. The mapping's device and inode are 0 if
-        unknown. ``build_id`` is None if the file has no build id, or if it is unknown.
+        ``pid`` identifies a process that has mapped the file. The mapping's device and inode are 0
+        if unknown. ``build_id`` is None if the file has no build id, or if it is unknown.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:

@@ -83,7 +83,8 @@ class PythonCounts(NamedTuple):
 class PythonProcesses:
     """Registers processes. Not thread-safe, except for :meth:`counts` and :meth:`stop`.
 
-    ``on_found`` is called with each interpreter, before a process is registered with it.
+    ``on_found`` is called with each interpreter, before processes that run the interpreter are
+    registered.
     """
 
     def __init__(

@@ -100,8 +100,8 @@ WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Prefix of a wait profile's attributes, followed by a wait state. The value is the exact time, in
-nanoseconds, that the Resource's threads spent off the CPU in this state during the window. Absent
+"""Prefix of a wait profile's attributes, followed by a wait state. The value is the exact off-CPU
+time, in nanoseconds, that the Resource's threads spent in the named state during the window. Absent
 if the time is 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: number of the resource's waits that ended in this window."""

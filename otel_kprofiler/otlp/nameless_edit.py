@@ -18,7 +18,7 @@ _ATTRIBUTES: Final = "attribute_table"
 
 
 class Edit(NamedTuple):
-    """Additions to a dictionary.
+    """Additions to the dictionary of an OTLP message.
 
     Attributes:
         functions: appended functions, each as the string indices of its name, system name and file.

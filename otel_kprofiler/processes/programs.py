@@ -93,7 +93,7 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses an argument and its value. Returns the program; None if a later argument names it."""
+    """Parses an argument and its value. Returns the program; None if a later argument names one."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):

@@ -47,10 +47,10 @@ class ReplaySampler:
         """Does nothing."""
 
     def wait(self, timeout_s: float) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait_new(self, least_s: float, most_s: float) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait_first(self, timeout_s: float) -> bool:
         """Return immediately."""

@@ -74,7 +74,7 @@ def name_counts(
     """Returns the counters of on-CPU samples and of events, by kind.
 
     ``counts`` are the counters of cpu-clock and of each event. ``samples`` are those received since
-    the ``previous`` counters.
+    the ``previous`` counters were read.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []
     kinds += zip((event.kind for event in config.events), counts[1:], strict=True)

@@ -254,8 +254,8 @@ class ThresholdControl:
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
         """Adjust the threshold once a second, and return whether it changed.
 
-        ``taken`` is the number of waits sampled since the start. ``per_second`` is the target rate,
-        summed over all CPUs, at least 1.
+        ``taken`` is the number of waits sampled since sampling started. ``per_second`` is the
+        target rate, summed over all CPUs, at least 1.
         """
         passed = now_ns - self._since_ns
         if passed < _INTERVAL_NS:

@@ -26,7 +26,7 @@ def describe_sampling_ancestor() -> str:
 
 
 def find_sampling_ancestor() -> int | None:
-    """Returns the pid of the nearest ancestor that samples its descendants; None if none does.
+    """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
 
     An ancestor that samples its descendants publishes :data:`SAMPLES_DESCENDANTS` in its process
     context. This process must be allowed to read that context, and must share the ancestor's pid

@@ -293,7 +293,7 @@ class KernelProfiler(ForkAware):
     def stats(self) -> dict[str, Any]:
         """Returns the state and counters of this profiler as plain values.
 
-        Each ``problem`` says why data is missing; it is empty if nothing is missing.
+        Each ``problem`` states why data is missing, and is empty if nothing is missing.
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.

@@ -287,7 +287,7 @@ class RootNames:
     """Names samples after local roots during one profiler run. Used by the profiler's thread only.
 
     Args:
-        max_names: the maximum number of distinct names in a window; 0 disables names.
+        max_names: the maximum number of distinct names in a window; 0 disables local root names.
         baggage_keys: the keys of the baggage entries that become labels of the samples.
 
     Attributes:

@@ -93,7 +93,10 @@ class BatchProfileProcessor(ProfileProcessor):
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
-        """Leave pending batches to the parent. The child's first window opens a new exporter."""
+        """Leave pending batches to the parent.
+
+        The child opens a new exporter for its first window.
+        """
         _abandoned.append(self._reporter)
         self._reporter = None
 

@@ -51,7 +51,7 @@ class ServiceResource:
         return self._given
 
     def before_fork(self) -> None:
-        """Record the ``service.instance.id`` that the parent's other signals have."""
+        """Record the ``service.instance.id`` that the parent's other signals use."""
         resource = find_resource()
         self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 

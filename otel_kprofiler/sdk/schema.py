@@ -71,7 +71,7 @@ class Settings(Receiver):
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
-    """Check and convert options from ``source``, or raise a ``ConfigError`` with all problems."""
+    """Check and convert options from ``source``, or raise ``ConfigError`` listing all problems."""
     try:
         return Settings.model_validate(dict(options))
     except ValidationError as error:

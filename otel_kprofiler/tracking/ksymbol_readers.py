@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 class BaselineReader:
-    """Reads loaded symbols with the best method available to this process; not thread-safe.
+    """Reads loaded symbols by the best method available to this process; not thread-safe.
 
     ``refused`` explains, in a sentence for each method, why better methods are not used.
     """

@@ -89,7 +89,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Returns the event's count, enabled time in ns, and lost records (0 if not reported)."""
+        """Returns the event's count, time enabled in ns, and lost records (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost

@@ -34,7 +34,7 @@ class _Unusual(Exception):  # noqa: N818 - an outcome
 
 
 class _Distances(dict[bytes, "tuple[int, bytes]"]):
-    """Distances between changes, each with the CFA instruction that advances by it."""
+    """Distances between changes, each with the CFA instruction that advances by that distance."""
 
     def __missing__(self, packed: bytes) -> tuple[int, bytes]:
         (distance,) = _parse(packed)

@@ -74,7 +74,7 @@ class RequestQueue:
             return None
 
     def done(self, taken: Turn[FileRequest] | Turn[Opened], cpu_ns: int) -> None:
-        """Ends a request's turn, and charges the CPU time that it used."""
+        """Ends a request's turn, and charges the CPU time used."""
         with self._changed:
             if isinstance(taken.item, Opened):
                 self._loading -= 1

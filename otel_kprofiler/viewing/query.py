@@ -61,7 +61,7 @@ class StoreAnswers:
     def __call__(self, query: Query) -> Iterator[bytes]:
         """Yields the data as pieces of JSON.
 
-        Raises ``QueryError`` if there is no such resource, and ``KProfilerError`` if the store
+        Raises ``QueryError`` if the resource does not exist, and ``KProfilerError`` if the store
         cannot be read.
         """
         with self._lock:

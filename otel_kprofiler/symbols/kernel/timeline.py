@@ -97,7 +97,7 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """Boottime from which other modules may use the memory. Between ``until_ns`` and
+        """Boottime from which other modules may use the module's memory. Between ``until_ns`` and
         ``free_ns``, it is unknown which module uses the memory.
         """
 

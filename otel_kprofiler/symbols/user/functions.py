@@ -24,7 +24,7 @@ from otel_kprofiler.symbols.user.columns import (
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated. Real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Maximum size of a function. Functions further than this from the first function are dropped."""
+"""Maximum size of a function. Functions farther than this from the first function are dropped."""
 
 
 MAX_DEPTH: Final = 16

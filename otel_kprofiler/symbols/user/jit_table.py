@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 MAX_BYTES: Final = 8 << 20
 """Memory limit for a process's table, which suffices for 60,000 functions with 64-byte names."""
 MAX_FORMER: Final = 1024
-"""Maximum number of replaced functions that are kept."""
+"""Maximum number of replaced functions to keep."""
 MAX_FORMER_BYTES: Final = 1 << 20
 """Memory limit for replaced functions, with their lines; the oldest are evicted."""
 MAX_CODE_BYTES: Final = 1 << 30

@@ -82,7 +82,7 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 
 
 class SymbolicLines:
-    """Opens source lines and inlined functions with the symbolic library. Thread-safe.
+    """Provides source lines and inlined functions, using the symbolic library. Thread-safe.
 
     Functions have no lines if their DWARF is split, and inlined functions have no names if their
     names are in the common file of ``dwz -m``. The cache identifies a file by its modification time

@@ -47,7 +47,7 @@ class SymCache:
     """Source lines and inlined functions of one file. Thread-safe.
 
     Args:
-        data: the SymCache. A lookup stops at a damaged entry.
+        data: the content of the SymCache. A lookup stops at a damaged entry.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
         is_partial: whether ``data`` lacks DWARF that is in other files.
 
