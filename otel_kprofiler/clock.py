@@ -90,7 +90,7 @@ class Clock:
             return 0
         moved = self.sync()
         if abs(moved) >= STEP_NS:
-            _log.info("the Unix clock has moved by %.3f s", moved / 1e9)
+            _log.info("the Unix clock has jumped by %.3f s", moved / 1e9)
         return moved
 
     def _measure(self) -> int:

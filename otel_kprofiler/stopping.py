@@ -62,8 +62,8 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
         _stop.reset(token)
         if stop.unread:
             _log.warning(
-                "cannot read %s: the file system does not respond; the threads that read it keep"
-                " waiting", ", ".join(sorted(stop.unread)),
+                "cannot read %s: the file system is not responding; the threads reading it"
+                " remain blocked", ", ".join(sorted(stop.unread)),
             )  # fmt: skip
         if stop.busy:
             _log.warning(

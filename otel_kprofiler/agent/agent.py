@@ -255,7 +255,7 @@ class Agent:
         sync_s = self._config.clock_sync_interval_s
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
-            _log.debug("clock offset measured again; changed by %d ns", self._clock.sync())
+            _log.debug("measured the clock offset again; it changed by %d ns", self._clock.sync())
         self._draw(now)
         if self._reader:
             self._reload(self._reader)
@@ -295,7 +295,7 @@ class Agent:
         if rate == settings.samples_per_second:
             return
         _log.warning(
-            "the agent uses %.1f %% of a core and %d MB, so its sampling rate changes from %d to "
+            "the agent is using %.1f%% of a core and %d MB; changing its sampling rate from %d to "
             "%d per second",
             100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
         )  # fmt: skip

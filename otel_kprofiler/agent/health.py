@@ -55,7 +55,7 @@ class HealthServer:
             hint = "change service.health.endpoint, or stop the process that listens there"
             if not waits or error.errno != errno.EADDRINUSE:
                 raise HostError(problem, hint=hint) from error
-            _log.error("%s; trying again every %g s\nfix: %s", problem, RETRY_S, hint)
+            _log.error("%s; retrying every %g s\nfix: %s", problem, RETRY_S, hint)
             self._waiting.start()
 
     def _wait(self) -> None:

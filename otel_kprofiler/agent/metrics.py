@@ -261,7 +261,7 @@ class _Exporter(MetricExporter):
             advice = _ADVICE if no_pipeline else ""
             text = advise_plain_text(answer.message)
             _log.warning(
-                "%s: the agent's own metrics do not arrive: %s (%s)%s (logged once)",
+                "%s: the agent's own metrics are not delivered: %s (%s)%s (logged once)",
                 self._name, text, answer.status, advice, extra={"subject": f"{self._name}{advice}"},
             )  # fmt: skip
         return MetricExportResult.FAILURE

@@ -75,7 +75,9 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(text.encode(), self._address)
         except BlockingIOError:
-            _log.warning("cannot notify systemd: no process reads the socket %s", self._address)
+            _log.warning(
+                "cannot notify systemd: no process is reading the socket %s", self._address
+            )
             return False
         except OSError as error:
             _log.warning("cannot notify systemd: %s", describe_error(error))

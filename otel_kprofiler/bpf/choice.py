@@ -18,7 +18,7 @@ def get_loader(name: str = "auto") -> Loader:
     Raises ``ValueError`` for other names, and ``DependencyError`` if ``auto`` finds no library.
     """
     if name not in LOADERS:
-        raise ValueError(f"there is no loader {name!r}; use one of {', '.join(LOADERS)}")
+        raise ValueError(f"unknown loader {name!r}; use one of {', '.join(LOADERS)}")
     if name == "libbpf" or (name == "auto" and LibbpfLoader.is_installed()):
         return LibbpfLoader()
     if name == "bcc" or BccLoader.is_installed():

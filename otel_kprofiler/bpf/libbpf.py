@@ -86,12 +86,12 @@ class _LibbpfObject:
         if spec.maps_of is None:
             for name, entries in spec.map_entries.items():
                 if library.bpf_map__set_max_entries(self._find_map(name), entries):
-                    raise self._failure(f"sizing map {name} of", ctypes.get_errno())
+                    raise self._failure(f"setting the size of map {name} in", ctypes.get_errno())
         else:
             self._share_maps(spec.maps_of)
         for name, data in spec.constants.items():
             if library.bpf_map__set_initial_value(self._find_map(name), data, len(data)):
-                raise self._failure(f"setting the constants {name} of", ctypes.get_errno())
+                raise self._failure(f"setting the constants {name} in", ctypes.get_errno())
         programs = {name: self._find_program(name) for name in spec.programs}
         for program in self._programs():
             library.bpf_program__set_autoload(program, program in programs.values())
@@ -130,7 +130,7 @@ class _LibbpfObject:
                 continue
             name = library.bpf_map__name(bpf_map).decode()
             if library.bpf_map__reuse_fd(bpf_map, other.map_fd(name)):
-                raise self._failure(f"sharing map {name} of", ctypes.get_errno())
+                raise self._failure(f"sharing map {name} with", ctypes.get_errno())
 
     def _request_log(self, program: int) -> ctypes.Array[ctypes.c_char]:
         buffer = ctypes.create_string_buffer(_VERIFIER_LOG_BYTES)

@@ -177,7 +177,7 @@ def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
     Raises ``ValueError`` if a struct is truncated.
     """
     if len(data) % THREAD_BYTES:
-        raise ValueError("an entry of the off-CPU totals is truncated")
+        raise ValueError("an off-CPU totals entry is truncated")
     states = len(WaitState)
     for words in _THREAD.iter_unpack(data):
         _, since, _, _, state, epoch, _, flags, threshold = words[:9]
@@ -203,7 +203,7 @@ class WaitEnd(NamedTuple):
 def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
     """Parses the end of a wait. Raises ``ValueError`` if the record extends beyond ``until``."""
     if until - at < WAIT_END_BYTES:
-        raise ValueError("the record of a wait's end is truncated")
+        raise ValueError("a wait-end record is truncated")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
     since, asleep, runnable, threshold = times
     wait_state = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE

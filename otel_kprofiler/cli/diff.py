@@ -45,7 +45,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help="Group samples as in report.",
+    help="Group samples as `report --by` does.",
 )  # fmt: skip
 @click.option(
     "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
@@ -64,7 +64,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
     help="Exit with status 1 if a group's share of samples grew by more than PERCENT percentage "
-    "points, unless the growth may be due to chance.",
+    "points, unless the increase could be due to chance.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
@@ -73,7 +73,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-o", "--output", "path", metavar="OUT.html",
-    help="Write an HTML page instead, with a flame graph of gains and losses.",
+    help="Write an HTML page with a differential flame graph instead of printing a table.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT.html if it exists.")
 def command(

@@ -35,16 +35,16 @@ _LONGEST_S: Final = 3600.0
 @click.command(name="dump")
 @click.option(
     "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-    help="Only this process. All filters may be repeated.",
+    help="Dump only this process. All filters may be repeated.",
 )  # fmt: skip
 @COMM_OPTION
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only the processes of this container, given by its name or a prefix of its ID.",
+    help="Dump only the processes of this container, given by its name or a prefix of its ID.",
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DurationType(),
-    help="Make a second dump after this time, such as 1s, and show which threads have not moved.",
+    help="Take a second dump after this time, such as 1s, and mark threads that have not moved.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",

@@ -59,7 +59,7 @@ class LazyCommands(click.Group):
         """Look up a command. The error for an unknown name suggests a similar command."""
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
         if similar and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command {args[0]!r}; did you mean {similar[0]}?", ctx)
+            raise click.UsageError(f"no such command: {args[0]!r}; did you mean {similar[0]}?", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -58,8 +58,8 @@ class GroupingType(click.ParamType[str]):
         name = str(value)
         if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
-                f"{name!r} is neither one of {_GROUPINGS} nor an attribute, whose name contains "
-                f"a dot; for a label, use label:{name}"
+                f"{name!r} is not a grouping: use one of {_GROUPINGS}, the name of an attribute, "
+                f"which contains a dot, or label:{name} for a label"
             )
         return name
 
@@ -92,7 +92,7 @@ class GroupingType(click.ParamType[str]):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-o", "--output", "path", metavar="OUT",
-    help="Write the samples to OUT instead, in one of the formats of record.",
+    help="Write the samples to OUT instead of printing them, in a format supported by record.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(_FORMATS),
@@ -101,51 +101,59 @@ class GroupingType(click.ParamType[str]):
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
-    help="Only samples taken at or after this time: 10s (after the start), -10s (before the end), "
-    "12:30:05 or 2026-01-31T12:30:05 (UTC).",
+    help="Keep only samples taken at or after this time: 10s (after the start), -10s (before the "
+    "end), 12:30:05 or 2026-01-31T12:30:05 (UTC).",
 )  # fmt: skip
 @click.option(
-    "--to", "end", type=MomentType(), metavar="TIME", help="Only samples taken before this time."
-)
+    "--to", "end", type=MomentType(), metavar="TIME",
+    help="Keep only samples taken before this time.",
+)  # fmt: skip
 @click.option(
-    "-p", "--process", "processes", multiple=True, metavar="NAME|PID", help="Only this process."
-)
+    "-p", "--process", "processes", multiple=True, metavar="NAME|PID",
+    help="Keep only this process.",
+)  # fmt: skip
 @click.option(
     "-t", "--thread", "--comm", "threads", multiple=True, metavar="NAME|TID",
-    help="Only this thread.",
+    help="Keep only this thread.",
 )  # fmt: skip
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only this container, given by its name or a prefix of its ID.",
+    help="Keep only this container, given by its name or a prefix of its ID.",
 )  # fmt: skip
-@click.option("--service", "services", multiple=True, metavar="NAME", help="Only this service.")
+@click.option(
+    "--service", "services", multiple=True, metavar="NAME", help="Keep only this service."
+)
 @click.option(
     "--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
-    help="Only processes with this attribute, or samples with this label.",
+    help="Keep only processes with this attribute, or samples with this label.",
 )  # fmt: skip
 @click.option(
-    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs, such as 0-3,8."
-)
+    "--cpus", type=CpuListType(), default=(), metavar="LIST",
+    help="Keep only these CPUs, such as 0-3,8.",
+)  # fmt: skip
 @click.option(
     "--module", "modules", multiple=True, metavar="NAME",
-    help="Only stacks with frames in this kernel module.",
+    help="Keep only stacks with frames in this kernel module.",
 )  # fmt: skip
 @click.option(
-    "--function", "functions", multiple=True, metavar="NAME", help="Only stacks with this function."
-)
+    "--function", "functions", multiple=True, metavar="NAME",
+    help="Keep only stacks with this function.",
+)  # fmt: skip
 @click.option(
     "--span", "spans", multiple=True, metavar="ID",
-    help="Only the span or trace with this ID or ID prefix.",
+    help="Keep only the span or trace with this ID or ID prefix.",
 )  # fmt: skip
 @click.option(
     "--endpoint", "endpoints", multiple=True, metavar="NAME",
-    help="Only spans under the local root span with this name, such as 'GET /orders/{id}'.",
+    help="Keep only spans under the local root span with this name, such as 'GET /orders/{id}'.",
 )  # fmt: skip
-@click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only samples of this kind.")
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="NAME", help="Keep only samples of this kind."
+)
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
-    help="Only frames on this side of the stack: kernel, user, python or jvm. Time in callees on "
-    "other sides counts as self time.",
+    help="Keep only frames on this side of the stack: kernel, user, python or jvm. Time in callees "
+    "on other sides counts as self time.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,

@@ -115,4 +115,4 @@ def _print(text: str) -> None:
     writer.start()
     writer.join(_PRINT_TIMEOUT_S)
     if writer.is_alive():
-        _log.error("cannot print the sample counts: no process reads standard output")
+        _log.error("cannot print the sample counts: no process is reading standard output")

@@ -75,8 +75,8 @@ def _describe_tracepoints() -> Iterator[str]:
 
 COMM_OPTION: Final = click.option(
     "--comm", "comms", multiple=True, metavar="NAME",
-    help="Only threads with this name, and processes whose main thread has this name. Only the "
-    "first 15 characters are compared.",
+    help="Select only threads with this name, and processes whose main thread has this name. Only "
+    "the first 15 characters are compared.",
 )  # fmt: skip
 USER_SYMBOLS_OPTION: Final = click.option(
     "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
@@ -109,33 +109,34 @@ _OPTIONS: Final = (
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-        help="Only this process and its descendants. Sampling ends when the last of them exits. "
-        "All filters may be repeated. A sample must match at least one value of each filter.",
+        help="Sample only this process and its descendants. Sampling ends when all of them have "
+        "exited. All filters may be repeated. A sample must match at least one value of each "
+        "filter.",
     ),
     COMM_OPTION,
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
-        help="Only this cgroup (v2) and its descendants. Sampling ends when the last process in "
-        "them exits.",
+        help="Sample only this cgroup (v2) and its descendants. Sampling ends when all their "
+        "processes have exited.",
     ),
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
-        help="Only this container, given by its name or a prefix of its ID. Sampling ends when the "
-        "container stops.",
+        help="Sample only this container, given by its name or a prefix of its ID. Sampling ends "
+        "when the container stops.",
     ),
     click.option(
         "--pod", "pods", multiple=True, metavar="NAME|UID",
-        help="Only this Kubernetes pod, given as NAME, NAMESPACE/NAME or UID. Sampling ends when "
-        "the pod stops.",
+        help="Sample only this Kubernetes pod, given as NAME, NAMESPACE/NAME or UID. Sampling ends "
+        "when the pod stops.",
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this systemd unit, such as nginx.service. Sampling ends when the unit's last "
-        "process exits.",
+        help="Sample only this systemd unit, such as nginx.service. Sampling ends when the unit's "
+        "last process exits.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST",
-        help="Only these CPUs, such as 0-3,8.",
+        help="Sample only these CPUs, such as 0-3,8.",
     ),
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",

@@ -135,7 +135,9 @@ class Options:
 def _check(options: Options) -> None:
     in_process, with_copies = options.pid is not None, options.kallsyms is not None
     if not with_copies and any(options.copies.values()):
-        raise click.UsageError("options for files copied from a host need --kallsyms")
+        raise click.UsageError(
+            "--modules, --sys-module and other options for copied files require --kallsyms"
+        )
     if options.rvas and (with_copies or not options.elf_files):
         raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")
     if in_process + with_copies + (options.payload is not None) > 1:

@@ -69,7 +69,7 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "--from", "table", metavar="ADDRESS",
-    help="Show the profiles that arrive in a ClickHouse database, not samples from this host: "
+    help="Show profiles from a ClickHouse database instead of sampling this host: "
     "clickhouse://HOST:PORT/DATABASE.",
 )  # fmt: skip
 @click.option(
@@ -115,7 +115,7 @@ def command(
     default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
     window_s = default_s if window_s is None else window_s
     if not _SHORTEST_S <= window_s <= longest_s:
-        raise click.UsageError(f"--window must be 1s to {longest_s:g}s, not {window_s:g}s")
+        raise click.UsageError(f"--window must be between 1s and {longest_s:g}s, not {window_s:g}s")
     if once and batch:
         raise click.UsageError("--once cannot be combined with --batch")
     if services and table is None:

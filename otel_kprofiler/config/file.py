@@ -28,7 +28,7 @@ class Rotation(Section):
     max_days: int = Field(
         default=0,
         ge=0,
-        description="Number of days after which old files are deleted. With 0, "
+        description="Age in days at which old files are deleted. With 0, "
         "old files are kept regardless of their age.",
     )
     max_backups: int = Field(

@@ -117,13 +117,13 @@ class Receiver(Section):
         default=19,
         ge=1,
         le=10_000,
-        description="Samples per second on each CPU, 1 to 10000. The default is odd, so that "
-        "sampling does not run in step with timers of 10 or 100 Hz.",
+        description="Samples per second on each CPU, 1 to 10000. The default of 19 "
+        "prevents sampling in lockstep with timers of 10 or 100 Hz.",
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="both",
-        description="Sides of the stacks to collect. kernel costs the least, because time in user "
-        "mode is not sampled.",
+        description="Sides of the stacks to collect. kernel has the lowest overhead, because time "
+        "in user mode is not sampled.",
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
@@ -145,7 +145,7 @@ class Receiver(Section):
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How to unwind user stacks. auto: with the files' .eh_frame tables if the "
+        description="How to unwind user stacks. auto: using the files' .eh_frame tables if the "
         "kernel and the loader support this, otherwise with frame pointers. frame_pointers: only "
         "with frame pointers, which most distributions' binaries lack.",
     )
@@ -316,7 +316,7 @@ class Receiver(Section):
         default="process",
         description="What each Resource describes. Samples of processes that share a Resource are "
         "merged before they are sent. Values other than process result in fewer series and smaller "
-        "requests. Samples still name their threads (see docs/fleet.md).",
+        "requests. Samples still identify their threads (see docs/fleet.md).",
     )
 
     @field_validator("events")

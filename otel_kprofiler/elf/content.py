@@ -74,7 +74,8 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         import zstandard  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ElfError(
-            ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the zstandard package"
+            ElfProblem.DAMAGED_SECTION,
+            f"decompressing {_shown(section)} requires the zstandard package",
         ) from error
     # Some writers declare a window larger than the content.
     window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))

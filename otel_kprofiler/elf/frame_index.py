@@ -93,11 +93,11 @@ def parse_cie(frames: bytes, at: int) -> Cie:
     Raises ``ValueError`` if the CIE is missing or damaged, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
-        raise ValueError("an FDE refers to no CIE")
+        raise ValueError("an FDE does not refer to a CIE")
     length, zero = _ENTRY.unpack_from(frames, at)
     body = frames[at + _ENTRY.size : at + 4 + length]
     if zero or length < 4 or len(body) != length - 4:
-        raise ValueError("an FDE refers to no CIE")
+        raise ValueError("an FDE does not refer to a CIE")
     try:
         encoding = _find_encoding(body)
         return Cie(struct.Struct(_FORMATS[encoding & 0x0F]), bool(encoding & _PC_RELATIVE))

@@ -200,7 +200,7 @@ def _read_header(
     program_bytes, count, section_bytes, section_count, names = header[8:]
     machines = MACHINES.values() if machine is None else [MACHINES.get(machine)]
     if kind not in _EXECUTABLE_TYPES or code not in machines:
-        raise ElfError(ElfProblem.NOT_ELF, f"e_type {kind}, e_machine {code}")
+        raise ElfError(ElfProblem.NOT_ELF, f"unsupported e_type {kind} or e_machine {code}")
     if (count and program_bytes != PROGRAM_HEADER.size) or count > MAX_PROGRAM_HEADERS:
         raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{count} program headers")
     if section_bytes != _SECTION_HEADER.size:

@@ -112,7 +112,9 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     _, code, _, _, at, _, _, _, size, count, *_ = HEADER.unpack(header)
     is_odd = size != PROGRAM_HEADER.size or not 0 < count <= MAX_PROGRAM_HEADERS
     if code != machine or is_odd or at > _HEADER_SPACE:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"e_machine {code}, e_phnum {count}")
+        raise ElfError(
+            ElfProblem.DAMAGED_HEADERS, f"invalid e_machine {code}, e_phnum {count} or e_phoff {at}"
+        )
     bias, storage, dynamic = None, None, (0, 0)
     rows = [*PROGRAM_HEADER.iter_unpack(read(base + at, size * count))]
     for row in rows:

@@ -38,7 +38,7 @@ class FileSource:
             raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
         if len(data) != size:
             raise ElfError(
-                ElfProblem.CHANGED, f"read {len(data)} of {size} bytes at offset {offset}"
+                ElfProblem.CHANGED, f"read only {len(data)} of {size} bytes at offset {offset}"
             )
         return data
 
@@ -56,7 +56,8 @@ class FileSource:
                 part.release()
             if not count:
                 raise ElfError(
-                    ElfProblem.CHANGED, f"read {done} of {len(target)} bytes at offset {offset}"
+                    ElfProblem.CHANGED,
+                    f"read only {done} of {len(target)} bytes at offset {offset}",
                 )
             done += count
 
@@ -82,5 +83,6 @@ class ImageSource:
 def _check_range(offset: int, size: int, end: int) -> None:
     if not 0 <= offset <= end or not 0 <= size <= end - offset:
         raise ElfError(
-            ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset}, in a file of {end} bytes"
+            ElfProblem.OUT_OF_BOUNDS,
+            f"{size} bytes at offset {offset} exceed the file of {end} bytes",
         )

@@ -120,7 +120,7 @@ def exporter_from_environment(
         else:
             shown = redact_address(address)
             problem = ConfigProblem(
-                "command line", 0, 0, "", f"{shown} is not the address of a receiver"
+                "command line", 0, 0, "", f"{shown} is not a valid receiver address"
             )
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"

@@ -283,11 +283,11 @@ class ExportQueue:
         last_error, self._storage_error = self._storage_error, error
         if error and error != last_error:
             _log.warning(
-                "%s: the spool cannot be written: %s; %s (logged once)",
+                "%s: cannot write to the spool: %s; %s (logged once)",
                 self.exporter.name, error, consequence,
             )  # fmt: skip
         elif last_error and not error:
-            _log.info("%s: the spool can be written again", self.exporter.name)
+            _log.info("%s: the spool is writable again", self.exporter.name)
 
     def _free_disk_space(self, more: int) -> None:
         """Drop spooled batches that are too old, or whose segment must be deleted to free space."""
@@ -317,7 +317,7 @@ class ExportQueue:
 
     def _drop(self, dropped: Sequence[_Held], cause: LossCause) -> None:
         if dropped and cause not in {LossCause.SHUTDOWN, *self._dropping}:
-            _log.warning("%s: the oldest data is dropped (%s)", self.exporter.name, cause.value)
+            _log.warning("%s: dropping the oldest data (%s)", self.exporter.name, cause.value)
         numbers = {held.number for held in dropped}
         self._waiting = deque(held for held in self._waiting if held.number not in numbers)
         for held in dropped:

@@ -237,7 +237,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
 def unpack_totals(body: bytes) -> Totals:
     """Inverts :meth:`Totals.pack`, ignoring unknown keys; raises ``ValueError`` if malformed."""
     if len(body) > _MAX_TOTALS_BYTES:
-        raise ValueError("the totals are too long")
+        raise ValueError("the totals record is too long")
     values = _load(body)
     settled = _read_count(values.get("settled", 0))
     if settled >= MAX_NUMBER:
@@ -266,7 +266,7 @@ def _read_profile(value: object) -> ProfileSamples:
     match value:
         case [str(kind), samples]:
             return ProfileSamples(kind, _read_count(samples))
-    raise ValueError("a profile record is not a pair of kind and count")
+    raise ValueError("a profile record is not a (kind, count) pair")
 
 
 def _read_counts(value: object) -> SampleCounts:

@@ -190,8 +190,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if learned != self._logged_bytes:
             self._logged_bytes = learned
             _log.warning(
-                "%s (%s): rejects requests of %d bytes (%s), so such requests are split, and later"
-                " requests have at most %d bytes", self.name, self.endpoint, size, why, learned,
+                "%s (%s): the receiver rejects requests of %d bytes (%s); splitting them, and"
+                " limiting later requests to %d bytes",
+                self.name, self.endpoint, size, why, learned,
                 extra={"subject": f"{self.name} size"},
             )  # fmt: skip
 
@@ -234,7 +235,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._warn_once("partial", f"rejected {_profiles(answer)}: {message}")
         elif self._warned:
             self._warned.clear()
-            _log.info("%s (%s): accepts data again", self.name, self.endpoint)
+            _log.info("%s (%s): the receiver is accepting data again", self.name, self.endpoint)
         return answer
 
     def _advise(self, answer: Answer) -> str:

@@ -105,7 +105,7 @@ class PatientCalls:
         try:
             reader.start()
         except RuntimeError as error:
-            _log.warning("cannot start a thread, so files are read without a time limit: %s", error)
+            _log.warning("cannot start a thread (%s); files are read without a time limit", error)
             return None
         self._readers.add(reader)
         return reader

@@ -16,7 +16,7 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
     """Raised if a file system does not respond to a child process, which is then abandoned."""
 
     def __init__(self) -> None:
-        super().__init__("its file system does not respond")
+        super().__init__("its file system is not responding")
 
 
 class PatientChildren:

@@ -101,6 +101,6 @@ def _open_pyroute2() -> socket.socket:
 def _report_fallback(error: str) -> None:
     """Log why pyroute2 is not used, once per reason."""
     _log.warning(
-        "pyroute2 cannot open a socket for uevents (%s); the standard library opens it instead",
+        "pyroute2 cannot open a uevent socket (%s); using the standard library instead",
         error,
     )

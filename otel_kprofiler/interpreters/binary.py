@@ -143,7 +143,7 @@ def _find_version(
         return parse_version(int.from_bytes(runtime[VERSION_AT:][:8], "little"))
     if _VERSION not in symbols:
         raise InterpreterRefused(
-            Refusal.UNKNOWN_VERSION, "3.10 or earlier, or a binary without symbols"
+            Refusal.UNKNOWN_VERSION, "CPython 3.10 or earlier, or a binary without symbols"
         )
     at = find_offset(elf.loads, symbols[_VERSION].address, 8)
     return parse_version(int.from_bytes(source.read(at, 8), "little"))

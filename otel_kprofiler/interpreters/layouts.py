@@ -155,7 +155,7 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
 def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
     if parse_version(offsets["version"]) != version:
         raise InterpreterRefused(
-            Refusal.OTHER_LAYOUT, f"its offsets are those of version {offsets['version']:#x}"
+            Refusal.OTHER_LAYOUT, f"the offsets in the file are for version {offsets['version']:#x}"
         )
     if offsets["free_threaded"]:
         raise InterpreterRefused(Refusal.FREE_THREADED)
@@ -202,4 +202,4 @@ def _check(layout: PythonLayout) -> None:
         or not layout.frame_owner < layout.frame_bytes
         or not layout.code_table < layout.code_traceable < MAX_CODE_BYTES
     ):
-        raise InterpreterRefused(Refusal.OTHER_LAYOUT, "its offsets are out of bounds")
+        raise InterpreterRefused(Refusal.OTHER_LAYOUT, "an offset is out of bounds")

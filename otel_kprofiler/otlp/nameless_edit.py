@@ -144,7 +144,7 @@ def _entries(node: dict[str, Any], name: str) -> list[Any]:
     """Returns a list field, under its JSON name or the protobuf name that some producers write."""
     entries: Any = node.setdefault(name if name in node else _camel(name), [])
     if not isinstance(entries, list) or (name in node and _camel(name) in node):
-        raise PayloadError(f"{name} is not a list, or occurs twice")
+        raise PayloadError(f"{name} is not a list, or appears twice")
     return entries
 
 

@@ -71,7 +71,7 @@ class PythonFrames:
             self._problem = self._register_own(self._maps)
             self._is_own = not self._problem
             if self._problem:
-                _log.warning("stacks have no Python frames: %s", self._problem)
+                _log.warning("stacks will have no Python frames: %s", self._problem)
             return
         command = () if config.child_pid is None else (config.child_pid,)
         self._tracking = PythonTracking(

@@ -150,7 +150,7 @@ class ProcessContexts:
             thread.start()
         except RuntimeError as error:  # thread limit reached: samples have no contexts
             self._closed = True
-            _log.warning("process contexts are not read: %s; raise the thread limit", error)
+            _log.warning("process contexts will not be read: %s; raise the thread limit", error)
             return False
         self._thread = thread
         return True

@@ -217,7 +217,7 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
             raise OSError(f"{address:#x} is not a user-space address")
         data = os.pread(memory, size, address)
         if len(data) != size:
-            raise OSError(f"only {len(data)} of {size} bytes at {address:#x}")
+            raise OSError(f"read only {len(data)} of {size} bytes at {address:#x}")
         return data
 
     return read, objects, parse_headers_address(auxv)
@@ -308,11 +308,11 @@ class PublishedThreads:
             self._reader.register(key.tgid, start_time_ns, stack_start, place)
         except OSError as error:
             if not self._failed:
-                _log.warning("thread contexts of process %d are not read: %s", key.tgid, error)
+                _log.warning("cannot read the thread contexts of process %d: %s", key.tgid, error)
             self._failed = True
             return
         if key.tgid not in self._registered:
-            _log.debug("thread contexts of process %d: %s", key.tgid, place)
+            _log.debug("found the thread contexts of process %d: %s", key.tgid, place)
         self._registered[key.tgid] = key
 
     def _keep(self, key: ProcessKey, names: KeyMap) -> None:

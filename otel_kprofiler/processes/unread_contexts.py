@@ -48,7 +48,7 @@ class UnreadContexts:
         if (subject, reason) not in self._counts:
             if len(self._counts) >= _MAX_REASONS:
                 return
-            _log.info("%s of process %d not read: %s", subject, pid, reason)
+            _log.info("%s of process %d were not read: %s", subject, pid, reason)
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:

@@ -328,7 +328,7 @@ def _load(
         except SamplerError as error:  # the kernel lacks a helper or rejects the code
             if choice is choices[-1]:
                 raise
-            _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
+            _log.debug("the kernel rejected %s: %s\n%s", choice.name, error, error.log)
         else:
             break
     if plans.unwinding and not choice.unwinding:
@@ -385,7 +385,7 @@ def _load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObje
             raise get_privilege_error("loading the BPF program", files) from error
         if error.errno == errno.ENOMEM:
             raise HostError(
-                f"the kernel has no memory for a ring of {spec.map_entries['ring']} bytes",
+                f"the kernel cannot allocate a ring buffer of {spec.map_entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error
         raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(

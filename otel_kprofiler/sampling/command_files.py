@@ -31,7 +31,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
         paths.extend(_find_programs(program))  # extend() keeps the paths yielded before an error
         paths += _list_libraries(paths[-1])
     except (OSError, ValueError, ElfError, subprocess.SubprocessError) as error:
-        _log.debug("not all files of %s are known before it starts: %s", program,
+        _log.debug("cannot predict all files that %s will map: %s", program,
                    describe_error(error))  # fmt: skip
     return tuple(paths)
 

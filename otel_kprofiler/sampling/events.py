@@ -107,14 +107,14 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         try:
             changes = self.update()
         except OSError as error:
-            _LOG.warning("CPU hotplug is not tracked: %s", describe_error(error))
+            _LOG.warning("cannot track CPU hotplug: %s", describe_error(error))
             return
         for cpu in changes.closed:
             _LOG.info("CPU %d is no longer sampled%s", cpu, self._suffix)
         for cpu in changes.opened:
             _LOG.info("CPU %d is sampled from now on%s", cpu, self._suffix)
         for cpu, refusal in changes.refused.items():
-            _LOG.warning("CPU %d is not sampled%s: %s", cpu, self._suffix, refusal)
+            _LOG.warning("cannot sample CPU %d%s: %s", cpu, self._suffix, refusal)
 
     def disable(self) -> None:
         """Stop sampling on every CPU."""

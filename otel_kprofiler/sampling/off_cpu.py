@@ -41,4 +41,4 @@ class OffCpuConfig:
         ):
             value = getattr(self, name)
             if not 0 <= value <= high:
-                raise ValueError(f"{name} is {value}; it must be 0 to {high}")
+                raise ValueError(f"{name} is {value}; it must be between 0 and {high}")

@@ -43,7 +43,7 @@ def describe_problem(
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:
-        _log.warning("stacks have no Python frames: %s", problem)
+        _log.warning("stacks will have no Python frames: %s", problem)
     return problem
 
 

@@ -132,16 +132,18 @@ class SamplerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ValueError(f"{name} is {value}; it must be {low} to {high}")
+                raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
         if self.target_descendants and not self.target_pids:
             raise ValueError("target_descendants needs target_pids")
         if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
-            raise ValueError(f"a cgroup must be 1 to {MAX_CGROUP_LEVEL} levels below the root")
+            raise ValueError(
+                f"a cgroup must be between 1 and {MAX_CGROUP_LEVEL} levels below the root"
+            )
         if not self.on_cpu and self.off_cpu is None and not self.events:
             raise ValueError("there is nothing to sample: enable on_cpu, off_cpu or events")
         if self.child_pid is not None and (self.off_cpu is not None or self.events):
             raise ValueError(
-                "child_pid excludes off_cpu and events: pass the pid in target_pids instead"
+                "child_pid cannot be combined with off_cpu or events: use target_pids instead"
             )
         if len(self.events) > MAX_EVENTS:
             raise ValueError(f"there are {len(self.events)} events; the maximum is {MAX_EVENTS}")

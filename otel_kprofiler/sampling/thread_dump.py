@@ -284,7 +284,7 @@ class ThreadReader:
             except SamplerError as error:  # the kernel lacks a helper
                 if (suffix, name) == choices[-1]:
                     raise
-                _log.debug("%s is not accepted: %s\n%s", name + suffix, error, error.log)
+                _log.debug("the kernel rejected %s: %s\n%s", name + suffix, error, error.log)
         raise AssertionError("unreachable: the last choice returns or raises")
 
     def _load_spec(self, loader: Loader, spec: ObjectSpec) -> LoadedObject:

@@ -126,7 +126,7 @@ def _unknown(name: str, files: HostFiles) -> HostError:
         if suggestions
         else "list all events with `record -e help`"
     )
-    return HostError(f"neither an event nor a tracepoint is called {name}", hint=hint)
+    return HostError(f"no event or tracepoint is named {name}", hint=hint)
 
 
 class TracedPrograms:

@@ -271,7 +271,7 @@ class WaitFollower:
         except PermissionError as error:
             # Before 5.19, iterators require CAP_BPF. Without CAP_BPF, waits are reported only when
             # they end.
-            _log.info("some waits are not reported before they end: %s", error)
+            _log.info("some waits are reported only after they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
         with open(fd, "rb", buffering=0) as tasks:

@@ -215,12 +215,12 @@ class KernelProfiler(ForkAware):
                 self._problem = error.message
                 if on_error == "raise":
                     raise
-                _log.warning("no kernel profiles: %s", error.with_fix())
+                _log.warning("cannot collect kernel profiles: %s", error.with_fix())
             except Exception as error:
                 self._problem = f"{type(error).__name__}: {error}"
                 if on_error == "raise":
                     raise
-                _log.exception("no kernel profiles because of an unexpected error")
+                _log.exception("cannot collect kernel profiles because of an unexpected error")
         return self
 
     def stop(self, timeout_millis: float = _STOP_MILLIS) -> None:

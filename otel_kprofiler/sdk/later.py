@@ -60,6 +60,6 @@ def warn_without_threads() -> None:
     """Log a warning if uWSGI runs threads only while it serves requests."""
     if lacks_threads():
         _log.warning(
-            "uWSGI runs threads only while it serves a request, so profiles are delayed (fix: %s)",
+            "uWSGI runs threads only while serving a request, so profiles are delayed (fix: %s)",
             THREADS_HINT,
         )

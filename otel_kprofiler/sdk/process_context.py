@@ -70,7 +70,7 @@ class _Mapping:
         if not (named or self._named):
             words[_PUBLISHED_AT] = 0
             raise HostError(
-                "the process context cannot be published: the kernel allows neither a memfd nor "
+                "the process context cannot be published: the kernel permits neither a memfd nor "
                 "a name for anonymous memory",
                 hint="allow memfd_create in the seccomp profile of the container",
             )

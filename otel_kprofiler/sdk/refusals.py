@@ -35,7 +35,7 @@ def refuse_green_threads() -> None:
     else:
         return
     raise HostError(
-        f"{who} has replaced this process's threads, but the profiler needs a real thread",
+        f"{who} has monkey-patched threading, but the profiler needs a native thread",
         hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
         "its published Resource, or use threaded workers (gunicorn --worker-class gthread)",
     )

@@ -46,12 +46,12 @@ class Settings(Receiver):
     )
     local_root_names: bool = Field(
         default=True,
-        description="Name linked samples after the topmost span of this process in their trace.",
+        description="Add to linked samples the name of their trace's topmost span in this process.",
     )
     baggage_keys: list[str] = Field(
         default=[],
         max_length=16,
-        description="Baggage entries of local root spans that samples carry as labels.",
+        description="Keys of baggage entries of local root spans to attach to samples as labels.",
     )
     publish_context: bool = Field(
         default=True,

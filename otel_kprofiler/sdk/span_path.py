@@ -148,7 +148,7 @@ def _make_spans() -> Iterator[list[Any]]:
 
     recording = getattr(sdk_trace, "_Span", None)  # the class of the spans that tracers create
     if recording is None:
-        raise UnprovenError("OpenTelemetry's SDK has no class _Span")
+        raise UnprovenError("the OpenTelemetry SDK lacks the class _Span")
     nothing = Resource.get_empty()  # by default, resource detectors would run
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]

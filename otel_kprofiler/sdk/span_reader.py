@@ -58,7 +58,7 @@ def read_own_memory(address: int, size: int) -> bytes:
     done = read(os.getpid(), ctypes.byref(to), 1, ctypes.byref(source), 1, 0)
     if done != size:
         number = ctypes.get_errno() if done < 0 else 14  # EFAULT
-        raise OSError(number, f"{os.strerror(number)}: {size} bytes at {address:#x}")
+        raise OSError(number, f"cannot read {size} bytes at {address:#x}: {os.strerror(number)}")
     return buffer.raw
 
 

@@ -116,7 +116,7 @@ class CapturedFiles:
                         self._files[f"{host_path}/{inner}"] = file.read()
                 end = archive.offset
                 if data[end : end + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
-                    raise tarfile.ReadError(f"no member starts at byte {end}")
+                    raise tarfile.ReadError(f"no tar member starts at byte {end}")
         except (tarfile.TarError, ArithmeticError, EOFError, RecursionError, ValueError) as error:
             raise KProfilerError(
                 f"{local} is not a readable tar archive: {error}",

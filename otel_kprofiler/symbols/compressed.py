@@ -79,7 +79,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
         import zstandard  # noqa: PLC0415 - an extra that only .zst needs
     except ImportError as error:
         raise DependencyError(
-            "reading a zstd file needs the zstandard package",
+            "decompressing a zstd file requires the zstandard package",
             hint="pip install 'otel-kprofiler[zstd]', or decompress the file with unzstd",
         ) from error
     data = packed.getvalue()

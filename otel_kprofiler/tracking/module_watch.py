@@ -226,7 +226,7 @@ class ModuleWatch(ForkAware):
             try:
                 self._serve()
             except Exception:  # noqa: BLE001 - counted and logged; otherwise, tracking would stop
-                _log.exception("module tracking failed and restarts; all modules are read again")
+                _log.exception("module tracking failed; restarting it and rereading all modules")
                 self._count(restarts=1)
                 with self._lock:
                     self._events.close()

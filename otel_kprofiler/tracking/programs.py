@@ -194,7 +194,9 @@ class _Arrays:
         read_info(fd, info)
         compiled = info.jited_bytes > 0  # an interpreted program has no machine code
         if compiled and not info.ksyms:
-            raise HiddenAddressesError(errno.EPERM, "addresses of BPF programs are hidden")
+            raise HiddenAddressesError(
+                errno.EPERM, "the kernel hides the addresses of BPF programs"
+            )
         count = min(info.nr_ksyms, info.nr_lengths, capacity) if compiled else 0
         tags = bytes(self._tags)
         facts = ProgramFacts(

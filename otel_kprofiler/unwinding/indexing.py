@@ -140,7 +140,7 @@ def index_frames(
     a limit. After ``timeout_s``, the process is killed.
     """
     if frames.size > MAX_FRAMES_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame has {frames.size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame occupies {frames.size} bytes")
     with children.trying_once(fd, ".eh_frame"):
         arguments = (frames.offset, frames.size, frames.address)
         # the output is at most half as large as the section
@@ -168,7 +168,7 @@ def index_go(
     is damaged, too large or of an unknown version, or if the child process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".gopclntab has {table.size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".gopclntab occupies {table.size} bytes")
     empty = Segment(table.offset, 0, table.address)
     tables = others or Tables(table.address, table.offset, 0, empty)
     in_file = 0 if tables.made else tables.search_bytes
@@ -236,5 +236,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
 
 def _check(pairs: bytes) -> None:
     if len(pairs) > MAX_ENTRIES * ENTRY_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f"{len(pairs) // ENTRY_BYTES} functions")
+        raise TableRefused(
+            Refusal.TOO_LARGE, f"the search table lists {len(pairs) // ENTRY_BYTES} functions"
+        )
     check_pairs(iter([pairs]))

@@ -83,9 +83,9 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
     if not entries:
         return None
     if entries > MAX_ENTRIES:
-        raise TableRefused(Refusal.TOO_LARGE, f"{entries} functions")
+        raise TableRefused(Refusal.TOO_LARGE, f"the search table lists {entries} functions")
     if _HEADER.size + entries * ENTRY_BYTES > size:
-        raise TableRefused(Refusal.OUT_OF_BOUNDS, f"{entries} functions in {size} bytes")
+        raise TableRefused(Refusal.OUT_OF_BOUNDS, f"{entries} functions do not fit in {size} bytes")
     search = at + _HEADER.size
     address = origin + len(_ENCODINGS) + relative
     lowest, highest = check_pairs(read_chunks(source, search, entries * ENTRY_BYTES))
@@ -135,5 +135,5 @@ def _frames_until(source: Source, loads: tuple[Segment, ...], address: int, last
         raise TableRefused(Refusal.ENCODING, "an entry has a 64-bit length")
     size = last + _LENGTH.size + length - address
     if size > MAX_FRAMES_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame has {size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame occupies {size} bytes")
     return Segment(find_offset(loads, address, size), size, address)

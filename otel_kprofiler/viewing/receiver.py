@@ -108,7 +108,7 @@ class Intake:
             raise OverloadedError("other requests are taking too long")
         try:
             if not is_wanted():
-                raise OverloadedError("the sender has given up")
+                raise OverloadedError("the sender is no longer waiting")
             body = read()
             refuse_many_messages(body)
             problems: list[PayloadError] = []

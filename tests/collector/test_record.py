@@ -95,4 +95,4 @@ def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp
 def test_an_invalid_address_is_reported_before_sampling():
     done = run_command(*RECORD, "--export", "ftp://h:1")
     assert done.returncode == 2
-    assert "ftp://h:1 is not the address of a receiver" in done.stderr
+    assert "ftp://h:1 is not a valid receiver address" in done.stderr

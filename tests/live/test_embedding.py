@@ -470,7 +470,7 @@ def test_a_service_under_gevent_runs_unprofiled_with_one_warning():
     )
     assert done.stdout == "svc\n"
     (line,) = done.stderr.splitlines()
-    assert "gevent has replaced this process's threads" in line
+    assert "gevent has monkey-patched threading" in line
     assert "gthread" in line
 
 

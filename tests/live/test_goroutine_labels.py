@@ -168,7 +168,7 @@ def test_programs_of_an_unsupported_version_have_no_labels(unsupported, caplog):
     assert remark == "goroutine labels of 2 processes not read: go1.99.9 is not supported"
     (line,) = [text for text in caplog.messages if "goroutine" in text]
     assert line == (
-        f"goroutine labels of process {unsupported.pid} not read: go1.99.9 is not supported"
+        f"goroutine labels of process {unsupported.pid} were not read: go1.99.9 is not supported"
     )
 
 

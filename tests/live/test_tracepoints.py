@@ -213,6 +213,6 @@ def test_an_unknown_tracepoint_is_an_error_before_recording(tmp_path, text):
     path = tmp_path / "x.html"
     done = record(path, "-e", text, "-d", "1s")
     assert done.returncode == 3
-    assert f"error: neither an event nor a tracepoint is called {text}" in done.stderr
+    assert f"error: no event or tracepoint is named {text}" in done.stderr
     assert "fix: similar names: mm_page_alloc" in done.stderr
     assert not path.exists()

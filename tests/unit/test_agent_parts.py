@@ -221,7 +221,7 @@ def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
         assert get(server.port, "/livez")[0] == 200
     (lines,) = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
     assert "cannot listen on" in lines
-    assert "trying again every" in lines
+    assert "retrying every" in lines
 
 
 def test_the_agent_waits_only_for_a_port_in_use():

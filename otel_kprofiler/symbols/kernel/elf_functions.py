@@ -164,7 +164,9 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
     }
     base = marks.get(b"_text", marks.get(b"_stext"))
     if base is None:
-        raise KProfilerError(f"{image.path} is neither a module nor vmlinux: it has no _text")
+        raise KProfilerError(
+            f"{image.path} is neither a module nor vmlinux: it lacks the _text symbol"
+        )
     return base
 
 

@@ -378,7 +378,8 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
         symbols = ElfSymbols(os.fspath(path))
         if symbols.build_id is None or symbols.build_id not in loaded:
             raise KProfilerError(
-                f"{path} does not match a loaded module: build id {symbols.build_id or 'missing'}",
+                f"{path} does not match any loaded module: "
+                f"build id {symbols.build_id or 'missing'}",
                 hint="pass ELF files of the captured kernel, and copies of its /proc/modules,"
                 " /sys/module and /sys/kernel/notes",
             )

@@ -83,7 +83,7 @@ class ReadingBudget:
                 needed_mib = -(-(self._held + count_bytes) >> 20)
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"reading it takes {needed_mib} MiB with {purpose}, but "
+                    f"reading {purpose} requires {needed_mib} MiB in total, but "
                     f"the limit is {self.limit_bytes >> 20} MiB, three quarters of {_KEY}; "
                     f"raise {_KEY}",
                 )

@@ -201,7 +201,7 @@ def _open_same(
     try:
         fd, size, _ = open_regular(files, path, root)
     except OSError as error:
-        _log.debug("no debug file: %s", error)
+        _log.debug("cannot open a debug file: %s", error)
         return
     kept = False
     try:
@@ -211,7 +211,7 @@ def _open_same(
             kept = True
             yield DebugFile(root + path, fd, source, elf)
         else:
-            _log.debug("%s is the debug file of another file", path)
+            _log.debug("%s belongs to another executable or library", path)
     except ElfError as error:
         _log.debug("%s is not a debug file: %s", path, error)
     finally:

@@ -74,7 +74,7 @@ class DrgnLines:
     ) -> None:
         if importlib.util.find_spec("drgn") is None:
             raise DependencyError(
-                "these source lines need drgn, which is not installed",
+                "reading these source lines requires drgn, which is not installed",
                 hint="pip install 'otel-kprofiler[drgn]'",
             )
         self._lock = threading.Lock()

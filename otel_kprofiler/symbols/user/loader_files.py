@@ -137,7 +137,7 @@ class FileReader:
         if names.nbytes > self._max_bytes:
             size, limit = names.nbytes >> 20, self._max_bytes >> 19
             raise SymbolsRefused(
-                f"the symbols take {size} MiB, more than half of the limit of {limit} MiB; "
+                f"the symbols occupy {size} MiB, more than half of the limit of {limit} MiB; "
                 "raise max_user_symbol_megabytes"
             )
         return names

@@ -10,7 +10,7 @@ from otel_kprofiler.cli.main import cli, main
 def test_a_similar_command_is_suggested(slip, meant):
     said = CliRunner().invoke(cli, [slip, "-h"])
     assert said.exit_code == 2
-    assert f"no command '{slip}'; did you mean {meant}?" in said.output
+    assert f"no such command: '{slip}'; did you mean {meant}?" in said.output
 
 
 def test_no_command_is_suggested_for_a_word_unlike_any_command():

@@ -195,7 +195,7 @@ def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, ca
     (tmp_path / "b").write_bytes(requests(1)[0])
     status, _, err = run(capsys, "a", "b")
     assert status == 2
-    assert "b is not the address of a receiver" in err[0]
+    assert "b is not a valid receiver address" in err[0]
     assert "grpc://HOST:PORT" in err[1]
 
 

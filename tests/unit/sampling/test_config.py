@@ -67,8 +67,11 @@ def test_the_error_for_an_unsupported_kernel_names_its_release():
 @pytest.mark.parametrize(
     ("settings", "wrong"),
     [
-        ({"samples_per_second": -1}, "samples_per_second is -1; it must be 0 to 10000"),
-        ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296; it must be 0 to 4294967295"),
+        ({"samples_per_second": -1}, "samples_per_second is -1; it must be between 0 and 10000"),
+        (
+            {"min_duration_ns": 1 << 32},
+            "min_duration_ns is 4294967296; it must be between 0 and 4294967295",
+        ),
     ],
 )
 def test_off_cpu_settings_outside_their_limits_are_rejected(settings, wrong):

@@ -59,7 +59,7 @@ def test_events_that_are_not_tracepoints_are_not_planned_as_tracepoints(host):
     ],
 )
 def test_the_error_for_an_unknown_tracepoint_suggests_similar_names(host, text, near):
-    with pytest.raises(HostError, match=f"neither an event nor a tracepoint is called {text}") as e:
+    with pytest.raises(HostError, match=f"no event or tracepoint is named {text}") as e:
         plan(host, text)
     assert e.value.hint.startswith(f"similar names: {near}")
 

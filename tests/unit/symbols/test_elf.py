@@ -256,7 +256,7 @@ def test_functions_of_a_running_module_end_after_the_sizes_in_its_file(host, mod
 def test_a_file_of_another_kernel_yields_no_sizes(host, tmp_path):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
-    with pytest.raises(KProfilerError, match=r"other\.ko does not match a loaded module"):
+    with pytest.raises(KProfilerError, match=r"other\.ko does not match any loaded module"):
         KernelSymbolizer.from_files(**host, elf=[other])
 
 

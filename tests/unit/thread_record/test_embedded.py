@@ -153,7 +153,7 @@ def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
         """
     )
     (line,) = log.splitlines()
-    assert line.startswith("WARNING no kernel profiles: ")
+    assert line.startswith("WARNING cannot collect kernel profiles: ")
     assert "fix: run CPython 3.11 or later" in line
 
 

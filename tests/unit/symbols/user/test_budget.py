@@ -100,7 +100,7 @@ def test_memory_held_during_a_read_is_limited_and_released():
         budget.take(60, "one")
         with budget.hold(40, "two"):
             assert budget.left_bytes == 0
-        with pytest.raises(ElfError, match=r"reading it takes .* with other") as caught:
+        with pytest.raises(ElfError, match=r"reading other requires .* MiB in total") as caught:
             budget.take(41, "other")
         assert caught.value.problem is ElfProblem.TOO_LARGE
         assert budget.left_bytes == 40
