@@ -89,7 +89,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # of a real BPF program, if given
+        self._registry = registry  # a real BPF program's, if given
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:

@@ -117,7 +117,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     """More frozen files than reader threads are queued ahead of the other program's file."""
     receiver.up()
     frozen(6, delay_s=delay_s)
-    names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # not files of other tests
+    names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # excludes other tests' files
     agent = run_agent(receiver.endpoint, user_symbols="names", comms=names)
     agent.wait_until(lambda: count_waiting(agent) >= 5, 150, lambda: list_waits(agent))
     with running(compile_spins(tmp_path, "healthy")):

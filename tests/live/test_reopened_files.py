@@ -95,7 +95,7 @@ def test_a_host_file_at_the_same_path_is_not_opened_if_no_process_maps_it(tmp_pa
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with in_container(program, mounts) as process:
         asked = wanted(process)
-    shutil.copy2(program, mounts)  # has the same path, content and hash
+    shutil.copy2(program, mounts)  # the copy has the same path, content and hash
     assert asked.details.path == str(mounts / "waits")
     assert reopen(asked, Access()) is None
 

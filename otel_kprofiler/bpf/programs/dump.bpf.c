@@ -5,7 +5,7 @@
  * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if, after the
- * read, it is not on a CPU and its context switch count (incremented on leaving a CPU) is unchanged.
+ * read, it is not on a CPU, and its context switch count (incremented on leaving one) is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK

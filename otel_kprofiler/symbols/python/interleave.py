@@ -68,7 +68,7 @@ class Interleaver:
     ) -> None:
         self._loops = loops or KnownLoops()
         self._on_replaced = on_replaced
-        self._marks: dict[Frame, int] = {}  # by identity
+        self._marks: dict[Frame, int] = {}  # by the frame's identity
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:

@@ -172,7 +172,7 @@ def test_a_stack_side_is_completed_once_its_missing_file_is_located(known, resol
     frame = before.frames[1]
     assert before.is_provisional
     assert (frame.address, frame.unresolved) == (BIAS[UNKNOWN] + 0x500F, Unresolved.FILE_UNKNOWN)
-    known.add(FileKey(1, 1, 1), DETAILS[LIBC])  # not the file of the stack
+    known.add(FileKey(1, 1, 1), DETAILS[LIBC])  # not the stack's file
     assert resolve(stack) is before
     known.add(UNKNOWN, DETAILS[LIBC]._replace(path="/opt/late.so", texts=(Segment(0, 0x9000, 0),)))
     after = resolve(stack)
