@@ -107,7 +107,7 @@ def recorded(services, collector_program, tmp_path, sampling_host):
             with Agent(tmp_path, text) as agent:
                 agent.wait_until_it_samples()
 
-                def has_spans():  # the first samples have none
+                def has_spans():  # the first samples have no spans
                     ask(port, secrets.token_hex(16), 50)
                     return linked_services(file) == set(ENDPOINTS)
 

@@ -2,7 +2,7 @@
 /*
  * The sampler: runs at every overflow of a perf event and writes one record to a ring.
  *
- * Uses helpers only: no kernel header, no kernel struct and no processor register, so that one
+ * Uses only helpers: no kernel header, no kernel struct and no processor register, so that one
  * little-endian object serves every kernel from 5.10 on, on x86-64 and arm64. layout.py reads and
  * writes the structs below; change both together.
  */
@@ -542,7 +542,7 @@ INLINE void end_record(const struct record *record, struct cpu_line *line)
 
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. From in_flight, the reader learns the time up to which it has all records.
+ * increments are exact. From in_flight, the reader derives the time up to which it has all records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {

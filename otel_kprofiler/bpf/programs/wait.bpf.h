@@ -833,7 +833,7 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
-	void *typed = (void *)ctx[1]; /* the task, after the iterator's context struct */
+	void *typed = (void *)ctx[1]; /* the task, which follows the iterator's context struct */
 	u64 now, bytes = 0, since, runnable;
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
 	const struct wait_line *line = LOOKUP(wait_lines, &cpu);

@@ -139,7 +139,7 @@ def open_release(
             archive.update()
         except MatrixError as error:
             errors.append(str(error))
-            if not list(home.glob("lists/*Release")):  # files of an earlier run can be reused
+            if not list(home.glob("lists/*Release")):  # files from an earlier run can be reused
                 continue
         return archive
     raise MatrixError(f"no archive has Debian {release}:\n" + "\n".join(errors))
