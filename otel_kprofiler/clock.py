@@ -103,7 +103,9 @@ class Clock:
                 best_width, best_offset = width, unix - (first + width // 2)
         if unix < EARLIEST_UNIX_NS:
             if not self._unset:
-                _log.warning("the Unix clock is not set; timestamps start at 2020 until it is")
+                _log.warning(
+                    "the Unix clock is not set; timestamps will start at 2020 until it is set"
+                )
             self._unset = True
             return EARLIEST_UNIX_NS
         return best_offset

@@ -218,7 +218,7 @@ def _run(hook: Callable[[], None]) -> None:
     try:
         hook()
     except Exception:  # noqa: BLE001 - logged; the fork is the service's
-        _log.exception("a fork hook failed; later hooks still run")
+        _log.exception("a fork hook failed; running the remaining hooks")
 
 
 _registry: Final = _Registry()

@@ -1,6 +1,6 @@
 """Removes warnings that the profiler logs because other tests run at the same time."""
 
-_LOST = "BPF symbol records lost"
+_LOST = "BPF symbol records were lost"
 
 
 def without_lost_records(errors: str) -> str:

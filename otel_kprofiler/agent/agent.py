@@ -327,7 +327,7 @@ class Agent:
         if problem:
             # Format here, so that the filter for repeated messages lets each distinct problem pass.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
-            _log.error(f"reload rejected; the old configuration stays in effect: {problem}{fix}")
+            _log.error(f"reload rejected; the old configuration remains in effect: {problem}{fix}")
             first = str(problem).partition("\n")[0]
             self._notifier.ready(f"{self._status()}; last reload rejected: {first}")
             return

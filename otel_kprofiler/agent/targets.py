@@ -42,7 +42,7 @@ class AgentTargets:
         try:
             sampler.reconfigure(self._follower.apply(self._without_targets(sampler.config)))
         except (HostError, SamplerError) as error:
-            _log.error("new containers, pods or units are not sampled: %s", error.with_fix())
+            _log.error("new containers, pods and units will not be sampled: %s", error.with_fix())
             return
         _log.debug("sampling %s", self._follower.describe())
 

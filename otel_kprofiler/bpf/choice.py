@@ -24,7 +24,7 @@ def get_loader(name: str = "auto") -> Loader:
     if name == "bcc" or BccLoader.is_installed():
         return BccLoader()
     raise DependencyError(
-        "no library that loads BPF programs is installed",
+        "no library for loading BPF programs is installed",
         hint="install one, as root: apt-get install libbpf1 (Fedora, openSUSE: libbpf); "
         "where only libbpf.so.0 is packaged: apt-get install python3-bpfcc",
     )

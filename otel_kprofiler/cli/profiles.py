@@ -131,7 +131,7 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
     problems: list[PayloadError] = []
     windows = decode_windows(data, on_damage=problems.append)
     if not windows:
-        raise problems[0] if problems else PayloadError("the file has no profiles")
+        raise problems[0] if problems else PayloadError("the file contains no profiles")
     refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

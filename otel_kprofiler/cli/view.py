@@ -87,7 +87,7 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--store", "store_path", metavar="PATH",
-    help="File that keeps received samples across restarts. By default, a temporary file is used, "
+    help="File for keeping received samples across restarts. By default, a temporary file is used "
     "and deleted at exit.",
 )  # fmt: skip
 @click.option(

@@ -48,7 +48,7 @@ class Connection:
             from urllib3.exceptions import HTTPError  # noqa: PLC0415
         except ImportError as error:
             raise DependencyError(
-                "profiles in ClickHouse need the clickhouse-connect library, which cannot be "
+                "reading profiles from ClickHouse requires clickhouse-connect, which cannot be "
                 f"imported: {error}",
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error

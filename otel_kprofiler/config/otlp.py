@@ -108,7 +108,7 @@ class HttpTls(Tls):
 
     insecure_skip_verify: bool = Field(
         default=False,
-        description="Accept any certificate. Use this only for tests, because it allows "
+        description="Accept any certificate. Use this only for testing, because it allows "
         "man-in-the-middle attacks.",
     )
 
@@ -209,7 +209,7 @@ class _Client(Exporter):
     endpoint: str  # declared here, so that it is the first key
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
         default={},
-        description="Headers of each request. Their values are treated as secrets and never shown.",
+        description="Headers for each request. Values are treated as secrets and never shown.",
     )
     compression: Literal["gzip", "none"] = Field(
         default="gzip", description="Compression of requests."

@@ -264,8 +264,8 @@ class Receiver(Section):
         default=100,
         ge=1,
         le=100,
-        description="Probability that the agent samples during a probabilistic_interval, in "
-        "percent from 1 to 100.",
+        description="Probability that the agent samples during a probabilistic_interval, as "
+        "a percentage from 1 to 100.",
     )
     map_scale_factor: int = Field(
         default=0,

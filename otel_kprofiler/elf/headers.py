@@ -142,7 +142,9 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
     for load in loads:
         if load.address <= address and address + size <= load.address + load.size:
             return load.offset + address - load.address
-    raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {address:#x} are not loaded")
+    raise ElfError(
+        ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {address:#x} are outside the PT_LOAD segments"
+    )
 
 
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:

@@ -144,7 +144,7 @@ def parse_event(
                 f"{name}:freq=N (N samples per second on each CPU, at most {_MAX_RATE:,})"
             )
         if key == "period" and not has_period:
-            raise ValueError(f"{name} has no period: write {name}:freq=N")
+            raise ValueError(f"{name} does not support a period: write {name}:freq=N")
         period, rate = (int(number), 0) if key == "period" else (0, int(number))
     return LockSpec(rate) if name == LOCK_EVENT else EventSpec(name, period, 0 if period else rate)
 
@@ -175,7 +175,7 @@ def find_event_error(
         return get_privilege_error(f"opening event {name}", files)
     if error.errno == errno.EINVAL and attributes.flags & FREQUENCY:
         return HostError(
-            f"the kernel refused {name} with {attributes.sample_period} samples per second",
+            f"the kernel rejected {name} with {attributes.sample_period} samples per second",
             hint=f"choose a rate of at most {MAX_SAMPLE_RATE}, or {name}:period=N",
         )
     return _find_counter_error(error, name, files) if attributes.type == TYPE_HARDWARE else None
@@ -191,7 +191,7 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
         return None
     if not _has_counters(files):
         return KernelFeatureError(
-            f"{name} cannot be counted: the kernel has found no performance counters",
+            f"{name} cannot be counted: the kernel found no performance counters",
             hint="a virtual machine has counters if its host passes them through "
             "(QEMU: -cpu host,pmu=on); cpu-clock works everywhere",
         )

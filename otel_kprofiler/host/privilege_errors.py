@@ -26,7 +26,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     """
     if is_in_user_namespace(files):
         return PrivilegeError(
-            f"the kernel refused {action}: this process is in a user namespace, and its "
+            f"the kernel does not permit {action}: this process is in a user namespace, and its "
             "capabilities apply only there",
             hint=USER_NAMESPACE_FIX,
         )
@@ -35,7 +35,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     paranoid = _paranoid_fix(files) if capabilities.missing(("CAP_SYS_ADMIN",)) else ""
     if not missing and paranoid:
         return PrivilegeError(
-            f"the kernel refused {action}: kernel.perf_event_paranoid is above 2, "
+            f"the kernel does not permit {action}: kernel.perf_event_paranoid is above 2, "
             "where Debian and Ubuntu kernels require CAP_SYS_ADMIN",
             missing=("CAP_SYS_ADMIN",),
             hint=paranoid,
@@ -48,11 +48,13 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
         if counts_locked_memory(files):
             hint = f"raise the locked-memory limit: {MEMORY_LOCK_FIX}; or {hint}"
         return PrivilegeError(
-            f"the kernel refused {action}, although no capability is missing", hint=hint
+            f"the kernel does not permit {action}, although no capability is missing", hint=hint
         )
     hint = "; then ".join(filter(None, [paranoid, get_capability_fix(missing, capabilities)]))
     return PrivilegeError(
-        f"the kernel refused {action}: {' and '.join(missing)} missing", missing=missing, hint=hint
+        f"the kernel does not permit {action}: {' and '.join(missing)} missing",
+        missing=missing,
+        hint=hint,
     )
 
 

@@ -177,7 +177,7 @@ def _refuse_old_layout(sample: Any) -> None:
     for unknown in UnknownFieldSet(sample):  # type: ignore[attr-defined]
         if unknown.field_number == _OLD_ATTRIBUTES_FIELD:
             raise PayloadError(
-                "samples have an older layout than opentelemetry-proto 1.43"
+                "samples use a layout older than opentelemetry-proto 1.43"
                 " (attribute_indices in field 3)",
                 hint="rewrite the file with a current version of its producer",
             )

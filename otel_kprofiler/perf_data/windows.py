@@ -88,7 +88,7 @@ def read_perf_data(
         recording.add(record)
     if not any(event.times for event in recording.events):
         problem = f" ({reader.problem})" if reader.problem else ""
-        raise PayloadError(f"the perf.data file has no samples{problem}")
+        raise PayloadError(f"the perf.data file contains no samples{problem}")
     if reader.problem:
         notify(f"data is missing or damaged: {reader.problem}")
     recording.remark(notify)

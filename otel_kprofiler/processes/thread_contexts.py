@@ -212,7 +212,7 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
 
     def read(address: int, size: int) -> bytes:
         if search.is_over():
-            raise SearchTooLongError("searching the process takes too long")
+            raise SearchTooLongError("searching the process is taking too long")
         if not 0 <= address < 1 << 63:
             raise OSError(f"{address:#x} is not a user-space address")
         data = os.pread(memory, size, address)

@@ -60,7 +60,7 @@ def parse_facts(header: dict[str, Any]) -> RecordingFacts:
     if version != (FORMAT_VERSION, RECORD_VERSION):
         raise KProfilerError(
             f"the recording has format {version[0]}.{version[1]}, "
-            f"but this version reads {FORMAT_VERSION}.{RECORD_VERSION}",
+            f"but this version supports {FORMAT_VERSION}.{RECORD_VERSION}",
             hint="replay it with the version of otel-kprofiler that recorded it",
         )
     return RecordingFacts(

@@ -207,7 +207,7 @@ class EbpfSampler(ForkAware):
             try:
                 attached.waits.note_wakers(config.off_cpu)
             except OSError as error:
-                raise SamplerError(f"enabling wakers needs a restart: {error}") from error
+                raise SamplerError(f"enabling wakers requires a restart: {error}") from error
         if events is not None:
             events.between_samples(lambda: attached.configure(config, _NEVER_NS))
             if config.pin_cpu_ids != old.pin_cpu_ids:

@@ -60,7 +60,7 @@ class OwnContexts:
             self.problem = "the sampler cannot read thread contexts without the kernel's BTF"
         if self.problem:
             spans = "spans of other classes" if others else "spans"
-            _log.warning("samples are not linked to %s: %s", spans, self.problem)
+            _log.warning("samples will not be linked to %s: %s", spans, self.problem)
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
@@ -88,10 +88,10 @@ class OwnContexts:
         except OSError as error:
             self.problem = f"this process's memory cannot be searched ({describe_error(error)})"
         except SearchTooLongError:
-            self.problem = "searching this process's memory takes too long"
+            self.problem = "searching this process's memory is taking too long"
         if self.problem:
             _log.warning(
-                "samples are not linked to spans through thread contexts: %s", self.problem
+                "samples will not be linked to spans through thread contexts: %s", self.problem
             )
 
     def as_dict(self) -> dict[str, object]:

@@ -199,7 +199,10 @@ class KsymbolWatch(ForkAware):
             self._losses = [KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=self._lost_ns)]
             self._lost_since_ns = self._lost_since_ns or self._polled_ns
             self._read_wanted = self._all_wanted = True
-        _log.warning("lost %s BPF symbol records on CPU %d (%s)", count or "some", cpu, cause.value)
+        _log.warning(
+            "BPF symbol records were lost on CPU %d (%s); number of records: %s",
+            cpu, cause.value, count or "unknown",
+        )  # fmt: skip
         os.eventfd_write(self._wake_fd, 1)
 
     def _parse(self, cpu: int, data: bytes) -> list[KsymbolChange]:

@@ -208,7 +208,7 @@ class _Handler(HttpHandler):
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
+            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the request lacks a Content-Length header")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
             # Keep reading, because a client that is still sending would not see the response.
             left = int(length[:_MOST_DIGITS])

@@ -65,7 +65,9 @@ def is_answered(place):
 
 
 def problems(log):
-    return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
+    return [
+        line for line in log.splitlines() if not line.startswith("BPF symbol records were lost")
+    ]
 
 
 def count_by_pid(windows):

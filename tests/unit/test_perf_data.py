@@ -303,7 +303,7 @@ def test_throttling_and_copied_user_stacks_cause_remarks():
     ("data", "message"),
     [
         (b"PERFILE2", "the header of the perf.data file is truncated"),
-        (made(), "has no samples"),
+        (made(), "contains no samples"),
         (made(record(81, bytes(16))), "are compressed"),
         (b"PERFILE2" + struct.pack("<Q", 50) + bytes(100), "unsupported header size of 50 bytes"),
     ],

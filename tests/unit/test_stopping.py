@@ -35,7 +35,7 @@ def test_the_file_system_is_blamed_only_for_threads_reading_a_file(release, capl
     with stop_within(0):
         assert not join_all(threads)
     unread, busy = (record.getMessage() for record in caplog.records)
-    assert "cannot read /mnt/frozen/lib.so: the file system does not respond" in unread
+    assert "cannot read /mnt/frozen/lib.so: the file system is not responding" in unread
     assert "worker" not in unread
     assert "without waiting for worker:" in busy
     assert "file system" not in busy

@@ -57,7 +57,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
             names = mmap(file.fileno(), len(named.names), access=ACCESS_READ, offset=end)
     except OSError as error:
         _log.info(
-            "cannot move a symbol table to a temporary file, so it stays in memory: %s",
+            "cannot move a symbol table to a temporary file (%s); keeping it in memory",
             describe_error(error),
         )
         return named, list(others)

@@ -241,15 +241,13 @@ class _Download:
         length = response.headers.get("Content-Length", "0")
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
-            raise _DownloadError(f"announces {length[:20]} bytes, more than the limit")
+            raise _DownloadError(f"offered {length[:20]} bytes, more than the limit")
         # Read once more at the end, because only this detects a truncated response. Some proxies
         # compress files without being asked to. The build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:
-                raise _DownloadError(
-                    f"sends more than the limit of {self._limits.file_bytes} bytes"
-                )
+                raise _DownloadError(f"sent more than the limit of {self._limits.file_bytes} bytes")
             view = memoryview(chunk)
             while view:
                 view = view[os.write(target, view) :]
@@ -271,7 +269,7 @@ def _redirected(address: str, location: str) -> str:
         weaker = address.startswith("https:") and not following.startswith("https:")
         if _is_usable(following) and not weaker:
             return following
-    raise _DownloadError(f"redirects to the disallowed URL {redact_address(location)}")
+    raise _DownloadError(f"redirected to the disallowed URL {redact_address(location)}")
 
 
 def _is_usable(address: str) -> bool:

@@ -154,7 +154,7 @@ class _Worker:
             raise
         if cause:
             self.end()
-            raise LinesError(f"the DWARF cannot be read: {cause}")
+            raise LinesError(f"the DWARF data cannot be read: {cause}")
 
     def has_ended(self) -> bool:
         return self._child.poll() is not None

@@ -72,7 +72,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
         if fd >= 0:
             module.try_file(task.path, fd=fd, force=True)
     if module.debug_file_status != drgn.ModuleFileStatus.HAVE:
-        raise ValueError(f"the DWARF cannot be read: {module.debug_file_status.name}")
+        raise ValueError(f"the DWARF data cannot be read: {module.debug_file_status.name}")
     bias = module.debug_file_bias
 
     def look_up(address: int) -> list[tuple[str, str, int]]:

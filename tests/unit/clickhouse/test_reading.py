@@ -74,5 +74,5 @@ def test_the_error_for_a_missing_clickhouse_library_names_the_extra():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
-    assert "need the clickhouse-connect library" in done.stderr
+    assert "requires clickhouse-connect" in done.stderr
     assert "fix: pip install 'otel-kprofiler[clickhouse]'" in done.stderr

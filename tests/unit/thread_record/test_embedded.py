@@ -171,8 +171,8 @@ def test_a_warning_explains_once_why_spans_have_no_links():
         }
         """
     )
-    (line,) = [line for line in log.splitlines() if "are not linked" in line]
-    assert line.startswith("WARNING samples are not linked to spans: the sampler cannot read")
+    (line,) = [line for line in log.splitlines() if "will not be linked" in line]
+    assert line.startswith("WARNING samples will not be linked to spans: the sampler cannot read")
 
 
 def test_a_service_whose_memory_cannot_be_searched_reports_it():
@@ -193,6 +193,6 @@ def test_a_service_whose_memory_cannot_be_searched_reports_it():
             assert contexts.as_dict() == {"possible": True, "problem": ""}
             sample = RawSample(ON_CPU, 0, 0, 0, pid, pid, 5, 0, b"", (), (), None)
             contexts.look([sample])
-        assert contexts.as_dict()["problem"] == "searching this process's memory takes too long"
+        assert contexts.as_dict()["problem"] == "searching this process's memory is taking too long"
         """
     )
