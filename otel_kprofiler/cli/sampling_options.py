@@ -96,11 +96,11 @@ _OPTIONS: Final = (
     ),
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
-        help="Sample at this event instead of the clock. Events are page-faults, context-switches, "
-        "cpu-migrations, lock-contention, cycles and so on, and tracepoints such as block_rq_issue "
-        "or sys_enter:openat. EVENT:period=N samples every Nth event, and EVENT:freq=N takes about "
-        "N samples per second on each CPU. May be repeated. `-e help` lists all events, and shows "
-        "why some are not available on this host.",
+        help="Sample on this event instead of the clock. Events include page-faults, "
+        "context-switches, cpu-migrations, lock-contention, cycles, and tracepoints such as "
+        "block_rq_issue or sys_enter:openat. EVENT:period=N samples every Nth event, and "
+        "EVENT:freq=N takes about N samples per second on each CPU. May be repeated. `-e help` "
+        "lists all events, and shows why some are not available on this host.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
@@ -147,7 +147,7 @@ _OPTIONS: Final = (
     PYTHON_OPTION,
     click.option(
         "--off-cpu", "off_cpu", is_flag=True,
-        help="Also sample waiting threads: where they wait, what for, and how long.",
+        help="Also sample waiting threads: where, for what and for how long they wait.",
     ),
     click.option(
         "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,

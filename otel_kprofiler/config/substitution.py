@@ -26,7 +26,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
         inside = _INSIDE.fullmatch(match[1])
         if inside is None:
             raise ValueError(
-                f"has an invalid reference of {len(match[0])} characters: write ${{env:NAME}}, "
+                f"contains an invalid reference ({len(match[0])} characters): write ${{env:NAME}}, "
                 "${env:NAME:-default}, or $${ for a literal ${"
             )
         names.append(inside[1])

@@ -110,9 +110,9 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             _LOG.warning("cannot track CPU hotplug: %s", describe_error(error))
             return
         for cpu in changes.closed:
-            _LOG.info("CPU %d is no longer sampled%s", cpu, self._suffix)
+            _LOG.info("CPU %d is no longer being sampled%s", cpu, self._suffix)
         for cpu in changes.opened:
-            _LOG.info("CPU %d is sampled from now on%s", cpu, self._suffix)
+            _LOG.info("CPU %d is now being sampled%s", cpu, self._suffix)
         for cpu, refusal in changes.refused.items():
             _LOG.warning("cannot sample CPU %d%s: %s", cpu, self._suffix, refusal)
 

@@ -252,7 +252,7 @@ def test_the_standard_library_is_the_fallback_for_pyroute2(before, reason):
     printed, log = receive_twice(before)
     assert printed[:2] == ["received"] * 2
     assert len(log) == 1
-    assert log[0].startswith("otel_kprofiler.host.uevents: pyroute2 cannot open a socket")
+    assert log[0].startswith("otel_kprofiler.host.uevents: pyroute2 cannot open a uevent socket")
     assert reason in log[0]
 
 

@@ -75,6 +75,6 @@ def test_malformed_references_are_errors(text):
     document = parse_document(f"a: 1\nkey: {text}", path="t.yaml", environ=ENVIRON)
     [problem] = document.problems
     assert (problem.line, problem.column, problem.key) == (2, 6, "key")
-    assert f"invalid reference of {len(text)} characters" in problem.message
+    assert f"invalid reference ({len(text)} characters)" in problem.message
     assert text not in problem.message
     assert document.values["key"] is None
