@@ -104,7 +104,7 @@ def test_the_table_reports_a_search_without_matches(page):
     )
 
 
-def test_the_sandwich_says_that_the_selected_function_has_no_samples(page):
+def test_the_sandwich_view_states_that_the_selected_function_has_no_samples(page):
     ids = page.evaluate(IDS)
     go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (

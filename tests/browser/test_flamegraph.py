@@ -70,7 +70,7 @@ def test_user_code_is_coloured_by_binary_with_a_legend(browser):
         assert browser.evaluate(f"document.getElementById('{name}').getBoundingClientRect().height")
 
 
-def test_python_frames_show_their_line_and_on_hover_the_whole_path(browser):
+def test_python_frames_show_their_line_and_the_full_path_on_hover(browser):
     open_binaries(browser, LIBRARIES)
     hover(browser, PYTHON)
     assert text(browser, "details").startswith(f"{PYTHON} · in /srv/app/views.py · 5 samples")
@@ -104,7 +104,7 @@ CONTRASTS = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_frame_names_are_readable_on_every_colour(browser, scheme):
+def test_frame_names_are_readable_on_every_background_colour(browser, scheme):
     open_binaries(browser, [f"x{number}" for number in range(40)], scheme=scheme)
     contrasts = browser.evaluate(CONTRASTS)
     assert len(contrasts) > 40

@@ -34,7 +34,7 @@ def tooltip(browser):
     return browser.evaluate(TOOLTIP)
 
 
-def test_the_tooltip_appears_at_the_pointer_with_self_total_and_shares(page):
+def test_the_tooltip_at_the_pointer_shows_self_and_total_with_their_shares(page):
     assert tooltip(page) is None
     hover(page, "vfs_read")
     shown = tooltip(page)

@@ -38,7 +38,7 @@ def test_a_copied_stack_has_the_innermost_frame_first(page, tab):
     assert lines[:4] == ["ext4_read", "vfs_read", "do_syscall_64", "[0x401000]"]
 
 
-def test_csv_has_every_function_with_exact_counts(page, tmp_path):
+def test_csv_lists_every_function_with_exact_counts(page, tmp_path):
     rows = list(csv.DictReader(io.StringIO(saved(page, tmp_path, "c", "functions.csv").decode())))
     counts = {row["function"]: (int(row["self"]), int(row["total"])) for row in rows}
     assert counts == {

@@ -106,7 +106,7 @@ def test_zoom_and_search_survive_new_data(served, host):
     assert [box["name"] for box in boxes(served) if box["row"] == 1] == ["sh"]
 
 
-def test_a_brushed_interval_stays_when_the_range_advances(served, host):
+def test_a_brushed_interval_remains_selected_when_the_range_advances(served, host):
     served.evaluate("viewer.brush([1000, 2000])")
     shown = text(served, "brushed")
     assert shown.startswith("01:46:41.000")

@@ -35,7 +35,7 @@ def test_a_link_restores_ranges_at_the_ends_of_a_recording_exactly(
 
 
 @pytest.mark.parametrize("range_", ["1-2000", "2000000000000-2000000001000"])
-def test_a_range_outside_of_the_recording_has_no_samples(page, range_):
+def test_a_range_outside_the_recording_has_no_samples(page, range_):
     go(page, f"range={range_}")
     assert page.evaluate(REASON) == f"No samples of on_cpu pass: time {OUTSIDE}."
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]

@@ -33,7 +33,7 @@ def busy():
 
 
 @pytest.mark.parametrize(("width", "height"), SMALL)
-def test_the_graph_takes_most_of_the_window(browser, busy, width, height):
+def test_the_graph_fills_most_of_the_window(browser, busy, width, height):
     browser.show_page(busy, width=width, height=height)
     for row in ("#controls", "#choices", "#about"):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row

@@ -116,7 +116,7 @@ def choose(browser, name):
     wait(browser, f"!({NOTES}).some(note => note.startsWith('Loading'))")
 
 
-def test_source_lines_show_self_and_total_and_the_hottest_is_marked(show):
+def test_source_lines_show_self_and_total_values_and_the_hottest_is_marked(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
     # A stack that has line 3 twice counts once. Samples with native or kernel leaves count towards

@@ -80,7 +80,7 @@ def test_the_tooltip_splits_time_into_running_and_waiting_time(page):
     assert (pairs["On CPUs"], pairs["Waiting"], pairs["Self"]) == ("300 ms", "600 ms", "300 ms")
 
 
-def test_wait_causes_are_treated_like_functions_in_tables_callers_and_transforms(page):
+def test_wait_causes_behave_like_functions_in_tables_and_transforms(page):
     page.press("3")
     rows = page.evaluate("""[...document.querySelector('.table').querySelectorAll('tbody tr')]
       .map(row => row.innerText.replaceAll(/\\s+/g, ' ').trim())""")
@@ -94,7 +94,7 @@ def test_wait_causes_are_treated_like_functions_in_tables_callers_and_transforms
     assert text(page, "details").startswith("all · 500 ms")
 
 
-def test_each_kind_can_be_shown_alone_or_both_side_by_side(page):
+def test_cpu_and_wait_time_can_be_shown_separately_or_side_by_side(page):
     choose = f"{KIND}.value = '{{}}'; {KIND}.dispatchEvent(new Event('change'))"
     page.evaluate(choose.format("on_cpu"))
     assert text(page, "details") == "all · 30 samples, 100.00%"

@@ -100,7 +100,7 @@ def test_the_api_pages_do_not_contain_the_environment_of_the_build(site):
 
 
 @pytest.mark.long
-def test_a_linked_directory_gets_a_page_with_its_files(site):
+def test_a_linked_directory_has_a_page_that_lists_its_files(site):
     page = Page((site / "docs/troubleshooting.html").read_text())
     assert "../files/config/collector.html" in page.links
     assert "profiles" in (site / "files/config/collector.html").read_text()

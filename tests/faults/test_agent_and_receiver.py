@@ -77,7 +77,9 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, tmp_path):
+def test_the_next_run_delivers_samples_left_undelivered_by_the_last_run(
+    run_agent, receiver, tmp_path
+):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     agent.wait_until(agent.count_pending)
     first = agent.stop()
@@ -104,7 +106,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, tmp_path
         pytest.param("otlp_http", False, id="otlp_http-memory"),
     ],
 )
-def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
+def test_a_receiver_with_a_small_request_limit_receives_every_sample_once(
     *, run_agent, limited_receiver, tmp_path, exporter, storage
 ):
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"

@@ -221,9 +221,7 @@ def test_other_processes_lose_no_samples_to_a_noisy_process(run_agent, receiver,
     assert not any(account["lost"].values())
 
 
-def test_only_the_process_above_its_budget_gets_coarser_samples(
-    run_agent, receiver, public_directory
-):
+def test_only_a_process_above_its_budget_loses_stack_detail(run_agent, receiver, public_directory):
     receiver.up()
     (public_directory / "sitecustomize.py").write_text(SMALL_BUDGET)
     places = [(public_directory, "stacks", NOBODY), (public_directory, "good", ANOTHER)]

@@ -74,7 +74,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/symbolizer.py",
             "if time_ns >= view.since_ns:\n                return view.generation",
             "if time_ns >= 0:\n                return view.generation",
-            "test_samples_before_and_after_a_module_reload_have_the_right_names",
+            "test_samples_before_and_after_a_module_reload_have_the_correct_names",
         ),
         Mutation(
             "caller",

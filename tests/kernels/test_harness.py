@@ -74,7 +74,7 @@ def test_modules_are_loaded_after_their_dependencies():
         ("", None),
     ],
 )
-def test_the_result_is_taken_only_from_the_guests_marker(console, status):
+def test_the_result_is_read_only_from_the_guests_marker(console, status):
     assert parse_status(console) == status
 
 

@@ -106,7 +106,7 @@ def test_bpf_programs_and_subprograms_are_tracked_through_ksymbol_records():
         assert known(symbolizer) == kallsyms(*BLOCKS)
 
 
-def test_two_capabilities_are_enough_to_list_every_bpf_program():
+def test_two_capabilities_suffice_to_list_every_bpf_program():
     """With only CAP_BPF and CAP_PERFMON, and kallsyms hidden, all BPF programs are listed."""
     fds = [load(number, functions=1 + number % 4) for number in range(50)]
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}

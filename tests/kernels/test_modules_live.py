@@ -230,7 +230,7 @@ def test_a_long_running_init_that_fails_is_named_while_it_runs():
 
 
 @pytest.mark.one_boot
-def test_a_module_is_named_after_its_init_succeeds():
+def test_functions_of_a_module_are_named_after_its_init_succeeds():
     """A module keeps its identity when its init function returns, and its code is named."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)

@@ -127,7 +127,7 @@ def test_doctor_reports_no_problem_as_root():
 
 
 @pytest.mark.parametrize("variant", find_variants())
-def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
+def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
     """`record` shows complete, correct stacks in signals, system calls, waits and leaves."""
     functions = {*CALLERS, "handle", "compare"}
 
@@ -146,7 +146,7 @@ def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
 
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
-def test_recorded_stacks_of_go_programs_have_no_wrong_caller(tmp_path):
+def test_recorded_stacks_of_go_programs_contain_no_wrong_caller(tmp_path):
     """Stacks of a static Go program, unwound with its own tables, reach the goroutine's start."""
 
     def find_of_work(stacks):

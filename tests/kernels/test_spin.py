@@ -63,7 +63,7 @@ def test_the_call_chain_of_a_module_is_resolved():
         assert [frame.address for frame in stack.frames[: len(INSIDE)]] == wanted
 
 
-def test_samples_before_and_after_a_module_reload_have_the_right_names():
+def test_samples_before_and_after_a_module_reload_have_the_correct_names():
     """After a reload with other code, old samples keep their names, new ones get new names."""
     with spinning("spin") as first:
         symbolizer = KernelSymbolizer.live()

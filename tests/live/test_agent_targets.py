@@ -151,7 +151,7 @@ def by_name(found):
 
 
 @pytest.mark.long
-def test_samples_have_the_right_container_for_every_runtime(agent, place):
+def test_samples_have_the_correct_container_under_every_runtime(agent, place):
     expected = {}
     for number, (name, form) in enumerate(FORMS.items()):
         expected[name] = container_id(number)

@@ -36,7 +36,7 @@ def busy():
 
 
 @pytest.mark.parametrize("words", [["-d", "1s"], ["--", "sleep", "1"]])
-def test_a_terminal_shows_a_progress_bar(tmp_path, words):
+def test_a_progress_bar_is_shown_on_a_terminal(tmp_path, words):
     master, slave = pty.openpty()
     command = [*COMMAND, "record", "-o", tmp_path / "x.html", *words]
     with subprocess.Popen(command, stderr=slave) as process:
@@ -276,7 +276,7 @@ def test_three_capabilities_are_enough_to_record(public_python, nobodys):
     assert unresolved(done.stderr) < 1
 
 
-def test_unnamed_frames_say_that_cap_syslog_is_missing(public_python, nobodys):
+def test_unnamed_frames_state_that_cap_syslog_is_missing(public_python, nobodys):
     done = record_as_nobody(public_python, nobodys, "bpf", "perfmon")
     assert done.returncode == 0, done.stderr
     samples = read_samples(nobodys / "x.otlp")

@@ -176,7 +176,7 @@ def test_exported_names_are_used_while_the_search_for_a_debug_file_hangs(tmp_pat
             fuse.thaw()
 
 
-def test_other_files_have_names_while_a_shared_dwarf_file_hangs(tmp_path):
+def test_names_from_other_files_are_found_while_a_shared_dwarf_file_hangs(tmp_path):
     require_fuse()
     programs = [tmp_path / name for name in ("hostile", "other")]
     for program in programs:

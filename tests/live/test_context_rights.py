@@ -56,14 +56,14 @@ def record_as_nobody(folder, public_python):
     return record
 
 
-def test_spans_of_the_same_users_processes_are_read_without_further_capabilities(record_as_nobody):
+def test_spans_of_the_same_users_processes_are_read_without_extra_capabilities(record_as_nobody):
     links, printed = record_as_nobody(NOBODY)
     assert len(links) > 20
     assert "not read" not in printed
 
 
 @pytest.mark.long
-def test_processes_whose_spans_cannot_be_read_are_counted_with_the_reason(record_as_nobody):
+def test_processes_with_unreadable_spans_are_counted_by_reason(record_as_nobody):
     links, printed = record_as_nobody(SOMEBODY)
     assert links == []
     reason = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH missing"

@@ -41,7 +41,7 @@ def check(name, words, log, missing=0.0):
 
 
 @pytest.mark.parametrize("name", ["program", "opener"])
-def test_samples_have_the_span_published_by_libdd_otel_thread_ctx(tmp_path, name):
+def test_samples_carry_the_span_published_by_libdd_otel_thread_ctx(tmp_path, name):
     rust_writer.build(tmp_path)
     log = tmp_path / "log"
     words = [tmp_path / name, log, str(THREADS), tmp_path / "libspans.so"]
@@ -56,7 +56,7 @@ def test_samples_have_the_span_published_by_ddprof(tmp_path):
 
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
-def test_samples_have_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
+def test_samples_carry_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
     for name in ("_AGAIN_S", "_SHARE"):  # search for the variable at each check
         monkeypatch.setattr(thread_contexts, name, 0)
     log = tmp_path / "log"

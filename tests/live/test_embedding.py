@@ -345,7 +345,7 @@ def test_a_service_without_privileges_publishes_its_context_with_one_warning(kep
     assert "fix: " in line
 
 
-def test_profiles_have_addresses_if_kernel_symbols_are_hidden(to_file):
+def test_profiles_contain_addresses_if_kernel_symbols_are_hidden(to_file):
     """Without CAP_SYSLOG, the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
     done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
     assert done.stdout == "served running\n"

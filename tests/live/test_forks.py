@@ -285,7 +285,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
     assert len(set(published.values())) == len(published)
 
 
-def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
+def test_an_explicit_resource_receives_the_instance_id_of_the_childs_traces():
     """A Resource with the traces' instance id gets the child's new id. Other ids are kept."""
     done = run(
         """

@@ -130,7 +130,7 @@ def test_labels_of_each_supported_go_version_are_read(tmp_path, version):
     check(tmp_path, build(tmp_path, version=version))
 
 
-def test_waits_have_the_labels_of_their_goroutine(tmp_path):
+def test_waits_carry_the_labels_of_their_goroutine(tmp_path):
     off_cpu = OffCpuConfig(samples_per_second=5000)
     program = build(tmp_path)
     with Reader(b"goroutines", off_cpu=off_cpu) as reader, Goroutines(program, tmp_path) as service:
@@ -158,7 +158,7 @@ def unsupported(tmp_path):
         yield service
 
 
-def test_programs_of_an_unsupported_version_have_no_labels(unsupported, caplog):
+def test_programs_built_with_an_unsupported_go_version_have_no_labels(unsupported, caplog):
     caplog.set_level(logging.INFO)
     with Reader(b"goroutines") as reader:
         reader.collect_until(lambda: len(reader.samples) > 500 and reader.contexts.unread.remarks())
@@ -182,7 +182,7 @@ service:
 """
 
 
-def test_the_agent_counts_programs_of_an_unsupported_version(unsupported, tmp_path):
+def test_the_agent_counts_programs_built_with_an_unsupported_go_version(unsupported, tmp_path):
     health = f"127.0.0.1:{free_port()}"
     with Agent(tmp_path, AGENT.format(pid=unsupported.pid, health=health)) as agent:
         unread = agent.wait_until(lambda: ask_agent(health, "/status")[1].get("unread_contexts"))

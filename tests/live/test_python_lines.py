@@ -184,7 +184,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.long
-def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, hot_line, tmp_path):
+def test_report_lists_the_hot_line_of_a_gunicorn_service_first(program, hot_line, tmp_path):
     program.write_text(program.read_text().replace("\n\nif __name__", f"{APP}\n\nif __name__"))
     path, place = tmp_path / "x.otlp", tmp_path / "socket"
     service = [

@@ -222,7 +222,7 @@ def test_a_polling_thread_is_woken_when_another_thread_receives_reports():
         assert sampler.python.take_seen()
 
 
-def test_a_process_that_keeps_mapping_code_is_reported_at_growing_intervals(changes):
+def test_a_process_that_keeps_mapping_code_is_reported_at_increasing_intervals(changes):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     with (
         closing(EbpfSampler(config)) as sampler,

@@ -95,7 +95,7 @@ def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recordi
     assert read_profiles(str(part))
 
 
-def test_the_part_file_and_the_output_hold_the_same_samples(start, tmp_path):
+def test_the_part_file_and_the_output_contain_the_same_samples(start, tmp_path):
     """A late copy of the part file is a prefix of the output."""
     running = start("-o", "x.otlp")
     early = wait_for_samples(tmp_path / "x.otlp.part", 2)

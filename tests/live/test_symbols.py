@@ -78,6 +78,6 @@ def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
     assert min(load) < 3 * min(bare)
 
 
-def test_the_symbol_table_takes_at_most_28_bytes_per_symbol(symbolizer):
+def test_the_symbol_table_uses_at_most_28_bytes_per_symbol(symbolizer):
     snapshot = symbolizer.snapshot
     assert snapshot.size_bytes() <= 28 * snapshot.symbol_count()

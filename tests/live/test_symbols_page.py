@@ -45,7 +45,7 @@ def functions(text):
     return [line.split()[1].partition("+")[0] for line in text.splitlines()]
 
 
-def test_the_symbols_example_resolves_addresses_of_process_and_kernel(running, capsys):
+def test_the_symbols_example_resolves_process_and_kernel_addresses(running, capsys):
     pid, address = running["pid"], running["address"]
     given = run_example(EXAMPLES, "Symbols", pid=pid, addresses=[address + 1, 0x10])
     first, second, malloc = capsys.readouterr().out.splitlines()
@@ -74,7 +74,7 @@ def test_the_offset_example_prints_the_address_and_name_of_a_file_offset(running
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
-def test_the_filter_example_leaves_out_unselected_processes(running, capsys):
+def test_the_filter_example_excludes_unselected_processes(running, capsys):
     run_example(EXAMPLES, "Resolve only some processes", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 

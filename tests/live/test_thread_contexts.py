@@ -263,7 +263,7 @@ def record(pid, out):
     return linked
 
 
-def test_recordings_have_the_endpoints_and_labels_of_python_services(tmp_path):
+def test_recordings_contain_the_endpoints_and_labels_of_python_services(tmp_path):
     notes = tmp_path / "notes"
     command = [sys.executable, "-m", "tests.published_spans", notes]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as service:

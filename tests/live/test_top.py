@@ -126,7 +126,7 @@ def test_sigterm_ends_top_even_if_the_terminal_accepts_no_output(busy):
         assert terminal.settings() == terminal.before
 
 
-def test_a_closed_terminal_ends_top(busy):
+def test_top_exits_when_its_terminal_closes(busy):
     with Terminal(
         ["env", "--ignore-signal=HUP", *TOP, "-p", busy.pid, "--stacks", "kernel"]
     ) as terminal:

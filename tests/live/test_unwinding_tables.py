@@ -457,7 +457,7 @@ def test_table_slots_are_reused_without_mixing_up_tables(start, programs):
     assert counts.evicted == counts.loaded - 3
 
 
-def test_rejected_files_take_up_no_room_in_the_file_map(start, tmp_path):
+def test_rejected_files_do_not_fill_the_file_map(start, tmp_path):
     running = start(files=16)
     paths = []
     for number in range(40):

@@ -172,7 +172,7 @@ SLEEPS_IN = {"sleep": "hrtimer_nanosleep", "pipe": "pipe_read", "futex": "futex_
 WAITS = int(os.environ.get("KPROFILER_WAITS", "20"))
 
 
-def test_samples_of_waits_have_the_right_duration_and_stack(functions):
+def test_wait_samples_have_the_correct_duration_and_stack(functions):
     with sampled(KNOWN, WAITS, stacks="both") as (sampler, process):
         samples = collect(sampler, 1 + 0.06 * WAITS)
         known = json.loads(process.stdout.readline())

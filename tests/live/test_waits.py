@@ -430,7 +430,7 @@ def test_process_keys_contain_the_start_time_from_proc():
 SLEEPER = "import time\nwhile True: time.sleep(0.003)"
 
 
-def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
+def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_path):
     path = str(tmp_path / "waits.otlp")
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")

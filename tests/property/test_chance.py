@@ -37,7 +37,7 @@ def student_density(at, freedom):
 
 @pytest.mark.parametrize("freedom", [4, 22, 46])
 @pytest.mark.parametrize("distance", [0.1, 1.0, 2.5, 6.0])
-def test_chance_of_means_is_the_integral_of_students_density(freedom, distance):
+def test_chance_of_means_matches_the_integral_of_students_t_density(freedom, distance):
     steps = 20_000
     width = distance / steps
     inside = 2 * width * sum(student_density((n + 0.5) * width, freedom) for n in range(steps))

@@ -182,7 +182,7 @@ def test_counts_of_each_sample_kind_are_exact_in_any_order_of_events(events, scr
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
-def test_a_receiver_gets_the_loss_count_of_each_sample_kind(windows, script, bugs, before):
+def test_a_receiver_is_sent_the_loss_count_of_each_sample_kind(windows, script, bugs, before):
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)

@@ -39,7 +39,7 @@ def test_sample_counts_are_logged_as_one_json_line_with_each_number_once():
     assert whole["kinds"]["off_cpu"]["taken"] == 11
 
 
-def test_a_text_log_shows_the_sample_counts_as_readable_text():
+def test_a_text_log_shows_the_sample_counts_in_readable_form():
     line = make_formatter("console", 2).format(make_account_record(account(), as_json=False))
     assert line.partition("INFO    ")[2] == (
         "on_cpu: 97 samples taken; 4 lost (ring_full); otlp_grpc: 70 exported, 23 lost (rejected);"
@@ -69,7 +69,7 @@ def plaintext(request):
         server.stop(None).wait()
 
 
-def test_the_warning_about_a_plaintext_receiver_has_a_fix(plaintext, caplog):
+def test_the_warning_about_a_plaintext_receiver_suggests_a_fix(plaintext, caplog):
     protocol, port = plaintext
     once = RetryPolicy(enabled=False)
     exporter = (

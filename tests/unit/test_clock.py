@@ -60,7 +60,7 @@ def test_an_unset_clock_does_not_date_samples_to_1970(caplog):
     assert clock.to_unix_ns(0) == NOW
 
 
-def test_suspend_does_not_move_unix_time():
+def test_suspending_the_host_does_not_shift_unix_time():
     source = Script()
     clock = Clock(source)
     source.boot += 3600 * SECOND  # boottime includes suspend

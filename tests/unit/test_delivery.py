@@ -196,7 +196,7 @@ def test_nothing_is_pending_after_a_shutdown_during_encoding():
     assert exporter.batches == []
 
 
-def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
+def test_samples_of_a_window_lost_at_shutdown_are_counted_and_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     window = window_of(5, 1000, stream(12))

@@ -65,7 +65,7 @@ def test_hooks_run_in_reverse_order_before_a_fork_and_in_order_after_it(register
     assert log == [*before, "parent release", "parent restart"]
 
 
-def test_hooks_of_unregistered_and_collected_objects_are_not_called(log):
+def test_hooks_of_unregistered_or_garbage_collected_objects_are_not_called(log):
     kept, collected = Recording("unregistered", log), Recording("collected", log)
     forks.register(ForkStep.RENEW, kept)
     forks.register(ForkStep.RENEW, collected)

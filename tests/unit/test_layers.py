@@ -95,7 +95,7 @@ def test_packages_import_only_packages_in_the_table():
     } == {name: set(package.imports.split()) for name, package in PACKAGES.items()}
 
 
-def test_packages_use_only_public_names_of_others():
+def test_packages_use_only_public_names_of_other_packages():
     assert not [
         f"{package} imports {name}"
         for package, names in imports_by_package().items()

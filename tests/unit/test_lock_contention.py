@@ -51,7 +51,7 @@ def find_profile(windows):
     return next(profile for profile in window.profiles if profile.kind == LOCK_CONTENTION)
 
 
-def test_samples_carry_lock_and_holder_through_otlp(windows):
+def test_the_lock_type_and_holder_of_samples_survive_an_otlp_round_trip(windows):
     (window,) = windows
     for profile in (find_profile(windows), find_profile([send(window)])):
         samples = [(dict(sample.labels), list(sample.values)) for _, sample in profile.samples]

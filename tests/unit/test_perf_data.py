@@ -130,7 +130,7 @@ def test_the_last_record_gets_the_modification_time_of_the_file():
     assert WRITTEN - 10**9 < window.end_unix_ns <= WRITTEN + 1
 
 
-def test_code_without_symbols_has_a_file_offset_and_a_reason():
+def test_code_without_symbols_has_a_file_offset_and_states_why_it_is_unnamed():
     window, problems = read(content("seekable"))
     frames = {frame for _, sample in window.samples for frame in sample.stack.frames}
     user = {frame for frame in frames if frame.module and frame.module.name == "work"}

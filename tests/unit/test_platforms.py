@@ -10,7 +10,7 @@ def test_a_new_result_replaces_the_result_of_the_same_platform():
     assert merge([ROW, other], [newer]) == [newer, other]
 
 
-def test_the_page_has_each_platform_with_its_state_and_results():
+def test_the_page_lists_each_platform_with_its_state_and_results():
     page = render([ROW, ROW._replace(state=NO, results=("no wheel",))])
     assert "| arm64 | glibc 2.36 | Linux 6.1 | CPython 3.11 | *emulated*: boots; waits |" in page
     assert "*no*: no wheel" in page

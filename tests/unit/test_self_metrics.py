@@ -244,7 +244,7 @@ def wait_for_requests(receiver, count):
     wait_until(lambda: len(receiver.requests) >= count)
 
 
-def test_only_changed_settings_restart_metrics(receiver, telemetry):
+def test_metrics_are_restarted_only_if_their_settings_change(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
     wait_for_requests(receiver, 1)
     telemetry.configure(load(receiver.endpoint))

@@ -74,7 +74,7 @@ def test_raw_addresses_of_a_new_stack_side_keep_their_side_and_reason():
     ]
 
 
-def test_frequent_addresses_of_two_raw_sides_stay_separate():
+def test_frequent_addresses_of_two_unresolved_stack_sides_are_not_mixed_up():
     """Frequent addresses get the first indices of their table. The two tables are not mixed up."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
@@ -106,7 +106,7 @@ def test_frames_of_alternating_sides_keep_their_order():
     assert sides(sample.stack) == sides(mixed)
 
 
-def test_every_report_shows_a_new_side_below_the_kernel():
+def test_every_report_shows_frames_of_a_new_stack_side_below_kernel_frames():
     windows = [send(window_of(WHOLE))]
     assert folded(windows) == "dd;[truncated]_[j];handler_[j];vfs_read_[k] 1\n"
     rows = [line.split() for line in table(windows).splitlines()]

@@ -24,7 +24,7 @@ from tests.voice import Place, exceeds, find_places
         ("# It is read anew, and goes on a list.\n", ["anew"]),
     ],
 )
-def test_phrases_to_avoid_are_found_by_kind(text, kinds):
+def test_phrases_to_avoid_are_found_and_classified(text, kinds):
     assert sorted(place.kind for place in find_places("a.py", text)) == sorted(kinds)
 
 

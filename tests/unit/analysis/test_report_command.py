@@ -103,7 +103,7 @@ def test_the_function_table_has_milliseconds_and_percent(profile):
         ("service", {"-": 6}),
     ],
 )
-def test_samples_can_be_grouped_by_every_grouping(profile, by, expected):
+def test_samples_can_be_grouped_by_every_key(profile, by, expected):
     assert {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()} == expected
 
 

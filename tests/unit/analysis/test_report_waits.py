@@ -96,7 +96,7 @@ def test_idle_waits_are_shown_on_request(profile):
         ("otel_kprofiler.wait.cause", {"pipe": 6 * MS, "run_queue": 5 * MS}),
     ],
 )
-def test_waits_can_be_grouped_by_every_grouping(profile, by, expected):
+def test_waits_can_be_grouped_by_every_key(profile, by, expected):
     (kind,) = json.loads(report("--by", by, "--json", profile).output)["kinds"]
     assert {row["name"]: row["self"] for row in kind["groups"]} == expected
     assert kind["waits"] == {

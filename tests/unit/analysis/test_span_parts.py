@@ -112,7 +112,7 @@ def test_parts_of_asynchronous_spans_include_other_work_of_the_thread(asynchrono
     }  # fmt: skip
 
 
-def test_a_span_on_two_threads_counts_the_time_of_both(asynchronous):
+def test_a_span_on_two_threads_includes_the_time_of_both_threads(asynchronous):
     assert parts("--endpoint", "GET /b", asynchronous) == {
         "user code": 3 + 5 + 1, "kernel": 1, "event loop waited": 10, "other tasks": 4 + 2 + 1,
     }  # fmt: skip

@@ -52,7 +52,7 @@ def test_wait_states_match_the_state_of_the_task(fields, expected):
         ({"queued": 6_000}, 6_000),
     ],
 )
-def test_a_wait_begins_after_the_last_run(fields, since_ns):
+def test_a_wait_begins_when_the_thread_last_stopped_running(fields, since_ns):
     assert row(**fields).since_ns == since_ns
 
 

@@ -178,7 +178,7 @@ def test_an_inconsistent_user_stack_is_rejected(damage):
         parse(pack(user=len(stack)) + stack)
 
 
-def test_unrequested_stack_sides_are_omitted_and_stacks_at_the_limit_marked_as_truncated():
+def test_unrequested_sides_are_omitted_and_stacks_at_the_limit_marked_truncated():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
     assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK

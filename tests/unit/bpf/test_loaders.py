@@ -84,7 +84,7 @@ def test_a_bcc_without_its_shared_library_counts_as_missing(package):
         bcc.compile_programs(SPEC, {})
 
 
-def test_programs_for_libbpf_only_are_rejected_by_bcc():
+def test_bcc_rejects_programs_that_only_libbpf_can_load():
     with pytest.raises(
         DependencyError, match=r"another in sampler\.bpf\.c cannot be loaded with bcc"
     ):
@@ -104,7 +104,7 @@ class BPF:
 """
 
 
-def test_the_compiler_gets_a_minimal_environment(package, tmp_path, monkeypatch):
+def test_the_compiler_runs_in_a_minimal_environment(package, tmp_path, monkeypatch):
     monkeypatch.setenv("ARCH", "mips")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     before = dict(os.environ)

@@ -25,7 +25,7 @@ def test_the_first_signal_is_recorded_and_announced(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_before_sampling_exits_with_a_message_and_the_shell_status(number, capsys):
+def test_a_signal_before_sampling_ends_the_command_with_a_message_and_status(number, capsys):
     with pytest.raises(SystemExit) as ended, EndSignals():
         send(number)
     assert ended.value.code == 128 + number
@@ -44,7 +44,7 @@ def test_a_second_signal_exits_immediately():
     assert signals.received is signal.SIGINT
 
 
-def test_earlier_handlers_are_restored_afterwards():
+def test_previous_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with EndSignals():
         assert [signal.getsignal(number) for number in SIGNALS] != before

@@ -35,7 +35,7 @@ def test_waits_are_sampled_for_the_command_and_its_descendants():
     assert results == (None, (4242,), True)
 
 
-def test_selected_events_replace_the_clock_unless_it_is_selected_too():
+def test_selected_events_replace_the_clock_unless_it_is_also_selected():
     faults = EventSpec("page-faults", 0, 999)
     for options, on_cpu, rate in (
         ({"events": ("page-faults",)}, False, 99),

@@ -204,7 +204,7 @@ def test_arrow_keys_cycle_through_all_groupings():
     assert state.level.view.by == "service"
 
 
-def test_rows_are_sorted_by_self_or_total():
+def test_rows_can_be_sorted_by_self_or_total_time():
     state, shown = TopState(), filled().shown()
     assert names(state, shown)[0] == "vfs_read"
     press(state, shown, "T")

@@ -15,7 +15,7 @@ from otel_kprofiler.version import __version__
 pytestmark = pytest.mark.system
 
 
-def test_the_version_lists_loader_interpreter_and_kernel():
+def test_the_version_option_prints_the_loader_interpreter_and_kernel_versions():
     said = CliRunner().invoke(cli, ["--version"])
     assert said.exit_code == 0
     assert re.fullmatch(

@@ -111,7 +111,7 @@ def test_the_agent_sends_to_the_gateway(agent):
     assert namespace == daemon["metadata"]["namespace"]
 
 
-def test_the_gateway_gets_the_variables_used_in_its_configuration():
+def test_the_gateway_receives_the_variables_used_in_its_configuration():
     gateway = read("gateway.yaml")
     (container,) = only(gateway, "Deployment")["spec"]["template"]["spec"]["containers"]
     text = only(gateway, "ConfigMap")["data"]["collector.yaml"]

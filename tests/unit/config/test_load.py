@@ -164,7 +164,7 @@ def test_resource_attributes_are_parsed(value, expected):
 
 
 @pytest.mark.parametrize("value", ["{a: 1}", "[1, a]", "[[1]]", "~"])
-def test_each_invalid_resource_attribute_gets_one_message(value):
+def test_each_invalid_resource_attribute_causes_one_message(value):
     assert len(receiver(f"resource: {{k: {value}}}")) == 1
 
 

@@ -169,7 +169,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
     assert sum(stamps(server.taken).values()) == 3 * 2 * 4000
 
 
-def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, http_exporter):
+def test_later_batches_are_split_up_front_to_the_accepted_size(http_receiver, http_exporter):
     """The accepted size may be below the minimum for encoding, and no response states it."""
     (batch,) = make()
     limit = len(batch.payload) // 6

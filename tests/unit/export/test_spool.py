@@ -424,7 +424,7 @@ def test_a_batch_with_an_invalid_header_is_rejected(wrong):
         unpack_batch(struct.pack("<QI", 7, len(head)) + head)
 
 
-def test_the_removed_current_segment_is_restored(tmp_path, open_spool, caplog):
+def test_the_current_segment_is_restored_after_it_is_removed(tmp_path, open_spool, caplog):
     spool, stored = fill(tmp_path, 2)
     for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
         for path in remove(tmp_path):

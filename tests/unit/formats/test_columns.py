@@ -26,7 +26,7 @@ def column(data, name):
     return unpack(data["samples"][name])
 
 
-def test_samples_are_in_the_order_of_their_bins():
+def test_samples_are_ordered_by_time_bin():
     data = columns([window(0, 15, [14.995, 0, 0.021, 0.025, 7.5])])
     assert (data["start_ms"], data["bin_ms"], data["bins"]) == (START / 1e6, 10, 1500)
     assert column(data, "bin") == [0, 2, 750, 1499]

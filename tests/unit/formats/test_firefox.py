@@ -140,7 +140,7 @@ def test_each_thread_has_a_track_per_kind_with_samples_in_time_order(document):
     assert len({thread["tid"] for thread in document["threads"]}) == 4
 
 
-def test_time_off_the_cpu_is_a_gap_in_the_cpu_track(document):
+def test_off_cpu_time_appears_as_a_gap_in_the_cpu_track(document):
     """The Firefox Profiler divides a sample's CPU time by the time since the previous sample."""
     samples = document["threads"][0]["samples"]
     assert samples["time"] == [0, 10, 20, 50, 60]
@@ -182,7 +182,7 @@ def test_waits_with_equal_values_are_markers_without_an_end(windows):
     assert thread["markers"]["endTime"] == [None, None]
 
 
-def test_frames_have_the_build_id_address_and_line_of_their_file(document):
+def test_frames_contain_their_address_line_and_build_id(document):
     (lib,) = document["libs"]
     assert (lib["name"], lib["codeId"]) == ("libshop.so", FILE.build_id)
     assert lib["breakpadId"] == "67452301AB89EFCD0123456789ABCDEF0"

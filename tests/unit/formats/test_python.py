@@ -76,7 +76,7 @@ def test_a_frame_is_shown_as_function_and_line(frame, label):
     assert entry.label == label
 
 
-def test_every_format_shows_the_line():
+def test_every_format_shows_the_python_line_number():
     windows = [sent(WHOLE)]
     assert folded(windows) == (
         "python3;[truncated]_[p];<module> (views.py:7)_[p];[python]_[p];"
@@ -96,7 +96,7 @@ def strings(profile):
 
 
 @pytest.mark.parametrize("place", ["function", "file"])
-def test_names_cannot_break_out_of_a_format(place):
+def test_hostile_names_cannot_alter_the_structure_of_any_format(place):
     """Names come from a process's memory, so none of them is trusted."""
     names = {"function": (HOSTILE, "a.py"), "file": ("f", HOSTILE)}[place]
     windows = [sent(stack_of(python(names[0], 3, 1, names[1])))]

@@ -54,7 +54,7 @@ def test_the_suggested_next_command_depends_on_the_format_not_the_suffix(tmp_pat
     assert done.stderr.endswith(" · next: less -S x.html\n"), done.stderr
 
 
-def test_file_suffixes_identify_one_format():
+def test_each_file_suffix_identifies_exactly_one_format():
     suffixes = [row.suffix for row in FORMATS]
     assert not [(a, b) for a in suffixes for b in suffixes if a is not b and a.endswith(b)]
     assert len({row.name for row in FORMATS}) == len(FORMATS)

@@ -75,7 +75,7 @@ def test_threads_that_may_hold_up_others_come_first_and_idle_threads_last():
     assert text.startswith("process 42 (shop): 5 threads, 1 ended\n")
 
 
-def test_many_threads_of_a_group_are_counted():
+def test_only_some_threads_of_a_large_group_are_listed_and_the_rest_counted():
     text = dump_table([process(*(thread(tid) for tid in range(2000)))])
     assert "7 pool-7 and 1,992 more\n" in text
     assert len(text.splitlines()) == 7

@@ -65,14 +65,16 @@ def host(tmp_path, devices):
         (errno.EINVAL, "page-faults", [], ("99 samples per second", "period=N")),
     ],
 )
-def test_an_event_that_cannot_be_opened_has_a_reason(tmp_path, code, name, devices, message):
+def test_the_error_for_an_event_that_cannot_be_opened_states_the_reason(
+    tmp_path, code, name, devices, message
+):
     spec = EventSpec(name, 0, 99)
     error = find_event_error(OSError(code, "x"), name, spec.attributes, host(tmp_path, devices))
     assert message[0] in str(error)
     assert message[1] in error.hint
 
 
-def test_errors_that_are_not_specific_to_an_event_are_left_to_the_caller(tmp_path):
+def test_errors_that_are_not_specific_to_an_event_yield_none(tmp_path):
     attributes = EventSpec("page-faults", 1).attributes
     error = OSError(errno.EMFILE, "x")
     assert find_event_error(error, "page-faults", attributes, host(tmp_path, [])) is None

@@ -48,7 +48,7 @@ def failure(run, code, limits=LIMITS):
     return caught.value.problem, str(caught.value)
 
 
-def test_a_child_reads_the_file_as_standard_input(run, tmp_path):
+def test_a_child_reads_the_file_from_standard_input(run, tmp_path):
     assert run("print(os.pread(0, 100, 0).decode())") == b"content\n"
     with open(tmp_path / "output", "w+b") as output:
         run("print('result')", output=output.fileno())
@@ -141,7 +141,7 @@ FAILED, MEMORY = ChildProblem.FAILED, ChildProblem.MEMORY
     ],
     ids=("slow", "killed", "full_disk", "silent", "damaged", "large", "aborted"),
 )  # fmt: skip
-def test_a_failure_has_its_cause_and_whether_it_is_temporary(
+def test_a_failure_states_its_cause_and_whether_it_is_temporary(
     *, run, code, limits, problem, cause, may_pass
 ):
     with pytest.raises(ChildFailed) as caught:

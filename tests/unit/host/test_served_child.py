@@ -78,20 +78,20 @@ def test_files_of_different_owners_are_read_by_different_children(serve, tmp_pat
         ("os.write(1,bytes([9,0,0,0,0,0,0,0,1]));os._exit(3)", ChildProblem.FAILED),
     ],
 )
-def test_a_file_that_ends_its_child_fails_alone(serve, code, expected):
+def test_a_file_that_crashes_its_child_does_not_fail_other_files(serve, code, expected):
     first = serve()
     assert problem(serve, code) is expected
     assert serve() != first
 
 
-def test_a_file_that_fails_only_after_others_is_read_by_a_new_child(serve):
+def test_a_file_that_fails_only_after_other_files_is_retried_in_a_new_child(serve):
     first = serve()
     second = serve("len(read)>1 and sys.exit('an earlier file is the cause')")
     assert second != first
     assert serve() == second
 
 
-def test_a_child_that_takes_too_long_reads_no_other_file(serve):
+def test_a_child_that_takes_too_long_is_replaced(serve):
     first = serve()
     assert problem(serve, "time.sleep(1000)", LIMITS._replace(wall_s=0.1)) is ChildProblem.TIME
     assert serve() != first
@@ -114,7 +114,7 @@ def test_each_file_has_its_own_memory_limit(serve):
     assert serve(code, LIMITS._replace(memory_bytes=160 * MIB)) == other
 
 
-def test_idle_children_are_ended(serve):
+def test_idle_children_are_terminated(serve):
     child = int(serve())
     assert 50 < serve.children.end_idle(100) <= 100
     os.kill(child, 0)

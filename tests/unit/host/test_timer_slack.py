@@ -64,7 +64,7 @@ def test_the_timer_slack_is_restored_after_an_exception(in_thread):
     assert in_thread(measure) == BEFORE_NS
 
 
-def test_a_timer_slack_above_the_coarse_value_is_kept(in_thread):
+def test_a_timer_slack_already_above_the_requested_value_is_kept(in_thread):
     def measure():
         with coarse_timers():
             return slack()

@@ -234,7 +234,7 @@ def test_processes_that_do_not_fit_into_the_map_are_counted(own):
     assert processes.counts().without_room == 1
 
 
-def test_unopenable_files_are_counted_if_named_python(processes, own):
+def test_files_that_cannot_be_opened_are_counted_if_they_are_named_python(processes, own):
     gone = CODE._replace(path="/gone/python3.12")
     processes.apply(Mapped(1, process(5), gone, None))
     processes.apply(Mapped(1, process(5), gone._replace(path="/gone/libc.so"), None))

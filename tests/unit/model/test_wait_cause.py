@@ -61,7 +61,7 @@ def captured(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_captured_waits_get_the_right_cause(name, cause):
+def test_captured_waits_are_assigned_the_correct_cause(name, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, captured(name)).label == cause
 
 

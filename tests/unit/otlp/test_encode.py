@@ -163,7 +163,7 @@ def test_mappings_have_module_address_range_and_ids(window):
     }
 
 
-def test_an_address_outside_its_modules_range_gets_a_mapping_without_a_range(window):
+def test_an_address_outside_its_modules_range_has_a_mapping_without_a_range(window):
     module = window.profiles[0].resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
@@ -206,7 +206,7 @@ def test_the_mapping_of_a_user_file_has_the_start_limit_and_offset_of_its_segmen
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_found_by_frame_pointer_or_guess_are_marked_with_the_method(window, form):
+def test_frames_found_by_frame_pointer_or_guess_state_how_they_were_found(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))

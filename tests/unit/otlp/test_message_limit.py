@@ -59,7 +59,7 @@ def count_by_protobuf(message):
     return total
 
 
-def test_the_message_count_matches_a_count_by_protobuf():
+def test_the_message_count_matches_the_protobuf_library():
     rng = random.Random(1)
     request = ExportProfilesServiceRequest()
     for _ in range(5):

@@ -226,7 +226,7 @@ def test_an_hour_of_suspend_creates_no_windows(parts):
     assert starts == sorted(starts)
 
 
-def test_windows_with_samples_adjoin_after_a_delay_of_the_profiler(parts):
+def test_windows_remain_contiguous_after_the_profiler_is_delayed(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + number * SECOND // 2) for number in range(1, 7, 2)]

@@ -34,7 +34,7 @@ def host(tmp_path):
     return write
 
 
-def test_a_pod_has_names_once_the_kubelet_has_written_them(host):
+def test_pod_names_are_available_once_the_kubelet_has_written_them(host):
     host("/proc/5/cgroup", f"0::{POD}\n")
     places = host.places()
     first = places.read(5)
@@ -51,7 +51,7 @@ def test_a_pod_has_names_once_the_kubelet_has_written_them(host):
     assert places.read(5) == {**first, **names}
 
 
-def test_missing_container_names_are_looked_up_at_growing_intervals(host):
+def test_missing_container_names_are_looked_up_at_increasing_intervals(host):
     host("/proc/5/cgroup", f"0::/docker/{ID}\n")
     places = host.places()
     attributes = places.read(5)

@@ -203,7 +203,7 @@ def test_processes_that_exited_without_a_sample_share_a_resource(proc):
     assert result.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
 
 
-def test_unread_processes_share_a_resource_by_user_and_program(proc):
+def test_processes_not_yet_read_share_a_resource_per_user_and_program(proc):
     proc(97, 1, comm="main", stack=0x7000)
     resolver = resources(proc)
     parent = raw(97, TICK_NS, comm=b"main")._replace(owner=1000, stack_start=0x7000)

@@ -48,7 +48,7 @@ def test_no_other_files_are_predicted_for_a_damaged_or_unknown_program(tmp_path,
     assert find_command_files(str(path)) == (str(path),)
 
 
-def test_libraries_are_left_out_if_the_dynamic_linker_fails(tmp_path):
+def test_libraries_are_omitted_if_the_dynamic_linker_fails(tmp_path):
     linker = find_command_files("/bin/sh")[-1].encode()
     path = tmp_path / "program"
     path.write_bytes(Path("/bin/sh").read_bytes().replace(linker, b"/none" + linker[5:]))

@@ -64,7 +64,7 @@ def test_the_error_for_an_unknown_tracepoint_suggests_similar_names(host, text, 
     assert e.value.hint.startswith(f"similar names: {near}")
 
 
-def test_an_unknown_layout_of_a_value_is_an_error(host):
+def test_a_value_with_an_unknown_layout_is_an_error(host):
     with pytest.raises(
         KernelFeatureError, match=re.escape("the value of kfree_skb events cannot be located")
     ):

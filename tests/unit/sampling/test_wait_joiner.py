@@ -281,7 +281,7 @@ def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
         assert 0 <= threshold - wanted < WAIT_UNIT_NS
 
 
-def test_the_threshold_converges():
+def test_the_wait_sampling_threshold_converges():
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
         before = taken

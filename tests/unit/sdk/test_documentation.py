@@ -22,7 +22,7 @@ def test_every_variable_and_setting_is_documented():
     assert {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= DOCUMENTED.keys() == variables
 
 
-def test_the_documented_defaults_are_right():
+def test_the_documented_defaults_are_correct():
     settings = {
         name: text
         for name, text in DOCUMENTED.items()

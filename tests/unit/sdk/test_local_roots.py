@@ -196,7 +196,7 @@ def test_spans_started_before_the_processor_was_added_become_local_roots(roots):
     assert name_of(roots, late) == "early"
 
 
-def test_a_span_from_another_trace_with_the_same_id_is_not_taken_for_the_parent(roots, tracer):
+def test_a_span_of_another_trace_with_the_same_id_is_not_mistaken_for_the_parent(roots, tracer):
     top = tracer.start_span("top")
     context = top.get_span_context()
     stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)
@@ -242,7 +242,7 @@ def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roo
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
 
 
-def test_spans_that_raise_neither_affect_others_nor_accumulate(roots, tracer):
+def test_spans_that_raise_exceptions_neither_affect_others_nor_accumulate(roots, tracer):
     broken = [Broken("attributes", span_id) for span_id in range(1, 1001)]
     roots.start(broken[0])
     span, encoded = tracer.start_span("span"), {}
@@ -285,7 +285,7 @@ def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, trace
     assert not encoded
 
 
-def test_samples_get_the_name_set_when_the_window_closes(roots, tracer, now):
+def test_samples_carry_the_endpoint_name_in_effect_when_the_window_closes(roots, tracer, now):
     names = RootNames(roots)
     top = tracer.start_span("GET")
     child = child_of(tracer, top)

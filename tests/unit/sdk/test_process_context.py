@@ -138,7 +138,7 @@ def test_a_reader_never_sees_a_torn_update():
     assert output.startswith("it read while contexts changed")
 
 
-def test_a_child_republishes_with_its_own_instance_id():
+def test_a_child_republishes_the_context_with_its_own_instance_id():
     publish_process_context({"service.name": "a", "service.instance.id": "parent"})
     receive, send = os.pipe()
     pid = os.fork()
@@ -317,7 +317,7 @@ def close_window(resources, *seen):
     return [renewed.get(resource, resource) for resource in seen]
 
 
-def test_a_published_service_name_is_in_the_resource_within_a_window(process, resources):
+def test_a_published_service_name_reaches_the_resource_within_one_window(process, resources):
     process()
     sample = raw(5, 300 * TICK_NS)
     (closed,) = close_window(resources, resources.get(sample))
@@ -390,7 +390,7 @@ def test_a_process_whose_memory_cannot_be_read_in_time_delays_nothing(process, t
     os.close(os.open(directory / "mem", os.O_RDWR))
 
 
-def test_contexts_are_read_while_the_memory_of_another_process_cannot_be_read(process, tmp_path):
+def test_contexts_are_read_even_while_reading_another_process_hangs(process, tmp_path):
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
     released = []
     hanging, *_ = [process(pid=key.tgid) for key in keys]

@@ -100,7 +100,7 @@ def test_a_child_forked_during_the_export_dies_of_the_signal():
     assert run(code) == (0, f"{-signal.SIGTERM}\n")
 
 
-def test_the_signal_takes_effect_while_the_interpreter_is_finalized():
+def test_the_signal_takes_effect_during_interpreter_finalization():
     code = """
     import sys
     class Last:

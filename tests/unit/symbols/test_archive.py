@@ -82,7 +82,7 @@ def test_damaged_full_reads_in_a_recording_are_rejected(row):
         ReadingUnpacker().unpack(json.loads(json.dumps(row)))
 
 
-def test_a_damaged_read_in_a_recording_is_an_error():
+def test_damaged_module_data_in_a_recording_is_an_error():
     class Damaged:
         def blocks(self, _):
             return iter([(5, b'[{"new": 3}]')])

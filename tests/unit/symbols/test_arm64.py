@@ -63,7 +63,7 @@ def name(kernel, offset):
     return lines[0].function if lines else None
 
 
-def test_data_among_code_has_no_name(tmp_path):
+def test_data_embedded_in_code_has_no_name(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "f"), (0, "t", "$x"), (0x40, "t", "$d.7"), (0x60, "t", "$x.8"),

@@ -214,7 +214,7 @@ def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
-def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
+def test_the_recorded_events_example_resolves_names_by_time(modules_folder, monkeypatch, capsys):
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"

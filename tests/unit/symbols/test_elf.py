@@ -267,7 +267,7 @@ def test_symbolize_takes_function_sizes_from_a_module_file(host, module):
     assert Unresolved.NO_SYMBOL.value in shown[1]
 
 
-def test_several_files_are_distinguished_by_id(tmp_path, module):
+def test_several_elf_files_are_distinguished_by_build_id(tmp_path, module):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     both = "--elf", module, "--elf", other

@@ -80,7 +80,7 @@ def test_names_of_any_length_are_preserved():
         assert list(table.find((name + "_" * at).encode())) == [at]
 
 
-def test_clones_right_after_their_module_are_recognized_as_freed():
+def test_clones_listed_right_after_their_module_are_recognized_as_freed():
     live = text((0x2000, "t", "live"), (0x2100, "d", "x"), (0x2F00, "T", "exported"), module="a")
     clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
     others = text((0x3000, "T", "b_init"), module="b")
@@ -129,7 +129,7 @@ def test_symbols_in_a_second_block_of_a_module_count_as_freed():
         b"ffffffff81000004\tT\tx\t[m\n", b"x T y\t[m]\n",
     ],
 )  # fmt: skip
-def test_a_bad_line_is_counted_and_skipped(bad):
+def test_a_malformed_line_is_counted_and_skipped(bad):
     good = text((0, "T", "f"), (0x10, "t", "g"))
     kallsyms = parse_kallsyms([good + bad + text((0x20, "t", "h"), (0x30, "T", "_etext"))])
     assert kallsyms.bad_lines == 1
@@ -148,7 +148,7 @@ def test_a_bad_line_is_counted_and_skipped(bad):
         (b"?\n", 1),
     ],
 )
-def test_a_bad_line_ends_the_function_before_it(bad, ends):
+def test_a_malformed_line_ends_the_preceding_function(bad, ends):
     """The function ends at the bad line's address or, if unknown, right after the last symbol."""
     table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
     assert named(table, 0) == named(table, ends - 1) == ("a", 0)

@@ -114,7 +114,7 @@ def test_stack_and_frame_objects_are_shared_while_symbols_are_unchanged(host):
     assert other.frames[0] is one.frames[0]
 
 
-def test_trailing_bytes_of_a_torn_stack_are_dropped(host):
+def test_trailing_bytes_of_a_truncated_stack_are_dropped(host):
     torn = sample(BASE + 0x110)._replace(stacks=(struct.pack("Q", BASE + 0x110) + b"\xff" * 5,))
     assert len(resolver(KernelSymbolizer.live(host)).resolve(torn).frames) == 1
 
@@ -245,7 +245,7 @@ def test_read_pieces_closes_its_descriptor_even_when_abandoned(tmp_path):
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def test_read_pieces_raises_read_errors(tmp_path):
+def test_read_errors_are_raised_to_the_caller(tmp_path):
     with pytest.raises(IsADirectoryError):
         list(read_pieces(os.open(tmp_path, os.O_RDONLY)))
     with pytest.raises(OSError, match="Bad file descriptor"):

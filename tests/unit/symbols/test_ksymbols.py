@@ -256,7 +256,7 @@ def test_a_read_started_before_the_loss_was_noticed_does_not_end_uncertainty():
     assert (name_at(result, A), name_at(result, A + 64, 215)) == ("a", "b")
 
 
-def test_a_removal_whose_load_was_lost_leaves_an_uncertain_entry():
+def test_a_removal_record_whose_load_record_was_lost_leaves_an_uncertain_entry():
     result = table((50, PROGRAMS_READ))
     result.apply(lost(100, 120))
     result.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))

@@ -152,7 +152,7 @@ def test_kernel_and_user_addresses_may_be_mixed(modules):
     assert symbolizer.find("__connect", 7) == []
 
 
-def test_a_symbolizer_without_resolvers_returns_unmapped():
+def test_a_symbolizer_without_resolvers_reports_addresses_as_unmapped():
     answers = Symbolizer().resolve([1, 1 << 63])
     assert [answer.unresolved for answer in answers] == [Unresolved.UNMAPPED] * 2
     assert Symbolizer().find("f") == []

@@ -53,7 +53,7 @@ def test_a_name_with_an_offset_resolves_to_its_address(symbolize):
     assert json.loads(text)["address"] == "0xffffffff81000110"
 
 
-def test_functions_of_the_same_name_are_distinguished_by_offset_and_size(symbolize):
+def test_functions_with_the_same_name_are_distinguished_by_offset_and_size(symbolize):
     both = ["0xffffffff81000404", "0xffffffff81000504"]
     assert addresses(symbolize("twice+0x4")[1]) == both
     assert addresses(symbolize("twice+0x4/0x10")[1]) == both[:1]

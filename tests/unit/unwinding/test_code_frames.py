@@ -78,7 +78,7 @@ def test_a_function_is_followed_through_its_prologue_and_epilogue():
     }
 
 
-def test_a_realigned_stack_is_unwound_by_the_frame_pointer():
+def test_a_realigned_stack_is_unwound_through_the_frame_pointer():
     flow = follow("55 4889e5 4883e4c0 90 c9 c3", 0)
     assert states(flow)[8] == State(None, 16, 16)
     assert states(flow)[10] == ENTRY
@@ -112,7 +112,7 @@ def test_padding_after_a_call_ends_the_function():
     assert results == [State(16, 0, None), ENTRY, State(16, 0, None)]
 
 
-def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_unwind_state():
+def test_a_tail_call_that_leaves_data_on_the_stack_yields_no_unwind_state():
     # 0: push rbx; jmp 4. 4: ret
     assert states(follow("53 eb01 90 c3", 0, 4)) == {4: ENTRY}
 

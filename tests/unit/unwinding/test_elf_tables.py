@@ -132,7 +132,7 @@ def test_a_header_of_four_bytes_has_no_search_table():
         *((16, "<i", entry, Refusal.OUT_OF_BOUNDS) for entry in OUTSIDE),
     ],
 )
-def test_pairs_that_the_bpf_program_cannot_search_are_rejected(field, form, value, reason):
+def test_search_tables_that_the_bpf_program_cannot_search_are_rejected(field, form, value, reason):
     elf = Elf()
     assert refusal(elf.put(form, elf.search_at() + field, value).data) is reason
 

@@ -62,5 +62,5 @@ def test_gaps_are_used_if_main_has_no_rule(monkeypatch, is_fixed):
     assert find_gaps(source, elf, find_tables(source, elf)) == gaps
 
 
-def test_gaps_with_only_code_from_the_linker_are_ignored():
+def test_gaps_that_contain_only_linker_generated_code_are_ignored():
     assert find("plain.so")[0] == []

@@ -175,7 +175,7 @@ def switching(name, words, sizes=SIZES):
     return assembly(words, sizes, name, ASSEMBLY | WRITES_SP)
 
 
-def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
+def test_systemstack_is_unwound_through_the_frame_pointer_of_the_previous_stack():
     words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE]
     assert switching(b"runtime.systemstack", words) == [
         *BODY,
@@ -245,7 +245,7 @@ GOROUTINE = (0x8F, 0, 6, 0x23, 8, 6, 0x8F, 8, 6, 0x1C, 0x23, 16)
 KEPT_AT = 56
 
 
-def test_c_is_unwound_to_the_goroutine_that_called_it():
+def test_c_code_is_unwound_to_the_goroutine_that_called_it():
     assert [(at, cfa, ra) for at, cfa, _, ra in rows(call_of_c())] == [
         (0, (SP, 0), None),
         (4, (SP, 16), saved(16)),
@@ -303,7 +303,7 @@ def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
 KEEP, MOVE, RESTORE = 0x910003F4, 0x9100003F, 0x9100029F  # mov x20, sp; mov sp, x1; mov sp, x20
 
 
-def test_vdso_calls_are_unwound_by_the_frame_pointer():
+def test_vdso_calls_are_unwound_through_the_frame_pointer():
     assert switching(b"runtime.nanotime1", [*PROLOGUE, KEEP, MOVE, CALL, RESTORE, *EPILOGUE]) == [
         *BODY,
         (16, (0x8D, 56), saved(56), saved(48)),
@@ -314,7 +314,7 @@ def test_vdso_calls_are_unwound_by_the_frame_pointer():
     assert switching(b"runtime.nanotime1", changed) == WITHOUT
 
 
-def test_a_go_function_called_from_c_continues_where_the_goroutine_called_c():
+def test_unwinding_a_go_callback_continues_where_the_goroutine_called_c():
     words = [*PROLOGUE, MOVE, CALL, *EPILOGUE]
     assert switching(b"runtime.cgocallback", words) == [*BODY, RETURNED]
 

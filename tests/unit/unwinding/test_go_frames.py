@@ -84,7 +84,7 @@ def test_a_function_that_does_not_start_with_a_push_has_not_saved_rbp():
     assert first == second == ("UNDEFINED", None)
 
 
-def test_functions_that_share_frame_sizes_may_differ_in_saving_rbp():
+def test_functions_with_equal_frame_sizes_may_differ_in_whether_they_save_rbp():
     without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
     assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
     assert rows(without_push, ORDINARY) == rows()
@@ -108,7 +108,7 @@ def switching(name):
     return rows(Made(name, code, ((1, 0), (37, 8), (38, 0)), flags=6))
 
 
-def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
+def test_systemstack_is_unwound_through_the_frame_pointer_of_the_previous_stack():
     *before, on_other, back = switching(b"runtime.systemstack")
     assert before == [(0, (RSP, 8), None, RETURN), (1, (RSP, 16), SAVED, RETURN)]
     assert (on_other[0], on_other[1], on_other[3]) == (18, (0x76, 16), RETURN)  # breg6 16
@@ -145,7 +145,7 @@ def calling_c(kept):
 
 
 @pytest.mark.parametrize("depth", KEPT)
-def test_c_is_unwound_to_the_goroutine_that_called_it(depth):
+def test_c_code_is_unwound_to_the_goroutine_that_called_it(depth):
     made, code = calling_c(KEPT[depth])
     switched, kept = code.index(TO_G0) + 4, code.index(KEPT[depth]) + len(KEPT[depth])
     back, left = code.index(BACK) + 3, code.index(LEAVE) + 4
@@ -163,7 +163,7 @@ def test_the_caller_of_c_is_unknown_if_its_code_is_not_as_expected():
         assert [ra for *_, ra in calling_c(kept)[0]] == [UNKNOWN]
 
 
-def test_a_go_function_called_from_c_continues_where_the_goroutine_called_c():
+def test_unwinding_a_go_callback_continues_where_the_goroutine_called_c():
     code = PUSH + bytes(10) + LOAD + bytes(10)
     called = Made(b"runtime.cgocallback", code, ((1, 0), (31, 32), (32, 0)), flags=6)
     assert [(at, cfa) for at, cfa, *_ in rows(called)] == [
@@ -377,7 +377,7 @@ FRAME_SIZES = st.lists(
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0), (70, 40), (4, 8), (1, 0), (9, 0)], b"")
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0)], b"")
 @example([(20, 0)], b"")
-def test_shapes_are_equal_however_they_are_made(lengths, damage):
+def test_frame_shapes_are_equal_whether_made_from_packed_or_parsed_sizes(lengths, damage):
     sizes = [(end, size) for end, (_, size) in zip(
         itertools.accumulate(length for length, _ in lengths), lengths, strict=True
     )]  # fmt: skip

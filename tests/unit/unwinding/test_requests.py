@@ -50,7 +50,7 @@ def test_new_files_are_opened_before_opened_files_are_loaded(requests):
     taken.item.code.close()
 
 
-def test_files_are_opened_even_if_loading_has_used_up_its_time_share(requests, clock):
+def test_files_are_opened_even_if_loading_has_used_up_its_share_of_time(requests, clock):
     requests.put_opened(opened(1))
     taken = requests.take()
     taken.item.code.close()

@@ -153,7 +153,7 @@ def test_methods_other_than_get_are_rejected(server, asked, method):
         ("resource=unknown", "there is no resource unknown"),
     ],
 )
-def test_an_invalid_query_gets_an_error_with_the_reason(server, query, problem):
+def test_an_invalid_query_is_rejected_with_the_reason(server, query, problem):
     status, _, body = ask(server, f"/profile.json?{query}")
     assert (status, json.loads(body)) == (400, {"error": problem})
 

@@ -49,7 +49,7 @@ def check_memory(report, limit_mib):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_are_read_within_the_limit(tmp_path, kind):
+def test_hostile_files_are_read_within_the_memory_limit(tmp_path, kind):
     count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
     check_memory(report, LIMIT_MIB)  # tables within the limit are evicted to make room for reads
@@ -58,7 +58,7 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
-def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
+def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
     """Child processes convert the DWARF, so that the reading process holds none of it."""
     count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
@@ -108,7 +108,7 @@ def test_memory_held_during_a_read_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_an_abandoned_reader_does_not_block_others_but_its_memory_counts():
+def test_an_abandoned_reader_does_not_block_others_but_its_memory_still_counts():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

@@ -70,7 +70,7 @@ def test_global_names_are_preferred_over_weak_ones_and_short_over_long_ones(prog
         assert table.find(name) == (Function(start, start + size, name),)
 
 
-def test_symbols_in_symtab_and_dynsym_are_kept_once(folder):
+def test_symbols_in_both_symtab_and_dynsym_are_kept_once(folder):
     path = build(folder, "exported", "-rdynamic")
     entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
     names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]
@@ -82,7 +82,7 @@ def test_the_cold_part_of_a_function_has_its_own_name(program):
     assert names(functions_of(program), symbols_of(program)["shown.cold"]) == "shown.cold"
 
 
-def test_assembler_labels_are_left_out(assembly):
+def test_assembler_labels_are_excluded(assembly):
     table, symbols = functions_of(assembly), symbols_of(assembly)
     sized = symbols["sized"][0]
     inner = symbols["inner_function"][0]
@@ -109,9 +109,7 @@ def test_assembler_labels_are_left_out(assembly):
     assert table.lookup(last + 2) is None
 
 
-def test_unsized_dynamic_symbols_extend_beyond_their_start_only_with_unwind_information(
-    assembly, folder
-):
+def test_unsized_symbols_extend_beyond_their_start_only_with_unwind_information(assembly, folder):
     stripped = os.path.join(folder, "assembly-stripped.so")
     tool("strip", "-o", stripped, assembly)
     table, symbols = functions_of(stripped), symbols_of(assembly)
@@ -122,7 +120,7 @@ def test_unsized_dynamic_symbols_extend_beyond_their_start_only_with_unwind_info
     assert table.lookup(start + 1) is None
 
 
-def test_functions_of_stripped_files_have_bounds_and_never_a_neighbours_name(program, folder):
+def test_functions_of_stripped_files_have_bounds_but_never_a_neighbours_name(program, folder):
     stripped = os.path.join(folder, "stripped")
     tool("strip", "-o", stripped, program)
     table, symbols = functions_of(stripped), symbols_of(program)
@@ -174,7 +172,7 @@ def test_stubs_are_named_after_their_targets(folder, options):
         ("-no-pie", "-Wl,-z,force-bti,-z,pac-plt"),
     ],
 )
-def test_stubs_of_arm64_are_named_after_their_targets(folder, options):
+def test_arm64_stubs_are_named_after_their_targets(folder, options):
     path = build(folder, "a64", *options, compiler=A64_COMPILER)
     table, expected = functions_of(path), stubs_of(path, "aarch64-linux-gnu-objdump")
     assert {"abort", "getenv"} <= {name for _, name in expected}
@@ -297,7 +295,7 @@ def test_a_symbol_file_above_the_size_limit_is_rejected(program):
     assert caught.value.problem is ElfProblem.TOO_LARGE
 
 
-def test_a_file_whose_addresses_differ_from_offsets_is_resolved(folder):
+def test_addresses_that_differ_from_file_offsets_are_resolved(folder):
     path = build(folder, "moved", "-no-pie", "-Wl,-Ttext=0x10000000")
     start, size, *_ = symbols_of(path)["shown"]
     assert start >= 0x10000000

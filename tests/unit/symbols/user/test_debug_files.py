@@ -209,6 +209,6 @@ def test_a_dwz_file_shared_by_debug_files_is_located(with_id, tmp_path, absolute
     debug.close()
 
 
-def test_no_debug_file_is_searched_for_beside_a_program_without_a_path(without_id):
+def test_no_debug_file_is_searched_for_next_to_a_program_without_a_path(without_id):
     wanted = WantedDebugFile("[vdso]", "", None, DebugLink("a", 1))
     assert paths(DebugLinkDirectories(Access()), wanted) == []

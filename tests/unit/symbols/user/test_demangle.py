@@ -141,7 +141,7 @@ def test_cxx_names_stay_mangled_without_a_cxx_runtime(monkeypatch):
         module._find_runtime.cache_clear()
 
 
-def test_concurrent_threads_get_the_same_demangled_names():
+def test_concurrent_threads_receive_the_same_demangled_names():
     names = names_of(tool("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
     expected = [demangle(name) for name in names]
     with ThreadPoolExecutor(4) as threads:

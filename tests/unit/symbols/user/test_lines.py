@@ -243,7 +243,7 @@ def test_rejected_dwarf_is_not_converted_again_until_it_changes(
     assert any(map(lines.open(opened(path)).lookup, code_addresses(build("pie"), 20)))
 
 
-def test_dwarf_is_converted_again_30_s_after_a_temporary_failure(build, cache, opened):
+def test_dwarf_conversion_is_retried_30_s_after_a_temporary_failure(build, cache, opened):
     now_s = 0.0
     lines = SymbolicLines(cache, ConversionLimits(wall_s=0.01))
     lines._refused = RefusedFiles(lambda: now_s)
@@ -283,7 +283,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
         OSError(errno.EMFILE, ""),
     ],
 )
-def test_lines_are_still_expected_after_a_temporary_failure(error, build, opened):
+def test_source_lines_may_still_become_available_after_a_temporary_failure(error, build, opened):
     class Failing:
         def open(self, source, path, alternate=None):
             raise error
@@ -357,7 +357,7 @@ def test_files_that_are_not_elf_are_rejected(cache, opened):
     assert os.listdir(cache.path) == []
 
 
-def test_the_error_for_the_missing_library_has_the_fix(monkeypatch):
+def test_the_error_for_a_missing_library_suggests_the_fix(monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError) as caught:
         SymbolicLines(None)

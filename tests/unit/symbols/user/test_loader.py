@@ -442,7 +442,7 @@ def test_files_are_read_for_processes_in_turn(make):
 
 
 @pytest.mark.system
-def test_a_process_with_a_slow_file_waits_for_files_of_others(make):
+def test_a_process_with_a_slow_file_waits_while_files_of_others_are_read(make):
     go_on, order, children = threading.Event(), [], PatientChildren()
     burns = "import time\nwhile time.process_time() < 0.2: pass"
 

@@ -137,7 +137,7 @@ def test_frames_not_found_from_unwind_tables_record_their_method(resolve):
     assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
 
 
-def test_moved_text_is_marked_and_resolved_like_other_text(resolve):
+def test_frames_in_moved_text_are_marked_and_resolved_like_other_frames(resolve):
     moved = resolve(
         raw((0x30000, LIBC, REGISTERS | IN_MOVED_TEXT), (0x30020, LIBC, GUESS | IN_MOVED_TEXT))
     )
@@ -197,7 +197,7 @@ def test_modules_are_named_after_the_path_of_their_file(known, resolve, path, de
     assert frame.module.name == name
 
 
-def test_addresses_in_a_file_that_is_not_elf_are_offsets(known, resolve):
+def test_addresses_in_a_file_that_is_not_elf_are_file_offsets(known, resolve):
     known.add(UNKNOWN, FileDetails("/tmp/perf.jit", None, FileId("3" * 32)))
     (frame,) = resolve(raw((0x10, UNKNOWN, REGISTERS))).frames
     assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
@@ -211,7 +211,7 @@ def test_the_memory_of_a_resolver_is_bounded(known):
         assert sum(map(len, resolver._words.values())) + len(resolver._mapped) <= 60
 
 
-def test_the_number_of_frames_of_a_mapping_is_bounded(known):
+def test_the_number_of_cached_frames_per_mapping_is_bounded(known):
     """A process that executes all parts of a large library has many frames in one mapping."""
     resolver = UserResolver(known, max_frames=50)
     for number in range(1000):
@@ -244,7 +244,7 @@ def test_dropped_name_lookups_are_requested_again(known):
     assert resolver.resolve(stack, None).frames[0].function == "read"
 
 
-def test_functions_get_source_lines_once_their_file_system_responds(known):
+def test_functions_receive_source_lines_once_their_file_system_responds(known):
     names = Names()
     stack = raw((0x30000, LIBC, REGISTERS), (0x31000, LIBC, REGISTERS))
     resolved = UserResolver(known, names).resolve(stack, None)
