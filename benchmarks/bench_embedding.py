@@ -136,7 +136,7 @@ def services(count: int) -> Iterator[list[Service]]:
 
 
 class Cost(NamedTuple):
-    """Seconds and CPU seconds per request, without and with the profiler, and their ratios."""
+    """Elapsed and CPU seconds per request, without and with the profiler, and their ratios."""
 
     seconds: tuple[float, float]
     cpu_seconds: tuple[float, float]

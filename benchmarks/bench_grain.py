@@ -24,7 +24,8 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""Processes that exit in each window, each replaced by another with the same executable."""
+"""Number of processes that exit in each window, each replaced by a process with the same
+executable."""
 CPU_PAIRS: Final = 5
 """Number of copies of the recorded samples, which are from two CPUs."""
 
@@ -84,7 +85,7 @@ def count_series(windows: Sequence[Window]) -> int:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the figures for each grain, from a minute in which processes come and go."""
+    """Yields the figures for each grain, over a minute in which processes start and exit."""
     windows = list(make_windows(3 if quick else 12))
     finest: dict[str, float] = {}
     for grain in Grain:

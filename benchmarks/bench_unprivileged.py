@@ -45,7 +45,8 @@ _RECORD_SAMPLE: Final = struct.pack("=I", 9)
 _DATA_HEAD: Final = 1024
 _RING_BYTES: Final = 256 * mmap.PAGESIZE
 _NEAR_BYTES: Final = 256
-"""The caller of main() has no exported name, but lies this close to ``__libc_start_main``."""
+"""Maximum distance between ``__libc_start_main`` and the caller of main(), which has no exported
+name."""
 
 
 class Seen(NamedTuple):

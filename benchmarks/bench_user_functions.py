@@ -51,7 +51,7 @@ def by_symbolic(path: str) -> Any:
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """Returns the shortest of several runs, in ms, with garbage collected before each run."""
+    """Returns the duration of the fastest run in ms. Collects garbage before each run."""
     times = []
     for _ in range(runs):
         gc.collect()

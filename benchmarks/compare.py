@@ -61,7 +61,7 @@ class Side(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row's name without numbers, which may vary, and the row's index among equal names."""
+    """A row's name without its numbers, which may vary, and its index among rows with this name."""
 
     kind: str
     number: int

@@ -68,7 +68,7 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Returns the start of the function at an address, or else the address itself."""
+        """Returns the start of the function at an address; if there is none, the address itself."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 

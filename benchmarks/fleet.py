@@ -194,7 +194,7 @@ class Gateway:
     """A Collector that can be restarted at the same address.
 
     Attributes:
-        endpoint: ``host:port`` of its receiver.
+        endpoint: ``host:port`` of the Collector's receiver.
         cpu_s: the CPU seconds of the Collector processes that have been stopped.
         peak_kib: the largest peak memory of any of these processes, in KiB.
     """

@@ -1,7 +1,8 @@
-"""A service that takes orders, slowly. The tutorial, docs/tutorial.md, finds the lines at fault.
+"""A service that processes orders slowly.
 
-python slow_orders.py            one order after another, and every second how long they took
-python slow_orders.py --mended   without the problems that the tutorial finds
+The tutorial, docs/tutorial.md, finds the responsible lines. python slow_orders.py            one
+order after another, and every second how long they took python slow_orders.py --mended   without
+the problems that the tutorial finds
 """
 
 import copy

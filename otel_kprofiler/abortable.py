@@ -82,7 +82,7 @@ class AbortableAdapter(HTTPAdapter):
     def abort(self, exchange: int | None = None) -> None:
         """Abort every running exchange as if the receiver had disconnected.
 
-        Given the number of an ``exchange``, does nothing if a later exchange has begun.
+        If the number of an ``exchange`` is given, does nothing if a later exchange has begun.
         """
         with self._lock:
             if exchange not in (None, self._exchange):

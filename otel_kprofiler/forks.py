@@ -50,8 +50,8 @@ class ForkAware:
     def after_fork_in_child(self) -> None:
         """Reset the object in the child, where only the forking thread exists.
 
-        After C's ``fork()``, :meth:`before_fork` has not run, and any thread of the parent may
-        have held any lock. Use :class:`ProcessLock`, or replace the locks.
+        After C's ``fork()``, :meth:`before_fork` has not run, and any thread of the parent may have
+        held any lock. Implementations must use :class:`ProcessLock`, or replace their locks.
         """
 
 

@@ -1,8 +1,8 @@
 """Supports uWSGI workers, which are forked by C code.
 
 Before forking, uWSGI loads the application in its master, which then holds the GIL. A thread
-started in the master therefore never runs again. If such a thread is waiting for the GIL at
-the fork, the worker waits forever for that thread to take the GIL. Threads must therefore be
+started in the master therefore never runs again. If such a thread is waiting for the GIL when the
+process forks, the worker waits forever for the thread to take the GIL. Threads must therefore be
 started in each worker.
 """
 

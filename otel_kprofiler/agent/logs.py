@@ -1,4 +1,4 @@
-"""The agent's log: text on a terminal, one JSON object per line otherwise."""
+"""The agent's log: text on a terminal; otherwise, one JSON object per line."""
 
 import contextlib
 import json
@@ -48,7 +48,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as one line without control characters. A traceback adds lines."""
+    """Formats a record as one line without control characters.
+
+    Each line of a traceback follows on a separate line.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))

@@ -70,9 +70,9 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel. Call before threads start.
 
-    By default, malloc gives each thread an arena, although only one thread runs Python at a time.
-    When a large block is freed, malloc also raises its mmap threshold, so later large blocks come
-    from the heap and fragment it.
+    By default, malloc creates an arena for each thread, although only one thread runs Python code
+    at a time. When a large block is freed, malloc also raises its mmap threshold, so later large
+    blocks come from the heap and fragment it.
     """
     mallopt = _find("mallopt")
     if mallopt:

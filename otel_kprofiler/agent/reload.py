@@ -37,7 +37,10 @@ class ConfigReader:
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Start a requested read. Return the result of a finished read once, otherwise None."""
+        """Start a requested read of the file.
+
+        If a read has finished, return its result once; otherwise None.
+        """
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome

@@ -62,8 +62,8 @@ class Change(NamedTuple):
     Attributes:
         own: share or rate of the group's self weight.
         total: share or rate of the weight of all samples in which the key occurs.
-        is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number of
-            groups tested.
+        is_changed: whether ``own`` or ``total`` changed significantly, after correction for the
+            number of groups tested.
     """
 
     key: Key

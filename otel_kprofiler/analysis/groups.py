@@ -26,7 +26,7 @@ class Group(NamedTuple):
     """Samples that share a key. Weights are in the unit of the kind's ``measure``.
 
     Attributes:
-        own: self weight. The self weights of all groups add up to the weight of all samples.
+        own: self weight. The self weights of all groups add up to the total weight of the samples.
         total: weight of all samples in which the key occurs; each sample counts once.
         kernel: the part of the self weight that comes from samples in the kernel.
         samples: number of samples whose weights add up to ``own``.

@@ -55,7 +55,10 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables that sample columns index into. All selections share the tables."""
+    """Tables that sample columns index into.
+
+    All selections of the same samples share these tables.
+    """
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -113,7 +116,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns each row's number of samples: the sum of its values if these count samples."""
+        """Returns each row's number of samples: the sum of the values if they count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -156,7 +159,10 @@ class Samples:
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
     def between(self, start_unix_ns: int, end_unix_ns: int) -> Samples:
-        """Returns the samples within an interval. Rows keep only times inside the interval."""
+        """Returns the samples within an interval.
+
+        Timestamps outside the interval are removed from each row.
+        """
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]
         times = array("Q", compress(self.times, inside))

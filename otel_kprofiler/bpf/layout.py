@@ -210,7 +210,7 @@ class ReaderFlag(MappedWords):
     def wake_since(self, start_time_ns: int) -> None:
         """Let records wake the reader if their process started at or after ``start_time_ns``.
 
-        0 selects all records, :data:`NO_WAKEUP_NS` none.
+        Pass 0 to select all records, or :data:`NO_WAKEUP_NS` to select none.
         """
         self.words[0] = start_time_ns
 

@@ -63,7 +63,10 @@ class LoadedObject(Protocol):
         """Returns a program's descriptor, owned by this object. Raises ``KeyError`` if unknown."""
 
     def map_fd(self, name: str) -> int:
-        """Returns a map's descriptor, owned by this object. Raises ``KeyError`` for other names."""
+        """Returns a map's descriptor, owned by this object.
+
+        Raises ``KeyError`` if there is no map of this name.
+        """
 
     def close(self) -> None:
         """Close all descriptors; idempotent, and safe in a forked child."""

@@ -26,8 +26,8 @@ class PythonLayout(NamedTuple):
         thread_next: pointer to the next thread state.
         thread_interpreter: pointer to the interpreter.
         thread_native: thread id, as returned by gettid(2).
-        thread_status: status bits; 0 if there are none. From 3.13 on, bit 3 is set in the state
-            that the thread used last.
+        thread_status: status bits; 0 if there are none. Since CPython 3.13, bit 3 marks the thread
+            state that the thread used last.
         thread_frame: pointer to the current frame, or to ``_PyCFrame``.
         thread_chunk: pointer to the memory chunk with the newest frames. The next two words are the
             end of the chunk's used part and the end of the chunk.

@@ -255,7 +255,7 @@ def _sampler_config(
 
 
 def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:
-    """Reject writing the same file twice, or overwriting the input."""
+    """Reject options that write the same file twice or overwrite the input."""
     for option, other in (("--raw", raw), ("--replay", replayed)):
         if other is not None and os.path.realpath(other) == os.path.realpath(output):
             raise click.UsageError(f"-o and {option} are the same file: {other}")

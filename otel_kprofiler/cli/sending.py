@@ -43,7 +43,7 @@ class Sending:
     """Sends windows to a receiver; call it with each window.
 
     If the receiver does not accept a window, saves it in a file named after ``beside``, the
-    output's path. Leaving the context waits up to ten seconds for pending exports.
+    output's path. Exiting the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:

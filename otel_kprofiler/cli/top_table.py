@@ -26,7 +26,7 @@ _END_S: Final = 1.0
 
 
 class Table:
-    """Reads a table in a separate thread. Leaving the context stops the thread.
+    """Reads a table in a separate thread. Exiting the context stops the thread.
 
     Each read covers the last ``window_s`` seconds. Raises ``DependencyError`` if the client library
     is not installed, and ``KProfilerError`` if the address is invalid or the server does not

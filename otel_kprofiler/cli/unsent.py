@@ -18,7 +18,7 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps unsent batches in a file, which is created under an unused name for the first batch.
+    """Keeps unsent batches in a file, which is created with an unused name for the first batch.
 
     Each batch has been written when :meth:`add` returns. The name is derived from ``beside``, the
     path of the file that contains or will contain the samples. Not thread-safe.

@@ -24,7 +24,7 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a profile table, and attributes that select samples in the table.
+    """The address of a profile table, with attributes that select samples from the table.
 
     ``port`` is the port of the server's HTTP interface. ``attributes`` have the form
     ``NAME=VALUE``.

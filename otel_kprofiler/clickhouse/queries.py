@@ -144,8 +144,8 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
     """Returns a subquery that drops the times outside a range, and their values, from each row.
 
-    A row without times is given the start time of its profile, and is left out if its values add
-    up to 0.
+    A row without timestamps is assigned the start time of its profile, and is omitted if its values
+    add up to 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

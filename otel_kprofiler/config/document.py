@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 """The keys and list indices that lead from the root of the document to a value."""
 
 MAX_VALUES: Final = 10_000
-"""Maximum number of values in a document. Each alias counts as the values that it repeats."""
+"""Maximum number of values in a document. An alias counts as all values that it repeats."""
 MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 

@@ -1,4 +1,4 @@
-"""The sending queue of an exporter, bounded in batches and bytes, with a worker thread.
+"""Queues an exporter's batches, up to a number and a size, and sends them in a worker thread.
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
@@ -125,8 +125,8 @@ class ExportQueue:
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
         """Switch to a new exporter with the same ``form``, which also receives all waiting batches.
 
-        The old exporter is shut down in the background. A batch that the old exporter abandons goes
-        to the new one.
+        The old exporter is shut down in the background. Batches that the old exporter abandons are
+        passed to the new exporter.
         """
         with self._changed:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)

@@ -235,7 +235,10 @@ def unpack_batch(body: bytes) -> StoredBatch:
 
 
 def unpack_totals(body: bytes) -> Totals:
-    """Inverts :meth:`Totals.pack`, ignoring unknown keys; raises ``ValueError`` if malformed."""
+    """Inverts :meth:`Totals.pack`, ignoring unknown keys.
+
+    Raises ``ValueError`` if the record is malformed.
+    """
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals record is too long")
     values = _load(body)

@@ -3,8 +3,8 @@
 SQLite is not suitable, because in WAL mode, it cannot read a truncated main file.
 
 A segment is a file ``NUMBER.spool``, named after the lowest batch number that it may hold.
-:mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so
-nothing is ever written after a damaged record.
+:mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so no
+data is ever written after a damaged record.
 
 - A *batch* record contains a batch, its number, and the number of samples appended before it, by
   kind.

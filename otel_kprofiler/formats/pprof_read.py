@@ -52,7 +52,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Returns whether the data is a pprof profile, with a string table that starts with ""."""
+    """Returns whether the data is a pprof profile, whose string table must start with ""."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:

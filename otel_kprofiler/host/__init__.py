@@ -1,4 +1,4 @@
-"""Accesses the host's files, kernel, capabilities and perf events, and runs ``doctor``'s checks."""
+"""Accesses host files, the kernel, capabilities and perf events, and runs ``doctor`` checks."""
 
 from otel_kprofiler.host.access import Access, HostFiles, read_limited
 from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path

@@ -37,7 +37,7 @@ class CpuRate(NamedTuple):
 
     Attributes:
         least_s: limit for an empty input.
-        most_s: upper bound on the limit, because a file's declared size may be wrong.
+        most_s: upper bound on the limit, in seconds, because a file may declare a wrong size.
     """
 
     least_s: float

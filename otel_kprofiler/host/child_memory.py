@@ -80,7 +80,7 @@ _running: dict[int, int] = {}
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
     """Grant a new child up to ``most_bytes``, but at most half of the memory left in the cgroup.
 
-    Memory granted to running children counts as used.
+    Memory already granted to running children counts as used.
     """
     left = find_memory_left(files or Access())
     if left is None:

@@ -103,8 +103,8 @@ class _Asked(NamedTuple):
 class KnownContainers:
     """Caches container names; not thread-safe.
 
-    Runtimes and the kubelet write names while a container starts, so missing names are looked up
-    again after a second, and then at doubling intervals of up to a minute.
+    Container runtimes and the kubelet write names while a container starts, so missing names are
+    looked up again after a second, and then at intervals that double up to a minute.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -9,7 +9,7 @@ BURST_NS: Final = 1_000_000_000
 class CpuShare:
     """A token bucket that gains ``share`` seconds of CPU time per second; not thread-safe.
 
-    The bucket can hold ``burst_ns`` of CPU time, and is full at first.
+    The bucket can hold ``burst_ns`` of CPU time, and is initially full.
     """
 
     def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:

@@ -110,8 +110,8 @@ class FairQueue(Generic[T]):
     def done(self, turn: Turn[T], cpu_ns: int, children_ns: int = 0) -> None:
         """Account for the CPU time of a turn.
 
-        The CPU time of child processes, ``children_ns``, is charged to the owner's later turns, not
-        to the share of all owners.
+        The CPU time of child processes, ``children_ns``, is charged to the owner's later turns, but
+        not to the CPU share common to all owners.
         """
         turn.share.spend(cpu_ns)
         if turn.owner in self._groups:
@@ -165,7 +165,7 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:
-        """Returns the time until the next turn, the turn's owner, and the budget that it uses."""
+        """Returns the time until the next turn, the turn's owner, and the CPU share to charge."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
         owner = min(self._waiting, key=self._rank)

@@ -1,7 +1,7 @@
 """Decides which symbolic links to follow when writing a file.
 
 In any directory of a path, root follows only links that no other user can have created. For other
-users, all links that the kernel allows are followed, because a link gives them no additional
+users, all links that the kernel allows are followed, because following a link grants no additional
 permissions.
 """
 

@@ -52,7 +52,7 @@ class MemoryMapping(NamedTuple):
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 if there is no
             file.
         inode: inode number of the file; 0 if there is no file.
-        path: path of the file, without `` (deleted)``. If there is no file, a name such as
+        path: path of the file, without `` (deleted)``. For a mapping without a file, a name such as
             ``[heap]``, or empty.
         deleted: whether the file no longer has a directory entry.
     """

@@ -1,6 +1,6 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
-A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, and
+A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, but
 must not block reads of other files. A thread is abandoned if a single wait for storage exceeds
 :data:`PATIENCE_S`. No other thread then reads from the device of the abandoned thread.
 """
@@ -87,7 +87,10 @@ class PatientCalls:
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Make all calls return and all threads end, and return the threads for joining."""
+        """Make all calls return and all threads end.
+
+        Return the threads, which the caller should join.
+        """
         with self._lock:
             self._closed = True
             readers = list(self._readers)

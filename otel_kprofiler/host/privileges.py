@@ -100,7 +100,7 @@ class Privileges:
 def run_unprivileged(function: Callable[[], _T]) -> _T:
     """Call a function in a thread without capabilities.
 
-    Threads that the function starts have none either, even if a C library starts them.
+    Threads started by the function or by C libraries that it calls have no capabilities either.
     """
     result: list[_T] = []
     failure: list[BaseException] = []

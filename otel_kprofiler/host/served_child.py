@@ -131,7 +131,7 @@ class ServedChild(MeteredChild):
         return super()._read_clock() - self._earlier_ns
 
     def kill(self) -> None:
-        """Kill the child; a later reply does not count."""
+        """Kill the child, and ignore any later reply."""
         self._is_killed = True
         super().kill()
 

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Uevents:
-    """A socket for the kernel's uevents (not udev's), which needs no privileges.
+    """A socket that receives the kernel's uevents (not udev's) without privileges.
 
     Only one thread may call :meth:`wait`, and only one thread at a time may call :meth:`receive`.
     The other methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.

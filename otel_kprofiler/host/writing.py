@@ -1,8 +1,8 @@
 """Writes files safely in directories that other users can write to.
 
-Anyone who can write to a directory can replace any name in it, at any time, with a link. Therefore,
-a directory is opened once, names are resolved relative to it without following links, and content
-is written to a single descriptor.
+Anyone who can write to a directory can replace any of its entries with a link at any time.
+Therefore, a directory is opened once, names are resolved relative to it without following links,
+and content is written to a single descriptor.
 """
 
 import contextlib

@@ -65,9 +65,9 @@ class StreamTotals(NamedTuple):
         samples: samples in all windows so far, including this window.
         taken: samples that the BPF program took, including samples lost in the kernel or still
             waiting for their window.
-        lost: samples lost so far, by cause. Once a window is encoded for a receiver, samples lost
-            in transit to that receiver are included.
-        earlier_samples: samples from earlier streams that were in this receiver's spool.
+        lost: number of samples lost so far, by cause. Once a window is encoded for a receiver,
+            samples lost in transit to that receiver are included.
+        earlier_samples: number of samples from earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
         unknown_since_unix_ns: if the previous run was killed, the Unix time after which it took an
             unknown number of samples; otherwise 0.

@@ -60,4 +60,4 @@ LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nano
 event kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
-"""Kinds that every sampler has. In a window, these kinds come first, in this order."""
+"""Sample kinds that every sampler supports. In a window, these kinds come first, in this order."""

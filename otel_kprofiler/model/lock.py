@@ -33,7 +33,8 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Replaces the lock type of waits whose start or end was not seen. Their total time is 0."""
+"""Replaces the lock type of waits whose start or end was not seen. The total time of these waits is
+0."""
 
 
 def name_lock(flags: int) -> str:

@@ -67,7 +67,7 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A decoded Python stack, leaf first. ``tag`` identifies the stack's process."""
+    """A decoded Python stack, leaf first. ``tag`` identifies the process of the stack."""
 
     end: PythonEnd
     tag: int
@@ -96,7 +96,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns, for each frame that was entered from C code, its index plus one."""
+    """Returns the index plus one of each frame that was entered from C code."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

@@ -246,7 +246,7 @@ Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple fo
 
 
 class RawFrames:
-    """Frames that have only addresses. Callers' addresses are adjusted as in :class:`Frame`.
+    """Frames that have only addresses. The addresses of callers are adjusted as in :class:`Frame`.
 
     The frames are created on demand. Few of them occur twice, so they are not cached.
     """

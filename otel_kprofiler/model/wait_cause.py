@@ -36,7 +36,7 @@ class WaitCause(enum.Enum):
     """A futex, which underlies user-space locks and condition variables."""
     GIL = "gil"
     PIPE = "pipe"
-    """Data or free space in a pipe or FIFO, or the opening of its other end."""
+    """Waiting for data or free space in a pipe or FIFO, or for its other end to be opened."""
     SOCKET_RECEIVE = "socket_receive"
     SOCKET_SEND = "socket_send"
     SOCKET_ACCEPT = "socket_accept"
@@ -54,7 +54,7 @@ class WaitCause(enum.Enum):
     STOP = "stop"
     """Stopped by a signal, a debugger or the freezer."""
     POOL = "pool"
-    """Work for a pool thread of Python, Go, Java or libuv."""
+    """An idle pool thread of Python, Go, Java or libuv, waiting for work."""
     KERNEL_THREAD = "kernel_thread"
     OTHER = "other"
 

@@ -71,7 +71,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 class WindowAccount(NamedTuple):
     """The account of a sample kind in a window.
 
-    The fields are as in :class:`otel_kprofiler.model.Profile`.
+    The fields have the same meaning as in :class:`otel_kprofiler.model.Profile`.
     """
 
     taken: int

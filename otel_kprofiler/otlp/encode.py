@@ -48,8 +48,8 @@ _MARGIN_SHARE: Final = 256
 """When a window is split, 1/256 of the size limit stays free, because the computed
 sizes are lower bounds."""
 _MORE_SHARE: Final = 8
-"""If only some samples of an attempt fit into a part, the next part is tried with 1/8 more samples
-than fit. If all of them fit, the number is doubled."""
+"""If only some of the samples fit into a part, the next attempt uses 1/8 more samples than fit. If
+all samples fit, their number is doubled."""
 
 
 class Encoded(NamedTuple):

@@ -59,7 +59,7 @@ class Framing(enum.Enum):
     JSON = "JSON, one message per line"
 
     def join(self, messages: Iterable[bytes]) -> bytes:
-        """Join messages into file contents. :attr:`ONE` allows at most one message."""
+        """Join messages into file contents. :attr:`ONE` accepts at most one message."""
         if self is Framing.JSON:
             return b"".join([message + b"\n" for message in messages])
         if self is Framing.PREFIXED:
@@ -139,7 +139,10 @@ def _is_message_like_json(data: bytes) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Returns a file's content. Raises ``OSError``, or ``PayloadError`` if it is too large."""
+    """Returns a file's content.
+
+    Raises ``OSError`` if the file cannot be read, and ``PayloadError`` if it is too large.
+    """
     with open(path, "rb") as file:
         return read_stream(file, path)
 

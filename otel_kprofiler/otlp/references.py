@@ -76,7 +76,7 @@ def find_used(message: Any, dictionary: Any) -> dict[str, set[int]]:
 
 
 def find_outside(message: Any) -> Iterator[tuple[str, str]]:
-    """Yields the path of each index outside its table, and a description of the problem."""
+    """Yields the path of each out-of-range table index, and a description of the problem."""
     tables = message.dictionary.DESCRIPTOR.fields
     sizes = {field.name: len(getattr(message.dictionary, field.name)) for field in tables}
     for where, table, index in find_places(message):

@@ -1,9 +1,9 @@
 """Re-encodes messages from any producer in a receiver's form, within the receiver's size limit.
 
-Resource and scope attributes that are references are written inline, because most receivers do not
-resolve them. Apart from this, a small enough message stays unchanged. A larger message is split
-into parts with fewer samples each, until the parts fit. Each part's dictionary contains only the
-values that the part uses.
+Resource and scope attributes that refer to the dictionary are written inline, because most
+receivers do not resolve references. Apart from this, a small enough message stays unchanged. A
+larger message is split into parts with fewer samples each, until the parts fit. Each part's
+dictionary contains only the values that the part uses.
 """
 
 import base64

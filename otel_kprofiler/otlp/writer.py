@@ -68,7 +68,7 @@ class Writer(Protocol):
         ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Returns an entry of the location table with only an address and attributes."""
+        """Returns a location table entry that contains only an address and attributes."""
         ...
 
     def location_attributes(self, attributes: bytes) -> bytes:

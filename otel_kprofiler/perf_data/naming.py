@@ -9,7 +9,7 @@ class Names(Protocol):
     """Finds the names of code addresses."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
-        """Returns the frame at a file offset; None if this host has no file with the build id."""
+        """Returns the frame at a file offset; None if no file on this host has the build id."""
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
         """Returns the frame at a kernel address; None if this host does not have the symbols.

@@ -57,7 +57,7 @@ class Stacks(Protocol):
         """Applies new symbol information, and returns the boottime up to which it is complete."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending symbols."""
+        """Wait up to ``timeout_s`` seconds for pending symbols."""
 
     def close(self) -> None:
         """Release all resources."""

@@ -235,9 +235,9 @@ def replay(
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
 
-    Reads nothing from this host. Returns the stopped pipeline, whose account counts all samples.
-    ``whole_sink`` receives all samples once more at the end, in a single window. ``resolvers`` are
-    closed with the pipeline. Raises ``KProfilerError`` if the recording is damaged.
+    Reads nothing from this host. Returns the stopped pipeline, whose account counts all samples. At
+    the end, ``whole_sink`` receives all samples again, in a single window. ``resolvers`` are closed
+    with the pipeline. Raises ``KProfilerError`` if the recording is damaged.
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})

@@ -23,7 +23,7 @@ def wait_for_samples(
     Returns on a wake-up, or shortly after the window ends at the boottime ``end_ns``.
 
     Args:
-        timeout_s: how long to wait for more samples.
+        timeout_s: how long to wait for further samples, in seconds.
         longest_s: how long to wait while no new process is sampled, if longer than ``timeout_s``.
         idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
     """

@@ -167,10 +167,10 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, this one first waits up to ``idle_s`` for a sample. While no new process is
-        sampled, the wait takes up to ``min(longest_s, idle_s)``, if that exceeds the timeout. If
-        less time has passed since samples were last processed, and the window has not ended, the
-        step only identifies new processes.
+        had few samples, this one first waits up to ``idle_s`` for a sample. As long as no new
+        process is sampled, the timeout is extended to ``min(longest_s, idle_s)``, if that is
+        longer. If less than ``min(longest_s, idle_s)`` seconds have passed since samples were last
+        processed, and the window has not ended, the step only identifies new processes.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:

@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
-    If only this process is sampled, its interpreter is verified, and no other process is examined.
-    Otherwise, a thread follows processes as they start and exit. Only the pipeline's thread may
-    call methods other than :meth:`describe` and :meth:`remarks`, which are thread-safe.
+    If only the current process is sampled, its interpreter is verified, and no other process is
+    examined. Otherwise, a thread follows processes as they start and exit. Only the pipeline's
+    thread may call methods other than :meth:`describe` and :meth:`remarks`, which are thread-safe.
 
     Args:
         sampler: the sampler, whose settings select the processes.

@@ -74,7 +74,7 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """Returns the unit that each reported Resource describes."""
+    """Returns the grain of the reported Resources, such as process or host."""
     return Grain(receiver.resources)
 
 

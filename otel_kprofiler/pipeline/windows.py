@@ -63,7 +63,7 @@ class WindowCounts(NamedTuple):
     """Sample counts of one profile kind, determined when a window closes.
 
     Attributes:
-        taken: the samples that the BPF program took in this window.
+        taken: the number of samples that the BPF program took in this window.
         lost: the taken samples that were lost, by cause.
         totals: the cumulative counts from the sampler's start to the end of this window.
         threshold_ns: the minimum duration, in nanoseconds, at which every wait is sampled; 0 for
@@ -153,7 +153,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """End a full window before the next sample, and return whether the window was full."""
+        """If the window is full, end it before the next sample. Return whether it was full."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False

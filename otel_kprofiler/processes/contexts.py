@@ -85,8 +85,9 @@ class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
-    only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` of
-    :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look` waits.
+    only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` seconds
+    after a call to :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look`
+    waits.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Grain(enum.Enum):
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns the attributes of a process that are kept at this grain or are in ``common``."""
+        """Returns the process attributes that this grain keeps or that are in ``common``."""
         prefixes, names = _KEPT[self]
         selected = {
             key: value

@@ -27,7 +27,7 @@ class ProcessReader:
     """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
 
     ``reads_arguments`` states whether to read command lines, which show the programs that
-    interpreters run. Such reads can block.
+    interpreters run. Reading a command line can block.
     """
 
     def __init__(self, files: HostFiles, *, reads_arguments: bool = True) -> None:

@@ -35,8 +35,8 @@ class HeldCommand:
     """Starts a command that waits for :meth:`release`; use as a context manager.
 
     The program is looked up in ``PATH``. ``stdout`` is a descriptor for the command's standard
-    output; None to inherit this process's. Raises ``CommandError`` if the program cannot be
-    executed.
+    output; None to inherit the standard output of this process. Raises ``CommandError`` if the
+    program cannot be executed.
 
     Attributes:
         pid: the command's process id, for :attr:`SamplerConfig.child_pid`.

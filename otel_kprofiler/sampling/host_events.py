@@ -29,7 +29,7 @@ class EventSet(Events, Protocol):
         """Raise ``HostError`` if none of these CPUs is online; empty means all."""
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
 
 
 class HostEvents:

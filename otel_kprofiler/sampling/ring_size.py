@@ -16,7 +16,7 @@ def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Returns the size of the ring, in bytes.
 
     The ring can hold the 64-frame stacks of four drain intervals, or of eight if waits are sampled.
-    Its size is at least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at
+    The size is at least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at
     most ``max_ring_bytes``. Waits and events may each use up to three quarters of the ring.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES

@@ -159,7 +159,7 @@ class WaitFollower:
     def threshold_ns(self) -> int:
         """Returns the duration above which all waits were sampled; 0 if no waits are sampled.
 
-        The duration applies to the last two intervals between calls to :meth:`read`.
+        The duration applies to the two most recent intervals between calls to :meth:`read`.
         """
         if not self._wanted.samples_per_second:
             return 0

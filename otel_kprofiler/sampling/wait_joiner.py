@@ -23,7 +23,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual sample rate, in nanoseconds. It is lower for higher rates."""
+"""First threshold at the usual sample rate, in nanoseconds. Lower for higher rates."""
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class WaitJoiner:
 
     The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
     has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
-    total time of all waits long enough to be sampled. A wait whose thread slept and then waited for
-    a CPU becomes two samples, and the value is divided between them.
+    total time of all waits long enough to be sampled. A wait during which the thread slept and then
+    waited for a CPU becomes two samples, which share the value.
 
     Args:
         is_left_out: returns whether the thread of a record is excluded.

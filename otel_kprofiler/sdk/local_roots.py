@@ -32,13 +32,13 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
-"""Maximum number of distinct root names in a window. Names with the fewest samples are left out."""
+"""Maximum number of distinct root names in a window. Names with the fewest samples are dropped."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
 """Minimum time to keep ended spans, whose samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
-"""Indices into a span context, which is a tuple. Access by property would be slower."""
+"""Indices into a span context, which is a tuple. Access through properties would be slower."""
 
 
 class LocalRoot(weakref.ref[Any]):
@@ -61,7 +61,7 @@ class LocalRoot(weakref.ref[Any]):
     encoded: tuple[str, bytes]
 
     def get_name(self) -> str:
-        """Returns the span's current name, propagating exceptions of the span's class."""
+        """Returns the span's current name. Propagates exceptions raised by the span's class."""
         if self.name is not None:
             return self.name
         span = self()
@@ -221,7 +221,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """Returns the local root of a parent span that is not recorded as active."""
+        """Returns the local root of a parent span that is missing from the active spans."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root
@@ -292,7 +292,7 @@ class RootNames:
 
     Attributes:
         named: the number of samples with a name.
-        unnamed: the number of samples with a link but without a name, by reason: ``unknown_span``
+        unnamed: the number of samples that have a link but no name, by reason: ``unknown_span``
             (the span started before the processor was added, was forgotten, or is not recording) or
             ``too_many_names``.
     """
@@ -319,7 +319,7 @@ class RootNames:
         watch_provider()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Look up the spans of samples that have just been drained."""
+        """Look up the spans linked from samples that have just been drained."""
         seen = self._seen
         for sample in samples:
             link = sample.link
@@ -362,7 +362,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Adds root names to links; only the ``max_names`` names with the most samples are used."""
+        """Adds root names to links, using only the ``max_names`` names with the most samples."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}

@@ -23,7 +23,7 @@ def get_thread_state() -> int:
 
 
 def find_context_offset() -> int | None:
-    """Returns the offset of the current context in ``PyThreadState``; None if not found.
+    """Returns the offset of the current context in ``PyThreadState``; None if unknown.
 
     Enters two contexts in turn, and looks for the word that holds the address of the context just
     entered.

@@ -42,7 +42,7 @@ def refuse_green_threads() -> None:
 
 
 def make_second_error() -> HostError:
-    """Returns the error for starting a profiler while another is running."""
+    """Returns the error raised when a profiler is started while another is running."""
     return HostError(
         "another kernel profiler is already running in this process",
         hint="stop it first; opentelemetry-instrument starts one by itself unless "

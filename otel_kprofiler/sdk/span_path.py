@@ -47,7 +47,7 @@ _STYLES: Final = {
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
-"""The span classes of the API and the SDK. The SDK's tracers create instances of the last one."""
+"""The span classes of the API and the SDK. The SDK's tracers create instances of the last class."""
 _MAX_ATTRIBUTES: Final = 30
 """SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: the maximum number of shared attribute names."""
 _OLDER_AT: Final = 8
@@ -112,7 +112,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Returns the names of span classes that the path does not cover, such as span wrappers."""
+    """Returns the names of span classes that the span path cannot read, such as span wrappers."""
     names, waiting = set(), [Span]
     while waiting:
         for kind in waiting.pop().__subclasses__():

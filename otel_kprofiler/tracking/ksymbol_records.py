@@ -43,7 +43,10 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``). The records of its functions come first."""
+    """A BPF program was loaded or unloaded (``event``).
+
+    The records of the program's functions precede this record.
+    """
 
     time_ns: int
     event: int

@@ -165,7 +165,10 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns what two states have in common. Raises :class:`Inconsistent` on a contradiction."""
+    """Returns a state with only the values that both states share.
+
+    Raises :class:`Inconsistent` on a contradiction.
+    """
     if left == right:
         return left
     if OUTERMOST in (left, right):

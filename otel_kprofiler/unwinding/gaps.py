@@ -19,7 +19,7 @@ bytes of gaps."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""In tables with more entries, functions' sizes are not read even if ``main`` has no rule."""
+"""Maximum number of table entries for which all function sizes are read if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""

@@ -49,8 +49,8 @@ _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 class Shapes(dict[int, Shape]):
     """The shapes of a table's functions, by the location of their frame sizes.
 
-    Shapes are also kept for later files, keyed by their packed frame sizes, which define them,
-    because many programs contain the same functions.
+    Shapes are also kept for later files, keyed by packed frame sizes, because many programs contain
+    the same functions.
     """
 
     def __init__(self, table: Table, machine: X86 | Arm64) -> None:

@@ -23,8 +23,8 @@ _VARINT: Final = rb"[\x80-\xff]*[\x00-\x7f]"
 _STEP: Final = re.compile(
     b"(" + _VARINT + b")(" + _VARINT + rb"(?:[\x01-\x0f]\x0f\x01" + _VARINT + b")?)"
 )
-"""The distance to the next change, and the change. A change may include a return, which pops rbp
-(change -8), and the change after the return. The last change is 0."""
+"""The distance to the next frame size change, followed by the change itself. A change may include a
+return, which pops rbp (change -8), and the change after the return. The last change is 0."""
 _MAX_KEPT: Final = 1 << 16
 """Maximum number of changes, and of distances, that are kept for later functions."""
 
@@ -97,7 +97,10 @@ class StepMaker:
         return Shape(size, first - 1, saving, program + PADDINGS[len(program) & 3])
 
     def make(self, size: int, packed: bytes) -> tuple[int, bytes, _Changes]:
-        """Computes the changes of a frame size. Raises ``_Unusual`` if a size is negative."""
+        """Generates CFA instructions for packed changes that start from a frame of ``size`` bytes.
+
+        Raises ``_Unusual`` if a size is negative.
+        """
         self._count += 1
         distance = 0
         parts: list[bytes] = []

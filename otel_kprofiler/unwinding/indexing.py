@@ -102,7 +102,7 @@ class Children(LimitedChildren):
         """Context manager that rejects a section at once if it was rejected within the last hour.
 
         A section is tried again after a temporary failure, or if the file has changed. Raises
-        :class:`TableRefused` to reject the section.
+        :class:`TableRefused` if the section is rejected.
         """
         key = section, identify_content(fd)
         if (reason := self._refused.find(key)) is not None:
@@ -164,8 +164,9 @@ def index_go(
 ) -> Tables:
     """Generate tables from ``.gopclntab`` in a child process, and wait for the process.
 
-    ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
-    is damaged, too large or of an unknown version, or if the child process exceeded a limit.
+    ``others`` contains the file's existing tables, which cover its C code. Raises
+    :class:`TableRefused` if the table is damaged, too large or of an unknown version, or if the
+    child process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab occupies {table.size} bytes")

@@ -12,7 +12,7 @@ from otel_kprofiler.host import MappedFileError
 class Refusal(enum.Enum):
     """The reason why tables are not used. The value is shown to users.
 
-    For each ``FileProblem``, there is a refusal of the same name.
+    Every ``FileProblem`` has a refusal of the same name.
     """
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
@@ -51,7 +51,7 @@ COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAI
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Raised if a file's tables must not be used. ``detail`` is for the log."""
+    """Raised if the unwind tables of a file must not be used. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)

@@ -276,7 +276,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Returns whether the request is done; False if it was only opened, or postponed."""
+        """Handle a request. Return False if it was postponed, or its file was only opened."""
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -383,7 +383,10 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Counts a failed open; returns whether to give up, as on some overlay file systems."""
+        """Counts a failed open, and returns whether to give up.
+
+        On some overlay file systems, a mapped file can never be opened.
+        """
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

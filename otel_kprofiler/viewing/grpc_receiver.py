@@ -56,7 +56,7 @@ class GrpcReceiver:
     """Receives profiles over plaintext gRPC until closed.
 
     ``endpoint`` is the ``host:port`` to listen on. Port 0 selects a free port, which :attr:`port`
-    returns. Raises ``HostError`` if the receiver cannot listen there.
+    returns. Raises ``HostError`` if the receiver cannot listen on ``endpoint``.
     """
 
     def __init__(self, endpoint: str, intake: Intake) -> None:

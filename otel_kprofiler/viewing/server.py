@@ -24,10 +24,11 @@ from otel_kprofiler.viewing.source_files import SourceError, read_source
 
 DATA: Final = "profile.json"
 SOURCE: Final = "source.json"
-"""Path that the page fetches source files from, with the ``file`` query parameter."""
+"""Path from which the page fetches source files, with a ``file`` query parameter."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection, in seconds. Enough for an hour of samples over slow SSH."""
+"""Time limit for a connection, in seconds. Enough to transfer an hour of samples over a slow SSH
+connection."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
@@ -99,7 +100,9 @@ def _number(fields: dict[str, list[str]], name: str) -> float | None:
 
 
 class PageServer:
-    """Serves the page until closed. Raises ``HostError`` if it cannot listen on the endpoint.
+    """Serves the viewer's page until closed.
+
+    Raises ``HostError`` if it cannot listen on the endpoint.
 
     Args:
         endpoint: ``host:port`` to listen on. Port 0 selects a free port.

@@ -89,7 +89,8 @@ class SampleStore:
     Raises ``KProfilerError`` if the file cannot be opened, is in use, or is not a store.
 
     Args:
-        path: the file, created if missing, and kept on close; None for a temporary file.
+        path: path of the file, which is created if missing and kept on close; None for a temporary
+            file.
         keep_s: retention time of samples, by their timestamps, in seconds.
         max_bytes: maximum size of the file. The oldest samples are dropped first.
     """

@@ -63,8 +63,8 @@ class LoadedKsymbol:
     """A symbol, and the period in which it is loaded. When it is unloaded, ``until_ns`` is set.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
-    have been unloaded and replaced. A separate entry with ``is_uncertain``, whose frames have no
-    name, then represents the uncertain period.
+    have been unloaded and replaced. The period from ``sure_ns`` on is then represented by a
+    separate entry, whose ``is_uncertain`` is set and whose frames have no name.
     """
 
     __slots__ = ("_details", "_frames", "_module", "_source", "_uncertain", "end", "is_uncertain",
@@ -245,7 +245,7 @@ class KsymbolTable:
                 entry.sure_ns = min(entry.sure_ns, max(time_ns, entry.since_ns))
 
     def _read(self, change: KsymbolChange) -> None:
-        """Update the table from a full read of the symbol list, during which changes may occur."""
+        """Update the table from a full read of the symbol list, which may change concurrently."""
         began_ns = change.time_ns
         programs_only = change.action is KsymbolAction.PROGRAMS_READ
         present = {symbol.start: symbol for symbol in change.symbols}
@@ -268,7 +268,7 @@ class KsymbolTable:
     def _add_found(
         self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add symbols that are known only from a full read, because their records were lost."""
+        """Add symbols whose records were lost, so that only a full read contains them."""
         gone = {
             (entry.symbol.start, entry.symbol.name)
             for entry in self._ended

@@ -140,7 +140,7 @@ def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns the name of an end entry: ``_etext`` if that symbol is there, otherwise empty."""
+    """Returns the name of an end entry: ``_etext`` if it has that address, otherwise empty."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -168,8 +168,8 @@ def _rank_aliases(
 ) -> tuple[bytes, bytes]:
     """Sorts the symbols at each address: non-functions, functions (preferred last), padding.
 
-    Padding comes last, because it belongs to the function at the next address. Returns the types
-    and classes in the new order, and changes ``names`` in place.
+    Padding is sorted last, because it belongs to the function at the next address. Returns the
+    types and classes in the new order, and changes ``names`` in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:

@@ -309,8 +309,8 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Returns the built-in modules, and the symbols with function sizes added.
 
-    Uses ``ranges_of_build`` if given, else the first source that lists modules. Most kernels have
-    no such source. ``problems`` receives one sentence per unusable source.
+    Uses ``ranges_of_build`` if given; otherwise, the first source that lists modules. Most kernels
+    have no such source. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core

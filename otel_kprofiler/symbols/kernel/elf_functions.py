@@ -173,7 +173,7 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
     """Returns the table of the symbols, with an end entry at the start of each gap.
 
-    A label inside a function names the code that follows it, as in kallsyms.
+    As in kallsyms, a label inside a function names the code that follows the label.
     """
     rows = []
     for symbol in symbols:

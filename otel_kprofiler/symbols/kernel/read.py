@@ -31,8 +31,8 @@ def read_pieces(
 ) -> Generator[bytes, None, None]:
     """Yields a file's content in pieces, read ahead by a thread that closes the descriptor.
 
-    At most 192 KiB are read ahead. ``report_cpu_ns`` is called at the end with the CPU time of the
-    reading thread. Raises ``OSError`` if the file cannot be read.
+    At most 192 KiB are read ahead. At the end, ``report_cpu_ns`` is called with the CPU time of the
+    reading thread, in nanoseconds. Raises ``OSError`` if the file cannot be read.
     """
     pieces: queue.Queue[bytes | OSError] = queue.Queue(_WAITING_PIECES)
     stop = threading.Event()

@@ -218,7 +218,7 @@ class KernelSymbolizer:
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns how many records about code outside modules were lost, by cause.
+        """Returns the number of lost records about code outside modules, by cause.
 
         After a loss, the symbols are reread from the kernel. Until then, frames may be unresolved.
         """

@@ -1,9 +1,9 @@
 """Keeps the history of loaded modules: builds a snapshot from each reading of the module list.
 
-A module runs before the kernel announces it. It therefore counts as loaded since the previous
-reading, or since the removal of the module that last used its memory, if that was later. A module
-is removed at some time between two polls of the announcements. Between these polls, its addresses
-belong to no module.
+A module runs before the kernel announces it. A new module therefore counts as loaded since the
+previous reading, or since the module that last used its memory was removed, whichever was later. A
+module is removed at some time between two polls of the announcements. Between these polls, its
+addresses belong to no module.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ModuleReading(NamedTuple):
     Attributes:
         looked_ns: boottime at which the list of modules was read.
         free_ns: boottime of the previous reading; modules that are not in it were loaded later.
-        removed: times of removals, by module number. A removed module without an entry was unloaded
-            between ``free_ns`` and ``looked_ns``.
+        removed: times of removals, by module number. A module that was removed but has no entry was
+            unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 

@@ -36,7 +36,7 @@ class _Chains(NamedTuple):
     Attributes:
         closed: complete chains, from leaf to root. The outermost frame of each chain is the one
             that C code called.
-        rest: frames of the last chain, if its outer frames are missing.
+        rest: frames of the last chain if its outer frames are missing; otherwise empty.
     """
 
     closed: list[tuple[Frame, ...]]

@@ -25,7 +25,7 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Maximum number of instructions with a cached frame. Many instructions share one frame."""
+"""Maximum number of instructions with a cached frame. Many instructions share a frame."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
 """Memory limit for cached frames, counted as if frames shared no strings."""
 _PLACE_BYTES: Final = 300
@@ -74,7 +74,7 @@ class PythonResolver(Stateless):
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
 
     def make_side(self, raw: RawSide) -> Side:
-        """Resolves the frames with the code objects described so far."""
+        """Resolves the frames by using the code objects described so far."""
         words = split_python_stack(raw.words)[2]
         try:
             frames = tuple(map(self._frames.__getitem__, words))
@@ -88,7 +88,7 @@ class PythonResolver(Stateless):
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because descriptions are read before samples that need them."""
+        """Returns ``now_boot_ns``, because code objects are described before they are sampled."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

@@ -60,7 +60,7 @@ class DebugSearch(NamedTuple):
     """A search for a file's debug file.
 
     ``begin`` is called before the search, and returns whether to search. The search may hang in
-    users' directories. For ``root``, see :class:`WantedDebugFile`.
+    directories owned by users. For ``root``, see :class:`WantedDebugFile`.
     """
 
     root: str = ""
@@ -134,8 +134,8 @@ class BuildIdDirectories:
 class DebugLinkDirectories:
     """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
-    ``directories`` contain debug files under the paths of the original files. They are searched
-    first below ``WantedDebugFile.root``, then below this process's root.
+    ``directories`` contain debug files under the paths of the original files. The directories are
+    searched first below ``WantedDebugFile.root``, then below this process's root.
     """
 
     def __init__(

@@ -34,8 +34,7 @@ class WorkerLimits(NamedTuple):
             left.
         open_s: time limit for opening the file.
         answer_s: time limit for looking up one address.
-        idle_s: time without requests after which the worker exits. The next request restarts the
-            worker.
+        idle_s: idle time after which the worker exits. The next request restarts the worker.
     """
 
     memory_bytes: int = 4 << 30
@@ -50,7 +49,7 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 class DrgnLines:
     """Source lines and inlined functions of a file. Thread-safe, but lookups take turns.
 
-    A lookup usually takes 0.3 ms, but may take seconds, so threads that sample must not perform
+    A lookup usually takes 0.3 ms, but may take seconds, so sampling threads must not perform
     lookups. Replaces a worker that takes too long or exits. After three such failures, lookups
     return nothing. Inlined functions are named as in the source, without namespaces or parameters.
     Reads split DWARF from the paths recorded in the file, on this host.

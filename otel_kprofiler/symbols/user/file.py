@@ -123,8 +123,8 @@ class FileSymbols:
     ) -> tuple[Line, ...]:
         """Names the physical function after its symbol.
 
-        DWARF does not name parts such as ``f.cold``, and names an alias after the original
-        function.
+        DWARF has no names for function parts such as ``f.cold``, and names an alias after the
+        original function.
         """
         if function is None or not function.name:
             return lines

@@ -80,7 +80,7 @@ class JitTable:
             self._insert(first, JitCode(left, code.start, b""), 0, _FOREVER)
 
     def is_first(self, code: JitCode) -> bool:
-        """Returns whether no other function was ever added at this function's addresses."""
+        """Returns whether no other function has ever been added at this function's addresses."""
         first, last = self._overlapped(code)
         return not self.has_dropped and (first == last or self._is_only(code, first, last))
 

@@ -35,7 +35,7 @@ class QueuedFile:
     Attributes:
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's latest queue entry. Results of any other entry are ignored.
+        reading: the file's latest queue entry. Results of older entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -150,7 +150,7 @@ def close_content(content: OpenFile | bytes | None) -> None:
 
 
 class LoaderCounts(NamedTuple):
-    """Numbers of files with sampled code, by outcome. All numbers are from the same instant.
+    """Numbers of files with sampled code, by outcome. All counts are taken at the same instant.
 
     Attributes:
         loaded: files that were read, even if evicted later.

@@ -4,8 +4,8 @@ Each function has a line ``START SIZE NAME``, in hexadecimal (Linux's
 tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-prof``), Python
 (``-X perf``), .NET, Erlang, and the JVM (``Compiler.perfmap``).
 
-Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
-under these rules:
+Lines have no timestamps, and code memory is reused. The name of an address at a given time follows
+these rules:
 
 - An address has no name at times after the last read of the file.
 - An address that is listed for only one function has that function's name.

@@ -137,7 +137,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        If a frame was used, look it up again, so that the symbols of its file stay loaded.
+        Looks up a used frame again, so that the symbols of its file stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -389,7 +389,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Returns the module of a segment, extended to pages, or of the whole file if there is none."""
+    """Returns a module for a segment rounded out to whole pages, or for the whole file if None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:
