@@ -75,7 +75,7 @@ def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
     assert page.evaluate("location.hash") == "#transforms=application"
 
 
-def test_a_kind_without_samples_offers_another_kind(browser):
+def test_the_view_of_a_kind_without_samples_offers_another_kind(browser):
     samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
     profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]

@@ -154,7 +154,7 @@ def test_bars_beside_shares_are_visible_at_every_window_width(browser, tab, widt
     assert min(widths) > 25
 
 
-def test_function_names_stay_whole_while_file_paths_are_truncated(browser):
+def test_function_names_are_shown_in_full_while_file_paths_are_truncated(browser):
     line = Line("look_up_all_orders", "", "/srv/shop/deeply/nested/orders.py", 1234)
     frame = Frame(None, 0, (line,), 0, PYTHON_SIDE)
     browser.show([window(("shop", 1, [sample([frame], 5)]))], "#tab=table", width=790)

@@ -87,7 +87,7 @@ def test_the_time_strip_stays_under_the_pointer_while_a_range_is_selected(browse
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1500, 1000, 810])
-def test_names_in_tables_have_enough_width_and_do_not_overlap_numbers(browser, busy, tab, width):
+def test_names_in_tables_are_readable_and_do_not_overlap_numbers(browser, busy, tab, width):
     browser.show_page(busy, f"#tab={tab}", width=width, height=800)
     rows = browser.evaluate("""[...document.querySelectorAll('td.name')].map(cell => {
       const number = [...cell.parentNode.querySelectorAll('.number')].find(one => one.offsetWidth);

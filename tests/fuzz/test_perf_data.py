@@ -59,7 +59,7 @@ def test_truncated_perf_data_files_are_read_in_part_or_rejected(whole):
     assert read_within(read_all, mebibytes=64) == READ
 
 
-def test_forked_processes_with_many_mappings_take_little_memory():
+def test_forked_processes_with_many_mappings_use_little_memory():
     """Each of 2,000 processes inherits 8,000 mappings and adds another."""
 
     def record(type_, body):

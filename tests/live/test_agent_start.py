@@ -52,7 +52,7 @@ def await_samples(path, agent):
     agent.wait_until(has_samples)
 
 
-def test_at_startup_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
+def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path):
     path = tmp_path / "profiles.otlp.jsonl"
     with Agent(tmp_path, CONFIG.format(path=path), words=("-c", RUN)) as agent:
         await_samples(path, agent)

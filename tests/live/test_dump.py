@@ -146,7 +146,7 @@ def resting(program):
         yield pid, said
 
 
-def test_each_thread_has_the_stack_and_wait_cause_that_it_announced(resting):
+def test_each_thread_is_dumped_with_the_stack_and_wait_cause_it_announced(resting):
     pid, said = resting
     threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}

@@ -266,7 +266,7 @@ def test_losses_from_a_full_queue_are_counted_and_corrected_by_rereading():
         assert {RecordLoss.QUEUE_FULL} <= lost <= {RecordLoss.QUEUE_FULL, RecordLoss.RING_FULL}
 
 
-def test_a_loss_without_later_records_is_detected():
+def test_a_loss_is_detected_even_if_no_records_follow():
     """The kernel reports a loss only with the next record on the same CPU."""
     before = os.sched_getaffinity(0)
     cpu = min(before)

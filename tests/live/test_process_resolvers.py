@@ -187,7 +187,9 @@ def test_unmapped_code_is_not_named(child, processes, first, second):
     assert processes.resolve([new], child.pid)[0].function == "second"
 
 
-def test_functions_of_a_replaced_library_get_new_names(child, processes, tmp_path, first, second):
+def test_functions_of_a_replaced_library_have_the_names_of_the_new_library(
+    child, processes, tmp_path, first, second
+):
     """The new library has the same path and addresses, and usually the same inode number."""
     path = tmp_path / "replaced.so"
     for _ in range(3):

@@ -53,7 +53,7 @@ def test_record_exits_with_the_status_of_the_command(tmp_path, script, status, s
         ("./directory", 126, "./directory: Is a directory"),
     ],
 )
-def test_a_command_that_cannot_run_has_the_exit_status_of_a_shell(tmp_path, name, status, message):
+def test_record_exits_like_a_shell_if_the_command_cannot_run(tmp_path, name, status, message):
     (tmp_path / "text").write_text("")
     (tmp_path / "directory").mkdir()
     done = record(tmp_path, "-o", "x.html", "--", name)

@@ -183,7 +183,7 @@ print("parent:", sample() > 0)
 """
 
 
-def test_a_forked_child_holds_no_maps_and_the_parent_keeps_sampling(loader):
+def test_a_forked_child_holds_no_bpf_maps_and_the_parent_keeps_sampling(loader):
     done = subprocess.run(
         [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=300
     )

@@ -214,7 +214,7 @@ def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_p
 
 @CLANG
 @needs_gcc
-def test_a_program_overwritten_in_place_gets_a_new_unwind_table(built, compiled, tmp_path):
+def test_a_program_overwritten_in_place_receives_a_new_unwind_table(built, compiled, tmp_path):
     path = tmp_path / "program"
     shutil.copy(compiled("-O2", "-fomit-frame-pointer"), path)
     with dumps.Dumps(built) as dumper:

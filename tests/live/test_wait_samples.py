@@ -380,7 +380,7 @@ def test_on_cpu_and_off_cpu_time_are_sampled_together():
 
 
 @pytest.mark.long
-def test_a_lower_rate_takes_fewer_samples():
+def test_a_lower_rate_yields_fewer_samples():
     with running(rate=500) as sampler, program("import time\nwhile 1: time.sleep(0.001)"):
         collect(sampler, 4)
         before = sampler.wait_threshold_ns

@@ -54,7 +54,7 @@ def test_resources_are_released_after_the_last_thread_has_ended(release):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_resources_of_ended_threads_are_released_immediately():
+def test_resources_of_finished_threads_are_released_immediately():
     thread = threading.Thread(target=lambda: None)
     thread.start()
     released = threading.Event()

@@ -17,7 +17,7 @@ def row(*, state=1, flags=HAS_STACKS, arrived=5_000, ran=50, until=4_000, lackin
     return parse_dump_rows(ROW.pack(*fields, b"pool-1\0garbage"))[0]
 
 
-def test_a_row_has_the_values_that_the_program_wrote():
+def test_a_row_contains_the_values_written_by_the_bpf_program():
     parsed = row()
     assert (parsed.tgid, parsed.tid, parsed.comm, parsed.switches) == (42, 43, b"pool-1", 3)
     assert (parsed.time_ns, parsed.monotonic_ns, parsed.clock_ns) == (9_000, 8_000, 7_000)

@@ -58,7 +58,7 @@ def test_pieces_of_a_failed_description_are_dropped():
     assert code.line_table == b"new"
 
 
-def test_descriptions_of_several_cpus_may_interleave():
+def test_descriptions_from_several_cpus_may_interleave():
     other = 2 << 27 | 5
     first, second = parse(
         piece(b"aa"), piece(b"bb", other), description(table=2), description(code_id=other, table=2)

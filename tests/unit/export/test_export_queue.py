@@ -187,7 +187,7 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     assert check(queue)[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 
-def test_on_export_is_called_once_per_export_and_may_fail(open_queue, batch, caplog):
+def test_the_on_export_callback_is_called_once_per_export_and_may_fail(open_queue, batch, caplog):
     seen = []
 
     def observer(result, seconds):

@@ -165,7 +165,7 @@ def test_files_are_rotated_by_age_and_old_backups_removed(open_file, batch, tmp_
     assert (tmp_path / "out-other.jsonl").exists()
 
 
-def test_backups_in_the_same_millisecond_get_different_names(open_file, batch, tmp_path):
+def test_backups_created_in_the_same_millisecond_have_different_names(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1), now=lambda: 1_700_000_000.0)
     for _ in range(5):
         exporter.export(batch(b"{}"))

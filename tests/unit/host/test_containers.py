@@ -38,7 +38,7 @@ def host(tmp_path):
     return Access(str(tmp_path))
 
 
-def test_containers_have_names_and_cgroups(host):
+def test_containers_are_listed_with_their_names_and_cgroups(host):
     docker, podman, pod = find_containers(host)
     assert docker[:3] == (DOCKER, ("web",), f"/system.slice/docker-{DOCKER}.scope")
     assert sorted(docker.pids) == [10, 11]

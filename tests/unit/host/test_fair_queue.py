@@ -43,7 +43,7 @@ def test_owners_take_turns_regardless_of_queue_length(queue):
     assert queue.take() is None
 
 
-def test_an_owner_of_costly_work_gets_fewer_turns(queue):
+def test_an_owner_of_costly_work_receives_fewer_turns(queue):
     for number in range(20):
         queue.put("costly", number)
         queue.put("cheap", number)

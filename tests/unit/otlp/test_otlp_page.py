@@ -24,7 +24,7 @@ def test_every_documented_example_is_tested():
     ]  # fmt: skip
 
 
-def test_a_written_profile_can_be_read(shop, capsys):
+def test_a_written_profile_can_be_read_back(shop, capsys):
     run_example(EXAMPLES, "Read profiles")
     assert capsys.readouterr().out == "on_cpu shop price 3\n"
 

@@ -248,5 +248,5 @@ def test_profiles_of_repeatedly_divided_batches_have_different_ids():
     ],
     ids=["one sample", "no protobuf", "no JSON", "another count"],
 )  # fmt: skip
-def test_a_batch_that_cannot_be_divided_exactly_stays_whole(batch):
+def test_a_batch_that_cannot_be_divided_exactly_is_not_split(batch):
     assert divide_batch(batch, 100) == ()

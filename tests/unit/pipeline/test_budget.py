@@ -168,7 +168,7 @@ def test_a_process_keeps_its_resource_if_the_host_pauses(parts):
     assert parts.budgets.coarse["resource"] == 0
 
 
-def test_known_stacks_of_a_noisy_process_stay_complete(parts):
+def test_known_stacks_of_a_noisy_process_remain_complete(parts):
     first, _ = parts.add(sample(NOISY, 0))
     for number in range(200):
         parts.add(sample(NOISY, number))

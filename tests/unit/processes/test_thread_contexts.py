@@ -44,7 +44,7 @@ def test_samples_without_a_span_have_no_trace_flags():
     assert decode(entry(1, b"GET"), has_span=False) == {"method": "GET"}
 
 
-def test_the_last_of_several_equal_keys_is_used():
+def test_the_last_of_several_duplicate_keys_is_used():
     assert decode(entry(1, b"GET"), entry(1, b"PUT"))["method"] == "PUT"
 
 

@@ -92,7 +92,7 @@ def test_a_wait_without_the_kept_flag_is_dropped():
     assert one.wait.start_ns == BOOT + 1000
 
 
-def test_a_wait_end_is_joined_only_with_its_start():
+def test_a_wait_end_is_joined_only_with_the_matching_start():
     """The end that arrives may be from a later wait, or from another thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])

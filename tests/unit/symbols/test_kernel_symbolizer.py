@@ -78,7 +78,7 @@ def test_a_damaged_kallsyms_is_reported(tmp_path, damage, message):
     assert any(message in problem for problem in symbolizer.problems), symbolizer.problems
 
 
-def test_an_intact_kallsyms_has_no_problems(host):
+def test_no_problems_are_reported_for_an_intact_kallsyms(host):
     problems = KernelSymbolizer.live(host).problems
     assert not [problem for problem in problems if problem.startswith("/proc/kallsyms")]
 
@@ -142,7 +142,7 @@ def test_the_number_of_retained_snapshots_is_bounded(tmp_path):
     assert names == {f"first_{now}" for now in range(99 - MAX_HISTORY, 99)}
 
 
-def test_gaps_and_unknown_addresses_have_a_reason(host):
+def test_gaps_and_unknown_addresses_are_unresolved_with_a_reason(host):
     symbolizer = KernelSymbolizer.live(host)
     (gap,) = symbolizer.resolve_addresses([BASE + 0x480])
     assert (gap.module.name, gap.address, gap.lines) == ("vmlinux", 0x480, ())

@@ -139,7 +139,7 @@ def test_a_late_removal_record_does_not_remove_the_next_symbol_at_its_address():
     assert name_at(result, A) == "one"
 
 
-def test_a_new_symbol_ends_the_symbols_that_it_overlaps():
+def test_a_new_symbol_ends_the_lifetime_of_the_symbols_it_overlaps():
     result = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
     assert name_at(result, A) is None
     assert name_at(result, A, 19) == "one"
@@ -271,7 +271,7 @@ def test_a_removal_does_not_prove_that_the_symbol_stayed_loaded_since_the_loss()
     assert [name_at(result, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
-def test_frames_have_a_reason_but_no_name_after_lost_records(live):
+def test_frames_are_unnamed_with_a_reason_after_records_are_lost(live):
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [lost(20 * MS, 40 * MS)]

@@ -92,7 +92,7 @@ def test_the_thread_local_variable_is_found_where_the_linker_put_it(tmp_path):
 
 
 @pytest.mark.long
-def test_the_thread_local_variable_on_arm64_is_found_where_the_linker_put_it(tmp_path):
+def test_the_arm64_thread_local_variable_is_found_where_the_linker_placed_it(tmp_path):
     run_on_arm64(PLACE, compile_helper("aarch64-linux-gnu-gcc-12", tmp_path))
 
 

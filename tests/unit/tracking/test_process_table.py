@@ -147,7 +147,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_full_read_returns_the_changes():
+def test_a_full_read_returns_the_changes_of_processes_and_their_mappings():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [

@@ -208,7 +208,7 @@ def test_a_named_store_shows_samples_of_earlier_runs(recent, tmp_path):
         assert sum(data["samples"]["count"]) == 2
 
 
-def test_a_temporary_store_is_removed_at_the_end(monkeypatch, tmp_path):
+def test_a_temporary_store_is_removed_when_view_exits(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with listen() as (command, _):
         assert len(os.listdir(tmp_path)) == 1

@@ -74,7 +74,7 @@ def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
         assert report["counts"]["lines_refused"] == {"cpu_time": count}
 
 
-def test_go_lines_are_read_within_the_limit(tmp_path):
+def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
     """Lines are kept as long as the names are, and evicted with them."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]

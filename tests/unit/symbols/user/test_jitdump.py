@@ -420,7 +420,7 @@ def test_subtracting_ranges_matches_brute_force(ranges, others):
     assert points(subtract(ranges, others)) == points(ranges) - points(others)
 
 
-def test_a_file_created_after_the_first_lookup_is_read_too(write_map, open_code):
+def test_a_file_created_after_the_first_lookup_is_also_read(write_map, open_code):
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     code = open_code()
     with pytest.raises(OSError):
