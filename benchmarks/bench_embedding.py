@@ -88,7 +88,7 @@ class Service(NamedTuple):
     pid: int
 
     def ask(self, path: str = "/", count: int = 1) -> float:
-        """Sends ``count`` requests, one after the other, and returns the seconds that they took."""
+        """Sends ``count`` requests sequentially, and returns the elapsed time in seconds."""
         started = time.perf_counter()
         for _ in range(count):
             connection = http.client.HTTPConnection("127.0.0.1", self.port)

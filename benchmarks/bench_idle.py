@@ -52,7 +52,7 @@ class Activity(NamedTuple):
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields CPU time and wake-ups for one process that sleeps or wakes, then for this host."""
+    """Yields CPU time and wake-ups for a sleeping process, a waking process and this host."""
     seconds = 20 if quick else 60
     for name, command in (
         ("a process that sleeps", ["sleep", "infinity"]),

@@ -24,7 +24,7 @@ from otel_kprofiler.recording import Recording
 
 WINDOW_NS = 5_000_000_000
 WINDOWS = 6
-"""The first window, with start-up and empty caches, is not measured."""
+"""The first window is not measured, because it includes start-up with empty caches."""
 
 
 class Costs(NamedTuple):

@@ -1,7 +1,7 @@
 """``python -m benchmarks.compare BASE [TOPIC ...]``: compares this checkout with another commit.
 
 First compares the payloads that the two commits encode from one recording. Then measures each topic
-on each commit in turn, so that other load on the machine affects both alike.
+on the two commits in turn, so that other load on the machine affects both commits alike.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _build(folder: Path) -> Iterator[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def node_load() -> Iterator[None]:
-    """During the block, runs those services whose compiler is installed."""
+    """Context manager that runs all services whose compiler is installed."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         folder = Path(directory)
         commands = [["/usr/bin/python3", "-c", PYTHON]] * PYTHONS

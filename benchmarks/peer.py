@@ -174,7 +174,7 @@ def overlap(one: Counter, other: Counter) -> float:
 
 
 def expected_overlap(one: Counter, other: Counter) -> float:
-    """Returns the overlap to expect if both were drawn from the same distribution."""
+    """Returns the overlap to expect if the two counters were drawn from the same distribution."""
     pool = [*one.elements(), *other.elements()]
     Random(1).shuffle(pool)
     return overlap(Counter(pool[: one.total()]), Counter(pool[one.total() :]))

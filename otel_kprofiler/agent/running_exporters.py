@@ -18,7 +18,7 @@ ExportObserver = Callable[[str, ExportResult, float], None]
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter that is not running yet, and the spool that its queue will use, if any."""
+    """An exporter that is not yet running, with the spool that its queue will use, if any."""
 
     exporter: ProfileExporter
     spool: Spool | None

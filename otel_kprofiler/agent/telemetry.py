@@ -23,7 +23,7 @@ class Readings(NamedTuple):
     Attributes:
         account: returns the numbers of samples taken, exported and lost.
         generation: returns the number of kernel symbol changes.
-        lost_symbols: returns the number of lost symbol records, by cause.
+        lost_symbols: returns the number of lost symbol records by cause.
         cpu_time: returns the agent's CPU time so far.
         coarse: returns the number of samples that lack a detail, by detail.
     """

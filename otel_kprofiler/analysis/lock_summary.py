@@ -24,7 +24,7 @@ class LockSummary(NamedTuple):
 
     @property
     def waits(self) -> int:
-        """Returns the number of exactly counted waits."""
+        """Returns the number of waits counted exactly rather than sampled."""
         return sum(total.waits for total in self.exact.values())
 
     @property

@@ -63,7 +63,7 @@ def by_function() -> Callable[[Stack], Occurrence]:
 
 
 def by_module() -> Callable[[Stack], Occurrence]:
-    """Returns a grouping by module or source file.
+    """Returns a function that groups samples by module or source file.
 
     A sample belongs to the module or source file of its innermost frame.
     """

@@ -17,8 +17,8 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 def without_signals() -> Iterator[None]:
     """Block signals in this thread within the context, and permanently in threads started there.
 
-    The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
-    A verification may take half a second, longer than the timer interval of some services.
+    The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c). A
+    verification may take half a second, longer than the timer interval of some services.
 
     The kernel may deliver a signal to any thread. A service with signal handlers in C, such as
     uWSGI, relies on signals to interrupt its own threads, so our threads keep signals blocked.

@@ -90,9 +90,9 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span, the flags and the attributes in a thread context.
 
-    Returns the span (None if there is none), and the attributes preceded by two bytes: ``valid``
-    and the trace flags. If ``valid`` is :data:`IS_GO`, the attributes have names
-    (:func:`split_named`). Raises ``ValueError`` if the record is too short.
+    Returns the span (None if there is none), and the attributes after two bytes: ``valid`` and the
+    trace flags. If ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`).
+    Raises ``ValueError`` if the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")
@@ -155,7 +155,7 @@ class ThreadContexts(LockedForForks):
 
         The registration does not apply to a later process with the same id, or to another program
         that the process executes. If too many processes are registered, the oldest registration is
-        released. The process id, start time and start of the stack (0 if missing) are those in
+        released. The process id, start time and stack start (0 if missing) must equal the values in
         samples.
         """
         with self._lock:

@@ -11,12 +11,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignals:
-    """Context manager that catches the signals that end a recording. Main thread only.
+    """Context manager that catches the signals that end a recording.
 
-    The first signal after :meth:`listen` is stored in ``received``. A signal before :meth:`listen`
-    raises ``SystemExit``, because nothing has been recorded yet. A second signal also raises
-    ``SystemExit``, because the user does not want to wait for the results. An ignored SIGHUP
-    (nohup) stays ignored.
+    For use in the main thread only. The first signal after :meth:`listen` is stored in
+    ``received``. A signal before :meth:`listen` raises ``SystemExit``, because nothing has been
+    recorded yet. A second signal also raises ``SystemExit``, because the user does not want to wait
+    for the results. An ignored SIGHUP (nohup) stays ignored.
     """
 
     def __init__(self) -> None:

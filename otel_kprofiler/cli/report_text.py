@@ -194,7 +194,7 @@ def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
 
 
 def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) -> Iterator[str]:
-    """Yields the time of each span, as lines that fit the terminal; a ``limit`` of 0 shows all."""
+    """Yields a line with the time of each span, up to ``limit`` spans; 0 shows all spans."""
     if not times:
         yield "no sample in a span matches"
         return

@@ -84,7 +84,7 @@ def check_namespace(access: Access) -> None:
 
 
 def _is_proc_of_another(access: Access) -> bool:
-    """Returns whether ``/proc`` belongs to an ancestor of this process's pid namespace."""
+    """Returns whether ``/proc`` shows an ancestor of this process's pid namespace."""
     return len(_read_ids(access, "self", b"NSpid:")) > 1
 
 

@@ -117,7 +117,7 @@ def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
 
     The caller applies the ``chosen`` filter to the samples that were read, so the result includes
     the parts that the filter needs. ``by`` is the name of the grouping; empty for none.
-    ``of_stacks`` means that the report selects frames, and thus needs stacks.
+    ``of_stacks`` states that the report selects frames, and therefore needs stacks.
     """
     need = Need(stacks=of_stacks)
     if by:

@@ -1,7 +1,7 @@
 """Loads a configuration in a child process.
 
-pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. Therefore, only a child
-process loads them.
+pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. Therefore, these
+libraries are loaded only in a child process.
 """
 
 import logging

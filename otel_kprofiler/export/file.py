@@ -193,7 +193,10 @@ class FileExporter(ProfileExporter):
             )
 
     def _prepare(self, more: int) -> None:
-        """Recreate the file if it was removed or moved. Rotate it if it is too large or too old."""
+        """Recreate the file if it has been removed or moved.
+
+        Rotate it if it is too large or too old.
+        """
         file = self._file
         if file is None:
             return

@@ -33,7 +33,7 @@ _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
 """Matches messages about requests that are too large, for statuses other than 413. A Collector
-answers with 400 and the error of Go's ``http.MaxBytesReader``."""
+responds with status 400 and the error message of Go's ``http.MaxBytesReader``."""
 _GZIP_WINDOW_BITS: Final = 47
 """Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
 

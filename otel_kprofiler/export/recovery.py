@@ -130,7 +130,7 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Note how many samples precede a segment that is set aside, if the number is certain."""
+        """Record how many samples precede a segment that is set aside, if the number is certain."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 

@@ -35,7 +35,7 @@ class RequestSize:
         self.takes_nothing = False
 
     def begin_batch(self) -> None:
-        """Forget a limit that was learned more than :data:`TRY_LARGER_S` ago."""
+        """Forget a size limit that was learned more than :data:`TRY_LARGER_S` seconds ago."""
         if time.monotonic() - self._learned_s >= TRY_LARGER_S:
             self.forget()
 

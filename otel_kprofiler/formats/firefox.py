@@ -193,8 +193,8 @@ class _Writer:
     def _samples(self, kind: ProfileKind, points: list[_Point]) -> dict[str, Any]:
         """Returns the table of samples, in which samples without a stack represent gaps.
 
-        A sample represents time spent before it, but Firefox Profiler draws it over the whole
-        interval since the preceding sample.
+        A sample represents time spent before its timestamp, but Firefox Profiler draws the sample
+        over the whole interval since the preceding sample.
         """
         rows: list[tuple[int | None, float, float, int]] = []
         last_ns = 0

@@ -12,8 +12,8 @@ _LENGTH_BYTES: Final = 4
 def otlp(windows: Iterable[Window]) -> bytes:
     """Returns a request to the profiles service as protobuf; empty if there are no samples.
 
-    With several windows, returns a length-prefixed request for each, as the Collector's file
-    exporter writes them.
+    If there are several windows, returns a length-prefixed request per window, in the format of the
+    Collector's file exporter.
     """
     messages = _messages(windows, Form.PROTOBUF)
     if len(messages) == 1:

@@ -21,7 +21,8 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""Order of thread states. Threads that are most likely to hold up other threads come first."""
+"""Order of thread states. States in which a thread is most likely to hold up other threads come
+first."""
 
 
 class _Group(NamedTuple):

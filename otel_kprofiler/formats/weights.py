@@ -26,7 +26,8 @@ def weigh(windows: Iterable[Window]) -> Iterator[Weighed]:
     """Yields the samples of windows with their weights.
 
     If there is a single kind of sample, the weights are the samples' values. If there are several
-    kinds, the weights are in the unit of each kind's ``measure``, and ``root`` names the kind.
+    kinds, each sample's weight is in the unit of its kind's ``measure``, and ``root`` names the
+    kind.
     """
     profiles = [profile for window in windows for profile in window.profiles]
     is_single = len({profile.kind for profile in profiles}) <= 1

@@ -25,5 +25,8 @@ class CpuShare:
         return 0 if self._earned_ns > 0 else 1 + int(-self._earned_ns / self._share)
 
     def spend(self, cpu_ns: int) -> None:
-        """Account for CPU time that was used. If it exceeds the share, later work is delayed."""
+        """Account for CPU time that was used.
+
+        If the CPU time exceeds the share, later work is delayed.
+        """
         self._earned_ns -= cpu_ns

@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
         return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
-        """Forget the idle owner whose last turn was longest ago."""
+        """Forget the idle owner with the least recent turn."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]

@@ -62,8 +62,8 @@ class PerfAttributes(NamedTuple):
 def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1) -> int:
     """Open an event; the caller closes the descriptor (close-on-exec).
 
-    A ``pid`` of -1 selects all threads, and a ``cpu`` of -1 all CPUs. At most one of them may be
-    -1. Raises ``OSError``, for example ``ENODEV`` if the CPU is offline.
+    A ``pid`` of -1 selects all threads, and a ``cpu`` of -1 all CPUs. ``pid`` and ``cpu`` must not
+    both be -1. Raises ``OSError``, for example ``ENODEV`` if the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:

@@ -29,7 +29,8 @@ class ServedChild(MeteredChild):
     reads a single file does. ``cpu_ns`` is the CPU time that the child spent on its last file.
 
     Args:
-        command: reads requests of at most ``MAX_REQUEST_BYTES``, each with a descriptor.
+        command: command of the child, which reads requests of at most ``MAX_REQUEST_BYTES``, each
+            with a descriptor.
         owner: the user whose files the child reads.
     """
 
@@ -74,7 +75,7 @@ class ServedChild(MeteredChild):
 
     @property
     def earlier_cpu_s(self) -> float:
-        """Returns the CPU time of earlier files, in seconds."""
+        """Returns the CPU time that the child spent on earlier files, in seconds."""
         return self._earlier_ns / 1e9
 
     def communicate(
@@ -82,7 +83,7 @@ class ServedChild(MeteredChild):
         input: bytes | None = None,  # noqa: A002 - the name in Popen
         timeout: float | None = None,
     ) -> tuple[bytes, bytes]:
-        """Wait for the reply, or for the child to end if it sends none.
+        """Wait for the reply, or for the child to exit without a reply.
 
         Returns the reply, and a last byte that marks success; or nothing, and standard error.
         Raises ``TimeoutExpired``.

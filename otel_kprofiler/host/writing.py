@@ -40,12 +40,12 @@ class NewFile:
     """A file that appears under its name when complete, or not at all.
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
-    ``O_TMPFILE``. If ``replace``, a file that already has the final name is replaced. Symbolic
+    ``O_TMPFILE``. If ``replace`` is set, an existing file with the final name is replaced. Symbolic
     links are followed as this user's permissions allow. Root follows only links that no other user
     can have created. The umask applies to ``mode``.
 
     Raises:
-        OSError: the directory cannot be written, or the name is taken and ``replace`` is not set.
+        OSError: the directory is not writable, or the name is taken and ``replace`` is not set.
 
     Attributes:
         path: path of the finished file, after following links.

@@ -43,8 +43,8 @@ _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
 """Interval between checks for exited processes while no new process is sampled, in seconds."""
 _FIRST_RETRY_S, _TRIES = 1.0, 6
-"""For a process with an unreadable file: the delay before the first retry, in seconds, which
-doubles with each retry, and the number of retries."""
+"""For a process with an unreadable file: the delay in seconds before the first retry, which doubles
+with each further retry, and the number of retries."""
 _MAX_RETRIES: Final = 1024
 """Maximum number of processes that are waiting to be examined again."""
 

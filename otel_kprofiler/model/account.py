@@ -68,7 +68,7 @@ class StreamTotals(NamedTuple):
         lost: number of samples lost so far, by cause. Once a window is encoded for a receiver,
             samples lost in transit to that receiver are included.
         earlier_samples: number of samples from earlier streams that were in this receiver's spool.
-        earlier_lost: number of ``earlier_samples`` lost so far, by cause.
+        earlier_lost: how many of the ``earlier_samples`` have been lost so far, by cause.
         unknown_since_unix_ns: if the previous run was killed, the Unix time after which it took an
             unknown number of samples; otherwise 0.
         missed: samples that the kernel skipped, for example on a CPU that was running another BPF

@@ -52,7 +52,7 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic on-CPU samples; each counts as 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled off-CPU waits. A sample's value is the time that it represents, as in
+"""Sampled off-CPU waits. A sample's value is the time that the sample represents, as in
 opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")

@@ -121,8 +121,8 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Functions that imply a cause if the thread waits in them or their callees. If the stack contains
-several of these functions, the innermost one determines the cause."""
+"""Functions that imply a wait cause if the thread is waiting in them or in their callees. If the
+stack contains several of these functions, the innermost one determines the cause."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -137,7 +137,8 @@ DISK_PROOFS: Final = (
     "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
     "wait_on_page_writeback balance_dirty_pages"
 )
-"""Functions that imply :attr:`WaitCause.DISK` if no other cause, such as a page fault, is implied.
+"""Functions that imply :attr:`WaitCause.DISK`, unless the stack implies another cause, such as a
+page fault.
 """
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"

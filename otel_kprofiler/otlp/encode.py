@@ -370,7 +370,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns the number of samples to try next after ``count`` samples were too large."""
+    """Returns the number of samples to try next, after ``count`` samples were too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 

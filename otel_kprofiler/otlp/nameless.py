@@ -20,7 +20,7 @@ _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
 
 
 class NamelessFile(NamedTuple):
-    """The file of a mapping with code. Ids that the mapping lacks are empty.
+    """The file of a mapping with code. Ids that are missing from the mapping are empty.
 
     ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """
@@ -59,8 +59,8 @@ class Naming(NamedTuple):
 def name_locations(data: bytes, find: FindNames) -> Naming:
     """Add names to unnamed locations of native and kernel code.
 
-    ``data`` has requests in any form. ``find`` is called once per message. Raises ``PayloadError``
-    if the data is not OTLP profiles, or an index is out of range.
+    ``data`` contains requests in any supported encoding. ``find`` is called once per message.
+    Raises ``PayloadError`` if the data is not OTLP profiles, or an index is out of range.
     """
     written: list[bytes] = []
     nameless = named = 0

@@ -257,7 +257,7 @@ def _window(profile: Any) -> tuple[object, ...]:
 
 @rule
 def kernel_first(contents: Contents) -> Iterator[Problem]:
-    """Stacks must be leaf first: kernel frames come before all others."""
+    """Stacks must be leaf first: kernel frames must precede all other frames."""
     kernel = [contents.is_kernel(entry) for entry in contents.dictionary.location_table]
     for where, stack in contents.table("stack_table"):
         sides = [kernel[index] for index in stack.location_indices if 0 <= index < len(kernel)]

@@ -28,7 +28,7 @@ class KindKey(NamedTuple):
 
 
 def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
-    """Returns the key of a profile's kind. Absent fields are empty."""
+    """Returns a key that identifies a profile's kind. Absent fields are empty."""
     indices = (
         profile.sample_type.type_strindex,
         profile.sample_type.unit_strindex,

@@ -82,10 +82,10 @@ class Resources(Protocol):
 class ProcessBudgets:
     """Resolves samples, and charges each process for the time that its samples take.
 
-    A process can cause a lot of work with every sample if it constantly changes its thread names,
-    stacks, code or programs. Processes are charged for wall-clock time, so budgets effectively
-    shrink where CPU time is scarce. The samples of a process above its budget become coarser, so
-    that other processes' samples do not wait for them.
+    Every sample of a process can cause a lot of work if the process constantly changes its thread
+    names, stacks, code or programs. Processes are charged for wall-clock time, so budgets
+    effectively shrink where CPU time is scarce. The samples of a process above its budget become
+    coarser, so that other processes' samples do not wait for them.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
     parent gains nothing by forking children. Young processes form a separate group, so that a fork

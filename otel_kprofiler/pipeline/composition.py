@@ -64,8 +64,8 @@ def open_symbols(
 
     The symbolizer starts no thread before its first ``advance``. The caller closes the symbolizer.
     ``event_sink`` receives symbol changes, for recordings. In a forked child, ``inherited``
-    contains the parent's symbols: rereading them could take seconds in a busy service, because each
-    read releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
+    contains the parent's symbols, because rereading them could take seconds in a busy service,
+    where each read releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
     ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
@@ -210,7 +210,10 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """Opens a source of module changes before kallsyms is read; None if modules are disabled."""
+    """Opens a source of module changes; None if modules are disabled.
+
+    Call before reading kallsyms.
+    """
     try:
         files.read_bytes("/proc/modules")
     except OSError:

@@ -57,7 +57,7 @@ _FINISH_S: Final = 20.0
 """Maximum wait, in seconds, for symbols that are still being read after a stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""If a drain returns at most this many samples, the next step waits for the first sample."""
+"""If a drain returns at most this many samples, the next pipeline step first waits for a sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -299,7 +299,8 @@ class Pipeline(Generic[SamplerT]):
     def _add_until(self, before_ns: int) -> bool:
         """Resolve and add the samples before ``before_ns``. Return False if interrupted by a stop.
 
-        A full window ends before the next sample. The remaining samples wait for the next window.
+        A full window ends before the next sample. The remaining samples are kept for the next
+        window.
         """
         windows, pause = self._get_windows(), self.options.pause
         with self._lock:

@@ -202,7 +202,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process's claims. Runs in a separate thread, because reading may hang."""
+        """Read a process's claims. Runs in a separate thread, because the read may hang."""
         claims = None
         try:
             claims = self._read_claims(key)

@@ -44,8 +44,8 @@ class Places:
     def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
         """Returns the container, pod and unit of a running process, as attributes.
 
-        ``cgroup_id`` is the cgroup v2 id in the process's sample; 0 if unknown. Raises ``OSError``
-        if the process has exited.
+        ``cgroup_id`` is the cgroup v2 id in a sample of the process; 0 if unknown. Raises
+        ``OSError`` if the process has exited.
         """
         text = self._files.read_bytes(f"/proc/{pid}/cgroup")
         names = parse_cgroup(text)

@@ -68,7 +68,7 @@ def find_context(
 ) -> Published | None:
     """Finds a process's context, at its last address or at a new one.
 
-    ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the context that was read last, if
+    ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the most recently read context, if
     any. Raises ``OSError`` if the mappings cannot be read.
     """
     if last:

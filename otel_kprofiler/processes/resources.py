@@ -125,8 +125,8 @@ class ProcessResources:
         service_sources: the sources for :func:`find_service_name`, used for processes that do not
             publish a service name.
         reads_threads: whether :meth:`follow_threads` has an effect.
-        links_unsampled: whether :meth:`decode_context` keeps links to unsampled spans, for
-            processes whose Resource was set by :meth:`fix`.
+        links_unsampled: whether :meth:`decode_context` keeps links to unsampled spans in processes
+            whose Resource was set by :meth:`fix`.
     """
 
     def __init__(

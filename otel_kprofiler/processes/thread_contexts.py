@@ -75,8 +75,8 @@ _OWNER: Final = 3  # index of the user in a ProcessKey, on which key maps do not
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on the search of one process, because other processes wait for the search to end. They are
-sufficient for a large program, and for slow memory."""
+"""Limits on the search of one process, because other processes wait for the search to end. The
+limits are sufficient for large programs and slow memory."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
 """Pauses after searching a process, as multiples of the search's CPU time and elapsed time."""
@@ -247,10 +247,10 @@ class PublishedThreads:
     ) -> None:
         """Register a process if it publishes thread contexts.
 
-        Registered processes are searched again from time to time, because libraries that define the
-        variable may be loaded or unloaded later. ``stack_start`` is from ``/proc/PID/stat``.
-        ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if the process has
-        exited.
+        Registered processes are searched again at intervals, because libraries that define the
+        thread context variable may be loaded or unloaded later. ``stack_start`` is from
+        ``/proc/PID/stat``. ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if
+        the process has exited.
         """
         if extra.get(SCHEMA) in {None, GO_SCHEMA} and key.start_time_ns is not None:
             self._update_goroutines(key, key.start_time_ns, stack_start, memory)

@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes with unreadable contexts. Only reading the counts is thread-safe."""
+    """Counts processes with unreadable contexts.
+
+    Reading the counts is thread-safe; all other operations are not.
+    """
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files

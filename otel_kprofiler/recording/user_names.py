@@ -92,7 +92,7 @@ class UserNameCollector:
                 self.add_frame(frame)
 
     def add_frame(self, frame: Frame) -> None:
-        """Add the name of a frame, which need not be in a window."""
+        """Add the name of a frame, even if the frame is in no window."""
         module = frame.module
         if module is None or module.kind is not ModuleKind.USER:
             return
@@ -205,6 +205,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """Returns a line number and the function's first line, which is 0 if it was not recorded."""
+    """Returns a line number, and the first line of its function (0 if not recorded)."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

@@ -42,8 +42,8 @@ class SamplerConfig:
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` works only for code built
             with frame pointers.
-        max_unwind_work: maximum work for unwinding a user stack in interrupt context. 1000 units
-            take at most 25 µs, and a cached frame costs 15 units.
+        max_unwind_work: maximum number of work units for unwinding a user stack in interrupt
+            context. 1000 units take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: maximum kernel memory for unwind tables.
         max_table_bytes: maximum size of a file's unwind table. Larger tables are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the

@@ -27,7 +27,10 @@ def context_map_entries(thread_pointer: int) -> dict[str, int]:
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the maps of thread contexts. If the offset is 0, no process can be registered."""
+    """Open the maps of thread contexts.
+
+    If ``thread_pointer`` is 0, no process can be registered.
+    """
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

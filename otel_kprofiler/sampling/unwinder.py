@@ -179,7 +179,7 @@ def _load_running(
 ) -> bool:
     """Load the tables of the running programs that will be sampled, and of ``preload_paths``.
 
-    Returns whether the BPF program that lists the running programs' files has finished.
+    Returns whether the BPF program that lists the files of running programs has finished.
     """
     from otel_kprofiler.unwinding import list_running, map_files  # noqa: PLC0415
 

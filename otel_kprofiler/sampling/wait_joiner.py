@@ -131,9 +131,9 @@ class WaitJoiner:
         ``most`` are sampled on average. A wait is always sampled if this time is at least
         :attr:`lasting_threshold_ns`.
 
-        ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
-        are timestamped ``boot_ns``. Skips waits from epochs other than ``epoch``, because such
-        waits may have ended.
+        ``now_ns`` must have been read before ``threads``, from the clock that timestamps the
+        threads. The samples are timestamped ``boot_ns``. Skips waits from epochs other than
+        ``epoch``, because such waits may have ended.
         """
         parts = [
             (thread, pending, passed)

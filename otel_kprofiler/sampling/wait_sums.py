@@ -28,9 +28,9 @@ class WaitSums:
         """Returns each process's off-CPU totals since the last call.
 
         A thread that has just exited may be missing from ``threads``, or may also be passed to
-        :meth:`add_ended` later. ``now_ns`` was read before ``threads``, on the clock of the
-        threads' timestamps. Skips waits from epochs other than ``epoch``, because such waits may
-        have ended.
+        :meth:`add_ended` later. ``now_ns`` must have been read before ``threads``, from the clock
+        that timestamps the threads. Skips waits from epochs other than ``epoch``, because such
+        waits may have ended.
         """
         self._round += 1
         living = set[ProcessKey]()

@@ -57,7 +57,7 @@ class LaterStart:
 
 
 def warn_without_threads() -> None:
-    """Log a warning if uWSGI runs threads only while it serves requests."""
+    """Log a warning if uWSGI runs threads only while serving requests."""
     if lacks_threads():
         _log.warning(
             "uWSGI runs threads only while serving a request, so profiles are delayed (fix: %s)",

@@ -80,7 +80,7 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:
-    """Derives the layout's ``size_shift`` and ``negative_bit`` from an integer's size field."""
+    """Derives ``size_shift`` and ``negative_bit`` from the size field of an integer."""
     if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
         return None
     _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))

@@ -165,7 +165,7 @@ def publish_process_context(
     """Publish the Resource of this process, or replace the published one. Thread-safe.
 
     Forked children do not inherit the published memory, so they publish again. A child forked by C
-    code publishes again at its next call into this package.
+    code republishes its Resource at its next call into this package.
 
     Args:
         resource: the Resource's attributes, such as ``tracer_provider.resource.attributes``. Values

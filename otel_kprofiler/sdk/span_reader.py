@@ -2,7 +2,8 @@
 
 :mod:`.span_path` uses this module to compare the path with the interpreter's view before the
 sampler follows the path. The structs are those of CPython 3.11 to 3.14 (pycore_context.h,
-Python/hamt.c, pycore_dict.h and Objects/dictobject.c). ``python_span.bpf.h`` reads the same fields.
+Python/hamt.c, pycore_dict.h and Objects/dictobject.c). The BPF program (``python_span.bpf.h``)
+reads the same fields.
 """
 
 import ctypes

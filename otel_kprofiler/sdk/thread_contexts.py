@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes label sets, and numbers the label names. The caller must hold a lock."""
+    """Encodes label sets, and numbers the label names. Not thread-safe."""
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
         self._announce = announce

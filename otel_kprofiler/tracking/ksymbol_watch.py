@@ -1,8 +1,8 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
 A perf event on each CPU receives a record of each symbol that this CPU loads. ``poll`` empties the
-rings. From the first poll on, a thread empties half-full rings, handles CPU hotplug, and reads all
-symbols again after records were lost.
+rings. From the first poll on, a thread empties half-full rings, handles CPU hotplug, and rereads
+all symbols after records have been lost.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 A kernel datagram is ``ACTION@DEVPATH`` followed by ``KEY=VALUE`` variables, each terminated by a
 zero byte (lib/kobject_uevent.c). The kernel sends ``add@/module/NAME`` after a module's init
-function has succeeded, and ``remove@/module/NAME`` after its exit function has returned, before its
-memory is freed. If the init function fails, the kernel sends nothing.
+function has succeeded, and ``remove@/module/NAME`` after its exit function has returned, before the
+module's memory is freed. If the init function fails, the kernel sends nothing.
 """
 
 import enum

@@ -85,7 +85,7 @@ class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
     All processes are then reread, and changes are reported as events with the time of this read. If
-    a process executed a program in between, only its changed mappings are reported.
+    a process called execve(2) in between, only its changed mappings are reported.
     """
 
     since_ns: int
@@ -154,7 +154,7 @@ class ProcessTable:
         return list(self._processes)
 
     def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
-        """Returns the code that a process has mapped, by address; empty for unknown processes."""
+        """Returns the code mappings of a process, by address; empty for unknown processes."""
         process = self._processes.get(pid)
         return process.mappings if process else ()
 

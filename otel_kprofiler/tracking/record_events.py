@@ -52,7 +52,7 @@ class RecordLoss(enum.Enum):
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online. Records from before the CPU's event was opened are missing."""
+    """A CPU came online. Records written before the CPU's event was opened are missing."""
     DAMAGED = "damaged"
 
 

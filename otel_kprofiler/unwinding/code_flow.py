@@ -180,7 +180,7 @@ class Flow:
         return returns and all(self.states.get(at, state) == state for at, state in states.items())
 
     def _settle(self) -> None:
-        """Find more functions that do not return, and follow their callers again."""
+        """Find further functions that never return, and follow their callers again."""
         waiting = list(self._functions)
         while waiting:
             start = waiting.pop()

@@ -85,7 +85,7 @@ class Symbols:
                     yield address
 
     def pointers(self) -> Iterator[int]:
-        """Yields numbers in data that may be addresses of functions."""
+        """Yields numbers in data sections that may be function addresses."""
         for _, info, addend in self._relocations():
             if info & 0xFFFFFFFF == _RELATIVE:
                 yield addend

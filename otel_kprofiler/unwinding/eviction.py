@@ -98,7 +98,7 @@ class TableSpace:
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
         """Add a loaded table, whose space has been claimed.
 
-        Until a sample uses it, a table with ``loaded_ns`` 0 is evicted before all others.
+        A table with ``loaded_ns`` 0 is the first to be evicted until a sample uses it.
         """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 

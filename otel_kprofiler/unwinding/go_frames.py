@@ -1,8 +1,8 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64 and arm64.
 
-Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the caller of a function
-that has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``,
-which records the frame size at every instruction.
+Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the caller if a function
+has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which
+records the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package. It receives
 files, each with these arguments, and replies with the number of pairs, the pairs and the frames:
@@ -185,7 +185,7 @@ def make_tables(
 
 
 def main() -> None:
-    """Build the tables of each file that arrives; see :func:`serve_tables`."""
+    """Build the tables of each received file; see :func:`serve_tables`."""
 
     def make(words: list[str], file: mmap.mmap) -> bytes:
         machine, address, origin = map(int, words[:3])

@@ -76,9 +76,10 @@ class Children(LimitedChildren):
     def run_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run a module's ``main`` as a script. The module may import only modules of its package.
+        """Run a module's ``main`` as a script.
 
-        For arguments and errors, see :meth:`run_script`.
+        The module may import only modules from its own package. For arguments and errors, see
+        :meth:`run_script`.
         """
         return self._run([*_run_module(module), *map(str, arguments)], fd, limits)
 

@@ -108,7 +108,10 @@ class TableMaps:
         return self._used.words.tolist()
 
     def close(self) -> None:
-        """Unmap memory and close descriptors (in a forked child, also those of parent threads)."""
+        """Unmap memory and close descriptors.
+
+        In a forked child, also closes the descriptors that threads of the parent were using.
+        """
         self.ring.close()
         self._used.close()
         self._epoch.close()

@@ -76,7 +76,7 @@ class StoreAnswers:
             yield from _encode(data)
 
     def names_file(self, path: str) -> bool:
-        """Returns whether any stored frame has the given source file."""
+        """Returns whether any stored frame belongs to the given source file."""
         with self._lock:
             try:
                 row = self._database.execute("SELECT 1 FROM frames WHERE file = ?", (path,))

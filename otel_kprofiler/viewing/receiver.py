@@ -54,8 +54,8 @@ _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits by c
 class Counts:
     """Counts of received requests and samples.
 
-    ``requests`` counts requests accepted at least in part. ``outdated`` samples were too old to be
-    added, and ``repeated`` samples had been received before.
+    ``requests`` counts requests accepted at least in part. ``outdated`` counts samples that were
+    too old to be added, and ``repeated`` counts samples that had been received before.
     """
 
     requests: int = 0
@@ -101,7 +101,8 @@ class Intake:
 
         Raises:
             PayloadError: no part of the request can be read.
-            OverloadedError: the request must be sent again later.
+            OverloadedError: the receiver is overloaded, so the client must resend the request
+                later.
         """
         if not self._lock.acquire(timeout=_WAIT_S):
             self.counts.refused += 1

@@ -350,5 +350,5 @@ def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _bounded(number: int) -> int:
-    """Returns a sender's number, or the nearest number that floating point and SQLite support."""
+    """Clamps a number from a sender to the range that floating point and SQLite support."""
     return max(-_MAX_NUMBER, min(number, _MAX_NUMBER))

@@ -30,7 +30,7 @@ class HiddenCause(enum.Enum):
 def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Determines why ``/proc/kallsyms`` shows zero addresses.
 
-    With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all
+    If ``kptr_restrict`` is 0, the kernel shows addresses to processes with CAP_SYSLOG, and to all
     processes if ``perf_event_paranoid`` is 1 or less. With 1, it shows them only to holders of
     CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
     """

@@ -371,7 +371,7 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sorts a module's code symbols by address, and adds an end entry at each non-code symbol.
+    """Sorts the code symbols of a module by address, and adds an end entry at each non-code symbol.
 
     Yields batches, to limit memory. Symbols at the same address are in the same batch.
     """

@@ -73,8 +73,8 @@ def make_found(
     """Builds a module whose symbol names have not been read.
 
     ``taken`` contains the start addresses of other modules, and of pages that hold no code.
-    ``number`` is the module's generation. ``init_until_ns`` is a boottime by which the init
-    function had returned; ``FOREVER`` while the function runs; None if unknown.
+    ``number`` is the module's generation. ``init_until_ns`` is a boottime at which the init
+    function had already returned; ``FOREVER`` if the function is still running; None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)

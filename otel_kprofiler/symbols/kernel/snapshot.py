@@ -44,7 +44,7 @@ class ModuleSymbols(NamedTuple):
 
 
 class CodeBlock(NamedTuple):
-    """Symbols outside modules: BPF programs, trampolines, kprobe pages."""
+    """Symbols of kernel code outside modules: BPF programs, trampolines and kprobe pages."""
 
     kind: ModuleKind
     table: SymbolTable
@@ -323,8 +323,9 @@ def make_code_module(kind: ModuleKind, symbol: Symbol, program: BpfProgram | Non
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    Subtracts 1 from return addresses, which may already be in the next line or function. No other
-    function adjusts addresses. With ``leaf_exact``, the leaf is not a return address.
+    Subtracts 1 from return addresses, which may already be in the next line or function. Addresses
+    are adjusted only in this function. If ``leaf_exact`` is true, the leaf is an exact program
+    counter, not a return address.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:

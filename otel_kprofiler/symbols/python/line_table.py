@@ -17,8 +17,8 @@ NO_LINE: Final = 0
 """Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Entries of kinds 10 to 12 advance the line by ``kind - 10``. Entries of kinds 13 and
-14 contain the number of lines.
+"""Line table entries of kinds 10 to 12 advance the line number by ``kind - 10``. Entries of kinds
+13 and 14 contain the number of lines.
 """
 
 

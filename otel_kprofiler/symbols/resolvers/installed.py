@@ -64,7 +64,7 @@ class InstalledFiles:
         self._found: dict[FileIdentity, CodeFile | None] = {}
 
     def find(self, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of a file; None if no file on this host matches."""
+        """Returns the code of a file; None if no file on this host has the wanted identity."""
         if wanted not in self._found:
             code = self._find_file(wanted)
             self._found[wanted] = code or self._find_debug_file(wanted)
@@ -92,7 +92,7 @@ class InstalledFiles:
         return None
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """Yields possible paths of the file. Lists directories once, only if needed."""
+        """Lists directories once, and only if needed."""
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())

@@ -21,7 +21,7 @@ class MadeCode:
         self._processes: OrderedDict[ProcessKey, ProcessCode] = OrderedDict()
 
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
-        """Returns the frame of the code currently at an address; None if it has no description."""
+        """Returns the frame of the code currently at an address; None if the code is unknown."""
         code = self._processes.get(process)
         if code is None:
             code = self._processes[process] = ProcessCode(process, self._files, self._clock)

@@ -60,7 +60,7 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in a process. Resolves none of them if ``pid`` is None."""
+        """Resolves addresses in a process. If ``pid`` is None, all addresses remain unresolved."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)

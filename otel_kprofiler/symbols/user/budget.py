@@ -52,7 +52,10 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Opens a context in which no other file is read. Reservations are released at its end."""
+        """Context manager during which no other file is read.
+
+        Reservations are released at the end.
+        """
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)

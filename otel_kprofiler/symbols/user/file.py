@@ -43,7 +43,7 @@ class LineTable(Protocol):
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
-"""Maximum number of names that a search demangles. Demangling them takes about 50 ms."""
+"""Maximum number of names that a search demangles. Demangling this many names takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)

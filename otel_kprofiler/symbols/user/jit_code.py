@@ -25,8 +25,8 @@ _MEMORY: Final = ("/memfd:", "/dev/")
 class ProcessCode:
     """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The jitdump takes precedence, because its records have timestamps. A name is valid until its
-    code is unmapped, or a file is mapped over the code.
+    The jitdump takes precedence over the perf map, because jitdump records have timestamps. A name
+    is valid until its code is unmapped, or a file is mapped over the code.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:

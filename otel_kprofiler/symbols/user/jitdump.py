@@ -7,9 +7,9 @@ wasmtime. Reads a process's file only if the process has mapped it.
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
 which stops while the host is suspended. If the host was suspended since the last read, a timestamp
-may be too late by the length of the suspension. To be safe, the old name of replaced code ends
-earlier by the same length of time. If a file uses another clock, its records take effect when they
-are read.
+may be too late by the length of the suspension. To be safe, the old name of replaced code expires
+earlier by the length of the suspension. If a file uses another clock, its records take effect when
+they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, lookups at their addresses return the names of the former code.

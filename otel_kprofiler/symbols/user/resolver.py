@@ -70,7 +70,7 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that increases when a file is loaded or lookups must be repeated."""
+        """Returns a number that increases whenever a file is loaded or lookups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
@@ -311,7 +311,7 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Returns the side with the latest names, and how many frames may still gain names."""
+        """Returns the side with the latest names, and the number of frames awaiting names."""
         side, words = self._find(raw)
         return side, words.pending
 

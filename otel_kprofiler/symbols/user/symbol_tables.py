@@ -71,7 +71,7 @@ def read_table(
     """Reads a symbol table with its names; None if the table is missing or empty.
 
     ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is damaged, or if
-    the table or its names are longer than ``limit`` bytes.
+    the table or its names exceed ``limit`` bytes.
     """
     table = next((section for section in sections if section.kind == kind), None)
     content = (
@@ -136,7 +136,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
     """Returns a byte for each entry: 1 if the entry may name code, else 0.
 
-    Each column of bytes is translated, then combined with the others as one large integer.
+    Translates each column of bytes, then combines the columns as large integers.
     """
     kinds = content[_KIND_AT::ENTRY_BYTES]
     low, high = content[_SECTION_AT::ENTRY_BYTES], content[_SECTION_AT + 1 :: ENTRY_BYTES]
