@@ -1,4 +1,4 @@
-"""Cost per sample in the agent: replays a recording of a steady load.
+"""Measures the agent's cost per sample by replaying a recording of a steady load.
 
 ``RECORDING=FILE`` replays a file written by ``record --raw FILE``, so that two trees measure the
 same samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.

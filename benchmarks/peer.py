@@ -143,7 +143,7 @@ class Stacks:
         return whole / max(1, stacks.total())
 
     def leaves(self, program: str, files: Files) -> Counter[tuple[str, int]]:
-        """Counts the functions that were running, identified by file id and start."""
+        """Counts the functions that were running, identified by file id and start address."""
         result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             if frames and frames[0].module:

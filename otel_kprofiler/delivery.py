@@ -51,9 +51,9 @@ class _Task(NamedTuple):
 class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
-    Encoding has its own thread, so that a large window never delays draining the ring buffer. Only
-    one thread may call the reporter object itself. The methods are thread-safe. Sample counts are
-    kept per exporter name, so they continue when an exporter's queue is replaced.
+    Encoding runs in a separate thread, so that a large window never delays draining the ring
+    buffer. Only one thread may call the reporter object itself. The methods are thread-safe. Sample
+    counts are kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond either limit, the oldest window is dropped, and its samples are counted as lost.

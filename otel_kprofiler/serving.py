@@ -161,7 +161,7 @@ def _break_off(request: socket.socket) -> None:
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """Reads a single request per connection, limits its headers, and does not log it."""
+    """Reads one request per connection, limits the size of headers, and logs no requests."""
 
     server: HttpServer
     server_version = "otel-kprofiler"

@@ -17,7 +17,7 @@ THREADS_HINT: Final = "set enable-threads = true for uWSGI"
 def call_in_workers(hook: Callable[[], object]) -> None:
     """Call a function in each process that uWSGI forks, and in this process if it becomes a worker.
 
-    Does nothing unless :func:`is_before_workers`.
+    Does nothing unless :func:`is_before_workers` returns True.
     """
     if not is_before_workers():
         return

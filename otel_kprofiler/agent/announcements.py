@@ -37,8 +37,8 @@ def describe_start(
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
     """Returns the sample counts as a log record that contains each number only once.
 
-    If ``as_json``, the record's ``account`` attribute contains the numbers, by kind. Otherwise, the
-    record's message contains them.
+    If ``as_json`` is true, the record's ``account`` attribute contains the counts, by kind;
+    otherwise, the record's message contains the counts.
     """
     missed = [
         kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)

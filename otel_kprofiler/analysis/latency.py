@@ -22,8 +22,8 @@ def weigh_latency(samples: Samples) -> Samples:
     A sample's weight is its period, divided by the number of its process's threads that were on a
     CPU at the time. The nearer another thread's samples are in time, the more that thread counts:
     fully at the same time, and not at all at a distance of a period or more. A thread that runs
-    without pause thus counts as one, whatever the phase of its CPU's timer. When a thread begins or
-    ends, the number of threads is wrong for up to one period.
+    continuously therefore counts as one thread, regardless of when its CPU's timer fires. When a
+    thread begins or ends, the number of threads is wrong for up to one period.
 
     ``samples`` must include all samples of each process, because a selection would lack threads
     that ran at the same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a

@@ -17,7 +17,7 @@ class EventOffsets(NamedTuple):
     attributes: int
 
     def pack(self, cpus: int, *, tracepoints: bool = False) -> bytes:
-        """Packs the struct. Each event has ``cpus`` lines of counters."""
+        """Packs the struct. Each event has counters for ``cpus`` CPUs."""
         return _LAYOUT.pack(*self, cpus, tracepoints)
 
 

@@ -234,7 +234,7 @@ class PythonMaps(LockedForForks):
                     self._codes.add(record)
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the nonzero counters by outcome (:data:`PYTHON_OUTCOMES`), even when closed."""
+        """Returns the nonzero counters by outcome (:data:`PYTHON_OUTCOMES`), even after closing."""
         with self._lock:
             if not self._is_open:
                 return self._last_counts

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class SpanLayout(NamedTuple):
     """Memory layout of span contexts in this interpreter (``struct span_layout``).
 
-    The sampler identifies types by address, and does not read objects of other types. Offsets are
+    The sampler identifies types by address, and does not read objects of unknown types. Offsets are
     in bytes from the start of an object, which begins with its reference count and its type. In an
     integer, a word with the digit count comes next, and then the 30-bit digits.
 

@@ -273,7 +273,7 @@ class Sampling:
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """Opens a resolver for user frames. Returns None if the options disable it.
+        """Opens a resolver for user frames. Returns None if the options disable user symbols.
 
         The resolver is closed by the caller, or by the pipeline that the caller passes it to.
         ``code_sink`` receives each name that is resolved for JIT-compiled code.

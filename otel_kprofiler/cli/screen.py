@@ -41,10 +41,10 @@ def check_terminal() -> None:
 class Screen:
     """Context manager that takes over the terminal that standard output is connected to.
 
-    Use it from the main thread only. Raises ``KProfilerError`` if there is no terminal to read keys
-    from. Drawing never waits for the terminal. While the terminal accepts no output (Ctrl-S, a slow
-    line), updates are skipped. Another thread or a signal handler calls ``wake`` when there is a
-    key to read or something to draw.
+    Use the screen only from the main thread. Raises ``KProfilerError`` if there is no terminal to
+    read keys from. Drawing never waits for the terminal. While the terminal accepts no output
+    (Ctrl-S, a slow line), updates are skipped. Another thread or a signal handler calls ``wake``
+    when there is a key to read or something to draw.
 
     Attributes:
         is_closed: whether the terminal was closed, so that no more keys can arrive.

@@ -172,7 +172,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping. If a function's callers are shown, drill down into the function."""
+        """If a function's callers are shown, drill down into the function."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

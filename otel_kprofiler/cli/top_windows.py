@@ -68,7 +68,10 @@ class Part:
 
 
 class Shown:
-    """The samples that a screen shows; immutable. If ``is_time``, weights are in nanoseconds."""
+    """The samples that a screen shows; immutable.
+
+    If ``is_time`` is true, weights are in nanoseconds.
+    """
 
     def __init__(self, parts: Sequence[Part], *, is_time: bool = True) -> None:
         self._parts = tuple(parts)

@@ -87,7 +87,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns a path's last key, hidden unless it resembles a key of the schema.
+    """Returns the last key of a path, redacted unless it resembles a key in the schema.
 
     An unknown key may be a misplaced secret.
     """

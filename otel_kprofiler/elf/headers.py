@@ -194,7 +194,7 @@ def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
 def _read_header(
     source: Source, machine: str | None
 ) -> tuple[int, int, int, int, tuple[int, int, int]]:
-    """Returns machine, entry point, and the locations of the program and section headers."""
+    """Returns the machine, the entry point, and the locations of program and section headers."""
     if source.size < HEADER.size or source.read(0, len(IDENT)) != IDENT:
         raise ElfError(ElfProblem.NOT_ELF)
     header = HEADER.unpack(source.read(0, HEADER.size))

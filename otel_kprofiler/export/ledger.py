@@ -107,7 +107,10 @@ class Ledgers:
             self._kinds[kind].lose({cause: count}, carried=carried)
 
     def conclude(self, result: ExportResult, *, carried: bool = False) -> None:
-        """Count an export's outcome; ``carried`` if the batch is from an earlier run."""
+        """Count an export's outcome.
+
+        ``carried`` states whether the batch is from an earlier run.
+        """
         for kind, part in result.kinds.items():
             self._kinds[kind].exported += part.exported
             self._kinds[kind].lose(part.lost, carried=carried)

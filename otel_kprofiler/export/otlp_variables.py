@@ -97,9 +97,9 @@ def exporter_from_environment(
 ) -> OtlpSender:
     """Create an OTLP exporter from environment variables.
 
-    ``address`` overrides the endpoint from the environment. It is ``grpc://host:port`` (plain
-    text), ``grpcs://host:port`` (TLS), or an ``http://`` or ``https://`` address for OTLP over
-    HTTP. For HTTP, the signal's path is appended unless the address ends with it.
+    ``address`` overrides the endpoint from the environment. ``address`` is ``grpc://host:port``
+    (plain text), ``grpcs://host:port`` (TLS), or an ``http://`` or ``https://`` address for OTLP
+    over HTTP. For HTTP, the signal's path is appended unless the address ends with it.
 
     Raises:
         ConfigError: a variable has an invalid value, or the address has an unsupported form.

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     Attributes:
         status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
-        rejected_profiles: number of profiles in an accepted request that the receiver rejected.
+        rejected_profiles: number of profiles that the receiver rejected from an accepted request.
         delay_s: minimum wait that the receiver requested before the next attempt, in seconds.
         unreadable: why the response to an accepted request could not be read; empty if it was read.
         max_bytes: maximum request size reported by the receiver; 0 if it reports none.

@@ -158,7 +158,7 @@ def find_other_version(data: bytes) -> str:
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
     """Yields all intact records of a segment in order, skipping damage between them.
 
-    ``segment`` is the number in the segment's file name, the lowest number of a batch in it.
+    ``segment`` is the number in the segment's file name: the lowest batch number in the segment.
     """
     at = len(MAGIC) if data.startswith(MAGIC) else 0
     budget = _MAX_CHECKED * len(data)

@@ -83,7 +83,7 @@ def is_magic(path: str) -> bool:
 
 
 def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Returns whether only root or this user can have created a directory's entry."""
+    """Returns whether only root or this user can have created a directory entry."""
     trusted = (0, os.geteuid())
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False

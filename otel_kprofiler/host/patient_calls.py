@@ -103,7 +103,7 @@ class PatientCalls:
             return self._closed
 
     def _start(self) -> _Reader | None:
-        """Start a thread; None if the system refuses."""
+        """Return None if the system refuses to start a thread."""
         reader = _Reader(self._name, self._lock)
         try:
             reader.start()

@@ -79,7 +79,7 @@ class Uevents:
 
 
 def _open_socket() -> socket.socket:
-    """Open an unbound socket, with pyroute2 if possible. Raises ``OSError``."""
+    """Open an unbound socket, using pyroute2 if possible. Raises ``OSError``."""
     try:
         return _open_pyroute2()
     except Exception as error:  # noqa: BLE001 - whatever the library does, uevents are received

@@ -60,7 +60,7 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """A snapshot of how many processes are registered and refused.
+    """A snapshot of the numbers of registered and refused processes.
 
     ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
     interpreter files by reason, and ``refused_processes`` counts the processes that ran them.

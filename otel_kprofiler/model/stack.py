@@ -158,7 +158,7 @@ class SideKind:
     """A separately collected part of a stack, such as its kernel frames.
 
     Attributes:
-        name: name of the side, in reports and in OTLP attribute names.
+        name: name of the side, as used in reports and in OTLP attribute names.
         frame_type: OTLP ``profile.frame.type`` of the side's frames.
         color: color of the side's frames in the flame graph, from the viewer's palette.
         folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.

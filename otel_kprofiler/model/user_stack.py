@@ -75,7 +75,7 @@ STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
 class FrameSource(enum.IntEnum):
-    """Method that yielded a frame."""
+    """The method by which a frame was found."""
 
     REGISTERS = 0
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""

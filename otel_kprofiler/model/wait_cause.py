@@ -27,7 +27,7 @@ class WaitCause(enum.Enum):
     PAGE_FAULT = "page_fault"
     """Memory that is not yet resident, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
-    """Memory reclaim, or throttling because the thread's cgroup exceeds a limit."""
+    """Memory reclaim, or throttling because the thread's cgroup exceeds a memory limit."""
     KERNEL_LOCK = "kernel_lock"
     """A kernel lock, such as ``mmap_lock``."""
     FILE_LOCK = "file_lock"

@@ -31,7 +31,7 @@ lower byte."""
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259). Data with any other whitespace is damaged."""
+"""Whitespace in JSON (RFC 8259). JSON data with any other whitespace is damaged."""
 
 
 class Note(NamedTuple):

@@ -16,7 +16,7 @@ from otel_kprofiler.text import escape_surrogates
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _SHORT_TEXT: Final = 200
-"""Maximum length of strings whose encoding is cached, in characters."""
+"""Maximum length, in characters, of strings whose encoding is cached."""
 _MAX_SHORT_VALUE: Final = 100
 """Maximum size of an attribute value, in bytes, for which the attribute's length fits in one byte.
 """

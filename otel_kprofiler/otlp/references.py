@@ -53,7 +53,7 @@ def find_references(message: Any) -> Iterator[tuple[str, int]]:
 
 
 def find_used(message: Any, dictionary: Any) -> dict[str, set[int]]:
-    """Returns, by table, the indices of all entries that a request uses, and of zero entries.
+    """Returns the indices of the zero entry and of all entries that a request uses, by table.
 
     Includes entries that are used only by other entries. ``dictionary`` holds the tables to which
     the indices refer.

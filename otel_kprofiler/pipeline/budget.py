@@ -95,7 +95,7 @@ class ProcessBudgets:
 
     Args:
         is_limiting: whether to limit processes to their budgets.
-        now_ns: returns the time of a steady clock, in nanoseconds.
+        now_ns: returns the time of a monotonic clock, in nanoseconds.
 
     Attributes:
         coarse: counts of samples whose detail was reduced, by kind of reduction. ``resource``: the

@@ -1,4 +1,4 @@
-"""The lengths of windows, and the intervals between drains."""
+"""Determines the lengths of windows and the intervals between drains."""
 
 from dataclasses import dataclass
 from typing import Final

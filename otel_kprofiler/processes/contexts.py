@@ -304,7 +304,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Reads ``/proc/PID/stat``. Raises ``ProcessLookupError`` after an exit or execve(2)."""
+        """Raises ``ProcessLookupError`` if the process has exited or called execve(2)."""
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")

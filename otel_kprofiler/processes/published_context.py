@@ -29,7 +29,7 @@ _END_OF_USER_SPACE: Final = 1 << 63
 
 
 class Published(NamedTuple):
-    """A process context: header address, timestamp (new with every update), size and content."""
+    """A process context: header address, timestamp (changed by every update), size and content."""
 
     address: int
     published_at_ns: int

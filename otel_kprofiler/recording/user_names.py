@@ -27,9 +27,9 @@ address (SVMA), the start of the function at the address (0 if there is none), t
 missing name (otherwise empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
-"""Archive member with the names of code that is in no file, such as JIT code. A row has a process
-key, an address, and the names at the address. Each name consists of the boottimes of the first and
-the last sample that it applies to, in nanoseconds, and the last three fields of a row of
+"""Archive member with the names of code that belongs to no file, such as JIT code. A row has a
+process key, an address, and the names at the address. Each name consists of the boottimes of the
+first and the last sample that it applies to, in nanoseconds, and the last three fields of a row of
 :data:`NAME`."""
 
 Place = tuple[BuildId | None, FileId, int]

@@ -233,7 +233,7 @@ class Attachment:
             raise SamplerError(f"the BPF program could not be configured: {error}") from error
 
     def close(self) -> None:
-        """Close descriptors and mappings, events first. Safe in a forked child."""
+        """Close descriptors and mappings, events first. Safe to call in a forked child."""
         self._close()
 
 

@@ -73,7 +73,7 @@ class HostEvents:
             events.resume()
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+        """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
         for events in self._sets[:1]:
             events.check(cpus)
 

@@ -141,7 +141,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def python(self) -> PythonMaps | None:
-        """Returns the processes whose Python frames are read; None if disabled."""
+        """Returns the processes whose Python frames are read; None if reading them is disabled."""
         return self._attachment().python
 
     @property

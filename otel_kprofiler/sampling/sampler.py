@@ -169,7 +169,7 @@ class SamplerConfig:
 
 
 class SamplerCounts(NamedTuple):
-    """Cumulative counts of a sample kind, from the start to the last ``drain``.
+    """Cumulative counts of a sample kind, from the start of sampling to the last ``drain``.
 
     Attributes:
         taken: samples that passed all filters, counted by the BPF program.

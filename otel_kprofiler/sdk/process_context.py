@@ -102,7 +102,7 @@ def _map() -> tuple[mmap.mmap, bool]:
 
 
 def _name_mapping(address: int) -> bool:
-    """Name the mapping. Return False if unsupported (CONFIG_ANON_VMA_NAME, Linux 5.17)."""
+    """Return False if the kernel cannot name mappings (CONFIG_ANON_VMA_NAME, Linux 5.17)."""
     libc = ctypes.CDLL(None)
     word = ctypes.c_ulong
     status: int = libc.prctl(

@@ -300,7 +300,10 @@ _global: ProfilerProvider | None = None
 
 
 def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
-    """Set the global provider. As for other signals, this works only once."""
+    """Set the global provider.
+
+    As in OpenTelemetry's other signals, the provider can be set only once.
+    """
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is not None:

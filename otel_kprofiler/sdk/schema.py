@@ -27,7 +27,7 @@ _OF_AGENTS: Final = (
     "resources",
     "self_profiled",
 )
-"""Configuration keys of the agent that have no meaning in an embedded profiler."""
+"""Agent configuration keys that have no meaning in an embedded profiler."""
 _WORDS: Final = {"true": True, "false": False}
 
 

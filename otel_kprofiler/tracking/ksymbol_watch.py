@@ -62,8 +62,8 @@ class KsymbolCounts(NamedTuple):
 class KsymbolWatch(ForkAware):
     """Reports ksymbol changes on this host until closed.
 
-    To miss no change, open the watch before kallsyms is read. Call ``poll`` and ``close`` in the
-    same thread; ``describe`` and ``counts`` are thread-safe. In a forked child, the watch is
+    To avoid missing changes, open the watch before kallsyms is read. Call ``poll`` and ``close`` in
+    the same thread; ``describe`` and ``counts`` are thread-safe. In a forked child, the watch is
     closed. Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:

@@ -114,8 +114,8 @@ class Census(NamedTuple):
 class Absent(NamedTuple):
     """A process that could no longer be read at ``time_ns`` (boottime).
 
-    No record reports the exit of a process that exited before the stream started. The pid may be
-    reused.
+    No record reports the exit of a process that exited before the stream started. The pid may have
+    been reused.
     """
 
     time_ns: int

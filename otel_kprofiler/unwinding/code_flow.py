@@ -129,7 +129,7 @@ class Flow:
         return instruction
 
     def references(self) -> Iterator[int]:
-        """Yields the addresses that ``lea`` instructions in the followed code load."""
+        """Yields the addresses loaded by ``lea`` instructions in the followed code."""
         for at in self.states:
             length, effect, value = self.instruction(at)
             if effect == Effect.REFERENCE:

@@ -1,4 +1,4 @@
-"""Computes where the caller's registers are before and after each instruction.
+"""Computes where the caller's registers are stored before and after each instruction.
 
 Runs in a child process, so it imports only :mod:`x86_code`.
 """

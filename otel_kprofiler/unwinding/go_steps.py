@@ -2,8 +2,8 @@
 
 Most functions start without a frame, and frame sizes are never negative. For such functions, this
 module generates the same programs as ``make_rows`` of go_x86.py, but decodes each combination of
-frame size and change only once. Runs in a child process, so it imports only a few modules of this
-package.
+frame size and change only once. This module runs in a child process, and therefore imports only a
+few modules of this package.
 """
 
 from __future__ import annotations

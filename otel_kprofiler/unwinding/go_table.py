@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function's entry: its start, and the offsets of its name and its frame sizes (``pcsp``)."""
+    """A function entry: the start, and the offsets of the name and the frame sizes (``pcsp``)."""
 
     start: int
     name: int

@@ -138,7 +138,7 @@ def index_frames(
     """Build the search table of ``.eh_frame`` in a child process, and wait for that process.
 
     Raises :class:`TableRefused` if the section is damaged or too large, or if the process exceeded
-    a limit. After ``timeout_s``, the process is killed.
+    a limit. After ``timeout_s`` seconds, the child process is killed.
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame occupies {frames.size} bytes")

@@ -40,7 +40,7 @@ class MakeTables(Protocol):
     """Builds tables in a child process."""
 
     def __call__(self, *, children: Children) -> Tables:
-        """Generate the tables; ``children`` runs the process."""
+        """Generate the tables in a child process, which ``children`` runs."""
 
 
 Index = Callable[[MakeTables], Tables]

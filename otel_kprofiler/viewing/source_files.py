@@ -56,9 +56,9 @@ class SourceFile(NamedTuple):
 def read_source(path: str, user: int) -> SourceFile:
     """Reads a source file with a user's credentials.
 
-    ``path`` is absolute, as in a frame. Reading as a different user needs root, and takes place in
-    a separate thread, because Linux keeps credentials per thread. Raises :class:`SourceError` if
-    there is no such source file, or the user cannot read it.
+    ``path`` is absolute, as in a frame. Reading as a different user requires root, and takes place
+    in a separate thread, because Linux credentials belong to threads. Raises :class:`SourceError`
+    if there is no such source file, or the user cannot read it.
     """
     if user == os.geteuid():
         return _read(path)

@@ -342,7 +342,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the first sample's Unix time, and the last sample's plus 1, in ns; zeros if empty."""
+    """Returns the half-open range of the samples' Unix times, in ns; zeros if there are none."""
     # A single statement for minimum and maximum would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()

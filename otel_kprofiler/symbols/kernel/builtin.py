@@ -7,8 +7,8 @@ address minus the offset. Sections without an anchor cannot be placed.
 
 ``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) has lines ``address [size] type name
 [module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields before
-the first bracket shows whether there is a size. The sizes show where functions end, which kallsyms
-does not show.
+the first bracket shows whether a size is present. The sizes show where functions end, which
+kallsyms does not show.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BuiltinSection(NamedTuple):
 
 
 class BuiltinRanges:
-    """The built-in modules, by runtime address. Takes 12 bytes per range; immutable.
+    """The built-in modules, by runtime address. Immutable; occupies 12 bytes per range.
 
     Where two ranges overlap, the one with the higher start takes precedence. Ranges more than 4 GiB
     above the first are dropped.

@@ -323,9 +323,9 @@ def make_code_module(kind: ModuleKind, symbol: Symbol, program: BpfProgram | Non
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    Subtracts 1 from return addresses, which may already be in the next line or function. Addresses
-    are adjusted only in this function. If ``leaf_exact`` is true, the leaf is an exact program
-    counter, not a return address.
+    Subtracts 1 from return addresses, which may already belong to the next line or function.
+    Addresses are adjusted only in this function. If ``leaf_exact`` is true, the leaf is an exact
+    program counter, not a return address.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:

@@ -18,8 +18,8 @@ from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
 """Code within this distance of a symbol's start is always named after the symbol. The largest
-function in Linux is about 20 KiB long. Code that is further away may be in a hole, such as after
-the last BPF program.
+function in Linux is about 20 KiB long. Code that is further from a symbol may be in a hole, such as
+after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1

@@ -47,7 +47,7 @@ class LineTable(NamedTuple):
 
     Attributes:
         heads: the first byte of each entry.
-        ends: end of the instructions of each entry, in code units.
+        ends: for each entry, the end of its instructions, in code units.
         lines: running sums of the first line and the line changes in entries of kinds 13 and 14.
             :meth:`line` adds the changes in entries of other kinds.
     """

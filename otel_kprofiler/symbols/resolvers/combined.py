@@ -99,7 +99,7 @@ class CachedResolver:
         return self._resolver.find(name, pid)
 
     def close(self) -> None:
-        """Drop all results, and close the resolver."""
+        """Drop all cached results, and close the resolver."""
         with self._lock:
             self._known.clear()
         self._resolver.close()

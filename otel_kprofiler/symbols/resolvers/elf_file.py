@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 class ElfResolver:
     """Resolves addresses in an executable, library or debug file. Thread-safe.
 
-    Addresses are SVMAs, as in the symbol table; :meth:`resolve_offsets` takes file offsets. For
+    Addresses are SVMAs, as in the symbol table; :meth:`resolve_offsets` accepts file offsets. For
     kernel files, see :class:`ElfSymbols`.
 
     Args:

@@ -41,7 +41,7 @@ class FileIdentity(NamedTuple):
 
 
 class InstalledFiles:
-    """Finds a profile's files on this host: by build id, or else by hash. Not thread-safe.
+    """Finds a profile's files on this host: by build id; otherwise, by hash. Not thread-safe.
 
     Candidates are the files at ``paths``, files with the same name below ``directories`` (by
     default :data:`DIRECTORIES`) or mapped by a process, and debug files with the build id. Each

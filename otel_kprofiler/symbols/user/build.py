@@ -79,8 +79,8 @@ def read_functions(
     """Reads the functions of a file.
 
     ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
-    the file's debug file, which the caller closes; called only if ``.symtab`` is missing or does
-    not name all functions. ``max_bytes`` limits the size of each section.
+    the file's debug file, which the caller closes. The function is called only if ``.symtab`` is
+    missing or does not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:
         ElfError: a section is damaged or too large, or exceeds the budget. Debug symbols that
@@ -252,7 +252,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields the indices of zeros. The caller may replace a zero once its index is yielded."""
+    """The caller may replace a zero once its index is yielded."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -45,8 +45,8 @@ class WantedDebugFile(NamedTuple):
     """Search keys for a file's debug file.
 
     Attributes:
-        path: path of the file as seen by its process.
-        root: root directory of that process, such as ``/proc/PID/root``; empty for the root
+        path: path of the file, as seen by the process that uses the file.
+        root: root directory of the process, such as ``/proc/PID/root``; empty for the root
             directory of the calling process.
     """
 

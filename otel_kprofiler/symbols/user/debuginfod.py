@@ -196,10 +196,10 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Downloads a file to the ``target`` descriptor. Returns False if the server lacks it.
+        """Downloads a file to the ``target`` descriptor.
 
-        Raises ``_DownloadError`` if the download fails, or ``OSError`` if the file cannot be
-        written.
+        Returns False if the server does not have the file. Raises ``_DownloadError`` if the
+        download fails, or ``OSError`` if the file cannot be written.
         """
         import requests  # noqa: PLC0415
         import urllib3  # noqa: PLC0415

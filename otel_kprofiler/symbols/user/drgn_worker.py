@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
     Attributes:
         alternate: descriptor of the alternate debug file written by dwz(1); -1 if there is none.
-        path: path of the file, to find files next to it (``.dwp``).
+        path: path of the file, used to find adjacent files (``.dwp``).
     """
 
     idle_s: float

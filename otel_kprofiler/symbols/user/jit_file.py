@@ -175,7 +175,10 @@ class Writer(NamedTuple):
 
 
 def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
-    """Reads the writer from proc_pid_status(5). Raises ``OSError`` on failure."""
+    """Reads a process's ids, as the writer of JIT files, from proc_pid_status(5).
+
+    Raises ``OSError`` on failure.
+    """
     status = files.read_bytes(f"/proc/{process.tgid}/status")
     fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     try:

@@ -203,7 +203,7 @@ class _Printer:
             self._type()
 
     def _lifetime(self, index: int) -> None:
-        """Prints a lifetime. Index 0 is the erased lifetime, and 1 the innermost bound lifetime."""
+        """Index 0 is the erased lifetime, and 1 the innermost bound lifetime."""
         if not index:
             self._print("'_")
             return
