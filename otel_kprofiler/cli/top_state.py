@@ -1,4 +1,4 @@
-"""Keeps the interactive state of ``top``: the view, the sort order and the selection."""
+"""Holds the interactive state of ``top``: the view, the sort order and the selection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reports the shares of unnamed kernel and user frames, and the file with the most such frames."""
+"""Reports the shares of unnamed kernel and user frames, and the file with most of them."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Formats a complete configuration as YAML without secrets, optionally with the values' origins."""
+"""Formats a complete configuration as YAML without secrets, optionally with each value's origin."""
 
 import json
 import re

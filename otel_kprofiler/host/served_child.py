@@ -1,4 +1,4 @@
-"""A child process that reads one file after another, so that it is started only once."""
+"""Runs a child process that reads many files, one after another."""
 
 from __future__ import annotations
 

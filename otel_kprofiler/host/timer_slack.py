@@ -1,4 +1,4 @@
-"""Gives coarse timers to polling threads that libraries start."""
+"""Increases the timer slack of polling threads that libraries start."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.host.libc import prctl
 
 SLACK_NS: Final = 100_000_000
-"""Maximum delay of coarse timers in nanoseconds. Linux's default is 50,000 ns."""
+"""Increased timer slack in nanoseconds. Linux's default is 50,000 ns."""
 
 _PR_SET_TIMERSLACK: Final = 29  # include/uapi/linux/prctl.h
 _PR_GET_TIMERSLACK: Final = 30
@@ -15,7 +15,7 @@ _PR_GET_TIMERSLACK: Final = 30
 
 @contextmanager
 def coarse_timers() -> Iterator[None]:
-    """Give coarse timers to threads started in this context by this thread or its descendants.
+    """Increase the timer slack of threads that this thread or its descendants start.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads at once. The slack of this

@@ -1,4 +1,4 @@
-"""Finds and checks references from messages to their dictionary's tables, by field name."""
+"""Finds and checks references from messages to the dictionary's tables, by field name."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final

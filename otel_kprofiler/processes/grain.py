@@ -1,4 +1,4 @@
-"""Merges the Resources of several processes before encoding, as coarsely as configured."""
+"""Merges the Resources of several processes before encoding, to the configured granularity."""
 
 import enum
 import re

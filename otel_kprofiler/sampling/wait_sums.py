@@ -1,4 +1,4 @@
-"""Computes the off-CPU time that each process accumulated between reads of its threads' sums."""
+"""Computes each process's off-CPU time since the previous read of its threads' totals."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""Converts readings of the module list to JSON values for recordings, and back.
+"""Converts snapshots of the module list to and from JSON values, for recordings.
 
 A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
 new: {number: [main, init, init_until_ns]}}``. ``new`` contains the modules that are new or have

@@ -1,4 +1,4 @@
-"""Replaces native frames of the interpreter with the Python frames that they run.
+"""Replaces native frames of the interpreter with the Python functions that they run.
 
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
 native frame is identified by its name, or by its address if the loop's location in the file is

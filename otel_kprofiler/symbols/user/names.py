@@ -1,4 +1,4 @@
-"""Defines the settings for naming user code, and opens the loader that they configure."""
+"""Defines the settings for naming user code, and opens a loader with these settings."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -202,7 +202,7 @@ SCENARIOS = [
             **on_disk("disk", "size=128k")),
     to_file("file is moved away", move_away),
     to_file("file is removed", unlink),
-    to_file("file is replaced by a link to another", replace_by_link),
+    to_file("file is replaced by a link to another file", replace_by_link),
     to_file("directory is moved", move_directory, heals=False),
     to_file("file and directory modes change to 0", change_mode),
     to_file("file size is limited", limit_file_size,

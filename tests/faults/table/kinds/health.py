@@ -82,7 +82,7 @@ ATTACKS = {
     "paths that leave the directory": clients("b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
     "requests as fast as two processes can send them": clients(GET + "\\r\\n'"),
     "requests whose sender resets the connection": program(RESETS),
-    "500 clients that leave 50 answers unread": program(UNREAD),
+    "500 clients that each leave 50 responses unread": program(UNREAD),
     "requests with the host name of another site": clients(
         "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
     "a request with NUL and line feeds in its address": clients(

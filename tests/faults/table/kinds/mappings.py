@@ -203,6 +203,6 @@ def run_from_fuse(delay_s):
 
 
 SCENARIOS += [
-    Scenario(KIND, f"program on a file system (FUSE) that answers {when}", run_from_fuse(delay_s))
-    for when, delay_s in {"after 60 s": 60, "never": None}.items()
+    Scenario(KIND, f"program on a file system (FUSE) that {when}", run_from_fuse(delay_s))
+    for when, delay_s in {"answers after 60 s": 60, "never answers": None}.items()
 ]

@@ -167,12 +167,12 @@ def one(name, fault, **more):
 
 
 SCENARIOS = [
-    one("forks as fast as two cores can make them", c(FORKS % ("fork", EXIT), count=2)),
+    one("forks as fast as two cores can create them", c(FORKS % ("fork", EXIT), count=2)),
     one(
-        "vforks and executions as fast as two cores can make them",
+        "vforks and executions as fast as two cores can create them",
         c(FORKS % ("vfork", EXEC), count=2),
     ),
-    one("threads as fast as two cores can make them", c(THREADS, count=2)),
+    one("threads as fast as two cores can create them", c(THREADS, count=2)),
     one("a thread renames itself 2,000 times a second", c(RENAMES, 500_000)),
     one("a thread renames itself as fast as possible", c(RENAMES, 0)),
     one("thread names with terminal escape sequences", c(RENAMES, 500_000, "\x1b]0;x\x07")),
@@ -181,7 +181,7 @@ SCENARIOS = [
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
     one("processes with different names as fast as two cores can start them", c(NAMED, count=2)),
-    one("each process has the previous process's id and another name", reused),
+    one("each process reuses the id of the previous process under another name", reused),
     one("services publish endless labels with endless names", labelled),
     one("5,000 zombies", zombies),
     one("a chain of 500 processes", python(DEEP)),

@@ -127,7 +127,7 @@ ANSWERS = {
     "resets the connection": lambda request: request.close(reset=True),
     "stores the batch, then sends a response that is not HTTP": raw(b"\0garbage\r\n\r\n"),
     "answers 200 with bytes that are not protobuf": storing(b"\xff" * 30),
-    "answers 200 with a page of HTML": storing(b"<html>" * 1000, "text/html"),
+    "answers 200 with an HTML page": storing(b"<html>" * 1000, "text/html"),
     "answers 200 with messages nested 5,000 deep": storing(b"\x0a\x03" * 5000),
     "answers 200 with JSON nested 100,000 deep": storing(b"[" * 100_000, "application/json"),
     "answers 200 with a 5 MiB body": storing(bytes(5 * MIB)),
