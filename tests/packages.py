@@ -110,7 +110,7 @@ PACKAGES = {
         "errors model otlp text version",
     ),
     "analysis": Package(
-        "Stores samples of saved profiles in columns, filters and groups them",
+        "Stores samples of saved profiles in columns, and filters and groups these samples",
         "errors formats model otlp text",
     ),
     "clickhouse": Package(

@@ -1,4 +1,4 @@
-"""Breaks down the time in spans into user code, kernel code, waits, and other work of threads.
+"""Breaks down the time of spans into user code, kernel code, waits, and other work of threads.
 
 When a thread leaves a span for a while, as an event-loop thread does at each ``await``, its samples
 fall into other spans, into no span, or into a wait for events.

@@ -1,4 +1,4 @@
-"""Defines the errors that reading an ELF file may raise."""
+"""Defines the errors raised while reading an ELF file."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""Decodes the kernel's records (``include/uapi/linux/perf_event.h``)."""
+"""Decodes the kernel's perf records (``include/uapi/linux/perf_event.h``)."""
 
 import struct
 from collections.abc import Iterator

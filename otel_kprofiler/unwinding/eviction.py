@@ -1,4 +1,4 @@
-"""Tracks loaded tables and their sizes, and selects victims for a new table."""
+"""Tracks loaded tables and their sizes, and selects tables to evict for a new one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

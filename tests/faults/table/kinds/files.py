@@ -89,7 +89,7 @@ DAMAGES = {
     "number of sections in the first section header": field(60, "H", 0),
     "sections at 2^64-1": field(40, "Q", 2**64 - 1),
     "section headers of 0 bytes": field(58, "H", 0),
-    "names of sections in a section that does not exist": field(62, "H", 65279),
+    "section names in a section that does not exist": field(62, "H", 65279),
     "65,535 segments": field(56, "H", 65535),
     "segments at 2^63": field(32, "Q", 1 << 63),
     "sections of 2^63 bytes": sections(32, "Q", 1 << 63),
