@@ -138,9 +138,9 @@ Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows eve
   agent keeps its current configuration.
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. The unit is required, except after 0.
 - `${env:NAME}` and `${NAME}` insert an environment variable. `${env:NAME:-default}` inserts the
-  default if the variable is unset or empty. `$$` is a literal `$`. These references work in values,
-  but not in keys, and inserted text is not expanded again. Without quotes, the type of the value
-  depends on the inserted text. Apart from such references, no key takes its value from the
+  default if the variable is unset or empty. `$$` is a literal `$`. Environment references work in
+  values, but not in keys, and inserted text is not expanded again. Without quotes, the type of the
+  value depends on the inserted text. Apart from such references, no key takes its value from the
   environment.
 - YAML anchors and aliases are supported, but merge keys (`<<`) are not.
 
@@ -184,7 +184,8 @@ _UNSUPPORTED_HEADING: Final = """
 ## Unsupported keys
 
 The agent does not support these keys of the opentelemetry-ebpf-profiler receiver and of the
-Collector. They are errors, so that no setting in a copied configuration is silently ignored.
+Collector. Using one of them is an error, so that no setting in a copied configuration is silently
+ignored.
 """
 
 

@@ -83,7 +83,7 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also record which thread ended each wait. This slows down wakeups and yields "
+        description="Also record which thread ended each wait, at the cost of slower wakeups and "
         "more distinct samples.",
     )
     causes: bool = Field(
@@ -306,8 +306,8 @@ class Receiver(Section):
         default="leave_out",
         description="What to do with on-CPU samples of services that profile themselves with this "
         "package. leave_out: drop the samples and count them as lost with the cause self_profiled, "
-        "so that the CPU time is not reported twice. mark: send the samples. In both cases, such "
-        "a service's Resource has the otel_kprofiler.self_profiled attribute (see "
+        "so that the CPU time is not reported twice. mark: send the samples. In both cases, the "
+        "Resource of such a service has the otel_kprofiler.self_profiled attribute (see "
         "docs/fleet.md).",
     )
     resources: Annotated[
