@@ -162,7 +162,7 @@ SCENARIOS = [
         "code is mapped and unmapped as fast as possible": CHURN,
         "60,000 mappings of a file": MANY,
         "memory is made executable and non-executable as fast as possible": PROTECT,
-        "code in memory that is mapped anew each time": JIT,
+        "code in newly mapped memory each time": JIT,
         "code in memory files with control characters in their names": MEMFD,
         "60 TiB of address space": HUGE,
         "stack of 50 frames": DEEP % 50,
