@@ -154,7 +154,7 @@ GO_BYTES = {"raw": 110, "gzip": 38}
 """The bytes per sample that opentelemetry-ebpf-profiler needs for kernel and user stacks."""
 
 KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
-"""The goal for samples with only a kernel stack, in bytes per sample."""
+"""Goal, in bytes per sample, for samples that have only a kernel stack."""
 
 
 def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The type of a benchmark's result: one row of the table that ``make bench`` prints."""
+"""Defines the type of a benchmark result: one row of the table printed by ``make bench``."""
 
 from typing import NamedTuple
 

@@ -24,7 +24,7 @@ from otel_kprofiler.model import Stack
 
 
 def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
-    """Returns a group for each span, with the groups of its source lines.
+    """Returns a group for each span, together with groups for the span's source lines.
 
     Samples without line information are grouped by function.
     """

@@ -1,4 +1,4 @@
-"""The structs shared with sampler.bpf.c; change both files together."""
+"""Defines the structs shared with sampler.bpf.c; change the two files together."""
 
 import struct
 from collections.abc import Mapping, Sequence

@@ -105,10 +105,10 @@ def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
 class PythonMaps(LockedForForks):
     """Registers Python processes, and receives descriptions of their code objects. Thread-safe.
 
-    ``codes`` receives described code objects. A code object that ``codes`` drops is described again
-    when it is next sampled. ``ring_bytes`` is the size of the description ring. The loaded object
-    owns the descriptors that ``map_fd`` returns. Raises ``OSError`` if a map cannot be mapped into
-    memory.
+    ``codes`` receives described code objects. A code object dropped from ``codes`` is described
+    again the next time it is sampled. ``ring_bytes`` is the size of the description ring. The
+    loaded object owns the descriptors that ``map_fd`` returns. Raises ``OSError`` if a map cannot
+    be mapped into memory.
     """
 
     def __init__(

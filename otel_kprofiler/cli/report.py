@@ -179,7 +179,7 @@ def command(
     idle: bool,
     **filters: Any,
 ) -> None:
-    """Show the contents of profiles from any profiler. Several SOURCEs are merged.
+    """Show the contents of profiles from any profiler. Multiple SOURCEs are merged.
 
     A SOURCE is a file, or a database that a Collector writes to, given as
     clickhouse://HOST:PORT/DATABASE.

@@ -25,7 +25,7 @@ class UnsentFile:
 
     Attributes:
         path: path of the file; empty if there is none.
-        kept: number of samples in the file, by the cause of their loss.
+        kept: number of samples in the file, by cause of loss.
         problem: the reason why batches could not be kept; empty if all were kept.
     """
 

@@ -114,7 +114,7 @@ def command(
     no_browser: bool,
     **filters: Any,
 ) -> None:
-    """Serve profiles as a web page until Ctrl-C. Several SOURCEs are merged.
+    """Serve profiles as a web page until Ctrl-C. Multiple SOURCEs are merged.
 
     A SOURCE is a file, or a database that a Collector writes to, given as
     clickhouse://HOST:PORT/DATABASE.

@@ -113,12 +113,12 @@ class ClientSettings:
     ``repr`` omits addresses and headers, because they may contain credentials.
 
     Attributes:
-        endpoint: address of the receiver. For gRPC, it is ``host:port``, ``http://host:port``
-            (plain text), ``https://host:port`` (TLS, regardless of ``tls.insecure``), or a target
-            such as ``unix:///path``. Without a scheme, TLS is used unless ``tls.insecure`` is set.
-            The port defaults to 4317, or to 443 for https. For HTTP, ``/v1development/profiles`` is
-            appended to the path of the address. An empty endpoint means port 4317 (gRPC) or 4318
-            (HTTP) on this host; see :func:`open_client`.
+        endpoint: address of the receiver. For gRPC, the endpoint is ``host:port``,
+            ``http://host:port`` (plain text), ``https://host:port`` (TLS, regardless of
+            ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme, TLS is used
+            unless ``tls.insecure`` is set. The port defaults to 4317, or to 443 for https. For
+            HTTP, ``/v1development/profiles`` is appended to the path of the address. An empty
+            endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see :func:`open_client`.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.

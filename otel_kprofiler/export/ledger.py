@@ -35,7 +35,7 @@ class QueueCounts(NamedTuple):
     """Totals of a sending queue since it was opened, in samples unless stated otherwise.
 
     Attributes:
-        accepted: samples put into the queue.
+        accepted: number of samples put into the queue.
         exported: samples that the exporter reported as delivered.
         lost: samples not delivered, or dropped by the queue, by cause.
         queued: samples that are waiting or being exported.

@@ -183,7 +183,10 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record. Return its batch; None if it is not a batch record."""
+        """Update the totals from a record.
+
+        Return the record's batch; None if it is another kind of record.
+        """
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")

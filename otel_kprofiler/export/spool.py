@@ -164,7 +164,10 @@ class Spool:
             return Stored(number, samples, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
-        """Read a batch. Raises ``OSError`` on failure, and ``ValueError`` if data is damaged."""
+        """Read a batch.
+
+        Raises ``OSError`` on failure, and ``ValueError`` if the data is damaged.
+        """
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:
                 data = os.pread(self._fd, stored.size, stored.offset)

@@ -18,7 +18,7 @@ from typing import Final
 PATIENCE_S: Final = 1.0
 """Limit on a single storage wait, in seconds. Afterwards, callers continue without the data."""
 MAX_LEFT: Final = 32
-"""Limit on the number of abandoned threads at a time. When the limit is reached, callers wait."""
+"""Maximum number of abandoned threads at any time. When the limit is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # waits interruptibly at first (fs/fuse/dev.c)
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ def coarse_timers() -> Iterator[None]:
     """Increase the timer slack of threads that this thread or its descendants start.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
-    (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads at once. The slack of this
-    thread is restored at the end. A thread whose slack is already larger keeps it. Real-time
+    (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. The slack of
+    this thread is restored at the end. A thread whose slack is already larger keeps it. Real-time
     threads have no slack.
     """
     try:

@@ -41,7 +41,7 @@ class LossCause(enum.Enum):
 
 
 Losses = Mapping[LossCause, int]
-"""Lost samples by cause; causes without losses are absent."""
+"""Number of lost samples by cause; causes without losses are absent."""
 
 SampleCounts = Counter[str]
 
@@ -114,7 +114,7 @@ class ExporterAccount(NamedTuple):
 
     @classmethod
     def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:
-        """Returns an account with the sums over all kinds."""
+        """Returns an account that sums the counts of all kinds."""
         of_kind = kinds.values()
         return cls(
             name=name,

@@ -41,7 +41,7 @@ class KsymbolAction(enum.Enum):
 
 
 class KsymbolChange(NamedTuple):
-    """A change to the code outside vmlinux and modules, or a snapshot of that code.
+    """A change to kernel code outside vmlinux and modules, or a snapshot of that code.
 
     Attributes:
         time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last

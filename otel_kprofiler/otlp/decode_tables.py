@@ -123,7 +123,7 @@ class Tables:
         self._stacks = _Table(map(self._stack_frames, dictionary.stack_table))
 
     def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
-        """Returns the attributes with these indices, by key."""
+        """Returns the attributes with the given indices, by key."""
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:

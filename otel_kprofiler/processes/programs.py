@@ -148,7 +148,7 @@ def _base_name(word: bytes) -> str:
 def read_program(files: HostFiles, pid: int, executable: str) -> str:
     """Returns the program that an interpreter runs (:func:`find_program`); empty if unknown.
 
-    If the executable is an interpreter, this reads the process's memory, which can block.
+    If the executable is an interpreter, the function reads the process's memory, which can block.
     """
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:
         return ""

@@ -207,7 +207,7 @@ class ProcessResources:
         return newest.resource if newest else None
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """Returns a Resource that unread processes share; see :class:`SharedResources`."""
+        """Returns a Resource shared by unread processes; see :class:`SharedResources`."""
         return self._shared.get(sample)
 
     def _make(self, attributes: Attributes) -> Resource:

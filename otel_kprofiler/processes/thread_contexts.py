@@ -51,7 +51,7 @@ KEY_MAP: Final = "threadlocal.attribute_key_map"
 NODEJS_SCHEMA: Final = "nodejs_v1_dev"
 GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
-"""Supported schema versions."""
+"""Supported schema versions of thread contexts."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
 """Attribute: the offset of the record pointer in the wrapper object that V8's slot points to. If
 the attribute is absent, V8's slot points to the record itself."""

@@ -118,7 +118,7 @@ class RecordingWriter:
         self._append(f"events/{stream}", time_ns, payload)
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
-        """Add the attributes of processes. Call this method only once."""
+        """Add the attributes of processes. Call this only once."""
         rows = [[*key, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 

@@ -133,11 +133,11 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             enable_event(event.fd)
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+        """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
         self._wanted = frozenset(cpus)
         self.follow()
 
@@ -310,7 +310,7 @@ def _open_attached(
 
 
 def check_online(cpus: Iterable[int], files: HostFiles) -> None:
-    """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+    """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
     wanted = frozenset(cpus)
     if wanted and not wanted & read_online_cpus(files):
         raise _none_online(wanted)

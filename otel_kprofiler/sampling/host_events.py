@@ -26,7 +26,7 @@ class EventSet(Events, Protocol):
         """Resume sampling after :meth:`pause`."""
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+        """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
 
     def select(self, cpus: Iterable[int]) -> None:
         """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
@@ -78,7 +78,7 @@ class HostEvents:
             events.check(cpus)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
         for events in self._sets:
             events.select(cpus)
 

@@ -181,7 +181,7 @@ class TracedPrograms:
         self._traced.change(self._chosen)
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of the ``cpus`` is online; empty means all CPUs."""
+        """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:

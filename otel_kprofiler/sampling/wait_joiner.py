@@ -132,7 +132,7 @@ class WaitJoiner:
         :attr:`lasting_threshold_ns`.
 
         ``now_ns`` must have been read before ``threads``, from the clock that timestamps the
-        threads. The samples are timestamped ``boot_ns``. Skips waits from epochs other than
+        threads. The samples have the timestamp ``boot_ns``. Skips waits from epochs other than
         ``epoch``, because such waits may have ended.
         """
         parts = [

@@ -284,7 +284,9 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Names samples after local roots during one profiler run. Used by the profiler's thread only.
+    """Names samples after local roots during one profiler run.
+
+    For use by the profiler's thread only.
 
     Args:
         max_names: the maximum number of distinct names in a window; 0 disables local root names.

@@ -168,7 +168,8 @@ class PerfMemory:
 class PerfRing:
     """Reads the ring of a perf event; not thread-safe.
 
-    The ring has ``size`` bytes, a power of two. A record has at most ``largest`` bytes.
+    The size of the ring is ``size`` bytes, a power of two. A record occupies at most ``largest``
+    bytes.
     """
 
     def __init__(self, memory: PerfMemory, size: int, largest: int = 1024) -> None:

@@ -69,8 +69,8 @@ class KsymbolWatch(ForkAware):
     Args:
         missed_since_ns: boottime after which changes were missed, as in a forked child; all symbols
             are then read again.
-        ring_bytes: size of each CPU's ring; the number of pages is a power of two. None selects a
-            size that any user may lock; see :func:`plan_ring_bytes`.
+        ring_bytes: size of each CPU's ring; the number of pages must be a power of two. None
+            selects a size that any user may lock; see :func:`plan_ring_bytes`.
         queue_bytes: limit on data queued for ``poll``.
     """
 

@@ -1,4 +1,4 @@
-"""Generates ``.eh_frame`` from the instructions of x86-64 code that has none, such as musl's.
+"""Generates ``.eh_frame`` from the instructions of x86-64 code that lacks it, such as musl.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 

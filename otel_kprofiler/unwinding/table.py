@@ -96,7 +96,10 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Returns the lowest and highest entry offset; raises :class:`TableRefused` if unsorted."""
+    """Returns the lowest and highest entry offset.
+
+    Raises :class:`TableRefused` if the pairs are unsorted.
+    """
     last = lowest = highest = None
     for chunk in chunks:
         numbers = memoryview(chunk).cast("i")

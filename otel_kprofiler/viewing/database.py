@@ -115,8 +115,8 @@ def _connect(path: str) -> sqlite3.Connection:
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     """Opens a connection that writes a store, and creates the store if the file is empty.
 
-    The file must be locked. ``synchronous`` is the value for ``PRAGMA synchronous``. Raises
-    ``KProfilerError`` if the file is not a store.
+    The caller must have locked the file. ``synchronous`` is the value for ``PRAGMA synchronous``.
+    Raises ``KProfilerError`` if the file is not a store.
     """
     is_new = not os.path.getsize(path)
     database = _connect(path)

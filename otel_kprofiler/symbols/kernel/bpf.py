@@ -168,7 +168,8 @@ class KsymbolTable:
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """Returns the symbol at an address and boottime (by default, now); None if there is none.
 
-        If records were lost at that time, the result may be an entry with ``is_uncertain`` set.
+        If records were lost around ``time_ns``, the result may be an entry with ``is_uncertain``
+        set.
         """
         best: LoadedKsymbol | None = None
         below = -1

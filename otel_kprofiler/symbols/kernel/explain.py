@@ -12,7 +12,7 @@ class Explanation(NamedTuple):
     """An explanation of an address, as shown to users.
 
     Attributes:
-        frame: the frame for the address as the leaf of a stack.
+        frame: the frame that represents the address at the leaf of a stack.
         section: name of the executable range that contains the address; empty if no range does.
         names: all names of the symbol, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.

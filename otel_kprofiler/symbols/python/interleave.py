@@ -49,7 +49,7 @@ class _Mark(enum.IntEnum):
     OTHER = 0
     LOOP = 1
     PART = 2
-    """The frame is in a function with the :data:`_TAIL_CALL` prefix."""
+    """The frame is in a function whose name has the prefix :data:`_TAIL_CALL`."""
 
 
 class Interleaver:

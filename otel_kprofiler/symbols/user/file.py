@@ -100,7 +100,7 @@ class FileSymbols:
         return NamedAddress((self.make_line(function.name),), start, None)
 
     def find(self, name: str) -> tuple[Function, ...]:
-        """Finds functions by linkage name, or else by demangled name, sorted by address.
+        """Finds functions by linkage name or, failing that, by demangled name; sorted by address.
 
         A demangled name without parameters matches functions with any parameters. Compares at most
         ``MAX_CANDIDATES`` names that contain the last identifier of ``name``.

@@ -59,7 +59,7 @@ def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) ->
 
 
 def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
-    """Sorts names with the same start, the best first.
+    """Sorts names with the same start address, best first.
 
     Exported names precede the library's internal names: ``write`` before ``__write``, and ``puts``
     before ``_IO_puts``.

@@ -21,7 +21,7 @@ MAX_STUB_BYTES: Final = 1 << 20
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
-"""Memory used per byte of a stub section. Each stub needs two tuples of numbers and two keys."""
+"""Memory used per byte of a stub section. Each stub requires two tuples of numbers and two keys."""
 _NAME_FACTOR: Final = 3
 """Number of copies of a name: in its stub, among the names of all stubs, and in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)

@@ -26,7 +26,7 @@ ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
 """Size limit of a symbol table, enough for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
-"""Memory used by a symbol in :class:`Symbols`, excluding its name."""
+"""Memory used by a symbol in :class:`Symbols`, in bytes, excluding the name."""
 _RUN: Final = 1 << 14  # symbols per sorted run
 _SORT_BYTES: Final = 96
 """Memory used per symbol while a run is sorted."""

@@ -2,7 +2,7 @@
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
 https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The data is
-read in place, so a lookup touches a few pages of the mapped file.
+read in place, so a lookup touches only a few pages of the mapped file.
 """
 
 import bisect
@@ -24,7 +24,8 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Maximum number of functions at one address in a damaged file. Compilers inline far fewer."""
+"""Maximum number of functions read at one address, in case the file is damaged. Compilers inline
+far fewer."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Maximum number of characters in the cache of names, and in the cache of paths."""
 _ENTRY_CHARACTERS: Final = 200
