@@ -49,7 +49,7 @@ _MARGIN_SHARE: Final = 256
 sizes are lower bounds."""
 _MORE_SHARE: Final = 8
 """If only some of the samples fit into a part, the next attempt uses 1/8 more samples than fit. If
-all samples fit, their number is doubled."""
+all samples fit, the number of samples is doubled."""
 
 
 class Encoded(NamedTuple):

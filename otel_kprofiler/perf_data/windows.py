@@ -67,8 +67,8 @@ def read_perf_data(
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
     separate kind, whose values are event counts. Frames are symbolized if this host has the file,
-    or runs the kernel, with the same build id. All other frames consist of only a file and an
-    offset.
+    or runs the kernel, with the same build id. Frames that are not symbolized consist of only a
+    file and an offset.
 
     ``written_unix_ns`` is the Unix time at which the file was written. Assumes that the last record
     is from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is

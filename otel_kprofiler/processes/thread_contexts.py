@@ -76,7 +76,7 @@ _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
 """Limits on the search of one process, because other processes wait for the search to end. The
-limits are sufficient for large programs and slow memory."""
+limits are sufficient for large programs, and for memory that is slow to read."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
 """Pauses after searching a process, as multiples of the search's CPU time and elapsed time."""

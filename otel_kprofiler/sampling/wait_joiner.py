@@ -23,7 +23,8 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual sample rate, in nanoseconds. Lower for higher rates."""
+"""First threshold at the usual sample rate, in nanoseconds. The first threshold is lower for higher
+rates."""
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leav
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 
 From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
-In versions before 3.14, the library replaces ``Context.run``, which event loops and executors call.
-If C code enters a context directly, the library notices only if a shared library imports the
-function that enters it (``imports.c``). If the function is linked into the interpreter, a span
-attached in such a context is not published.
+In CPython versions before 3.14, the library replaces ``Context.run``, which event loops and
+executors call. If C code enters a context directly, the library notices only if a shared library
+imports the function that enters it (``imports.c``). If the function is linked into the interpreter,
+a span attached in such a context is not published.
 """
 
 import asyncio

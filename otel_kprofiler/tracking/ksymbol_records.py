@@ -1,7 +1,7 @@
 """Parses the kernel's announcements of loaded code (ksymbol records) from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_KSYMBOL``, ``_BPF_EVENT``, ``_LOST``,
-``struct perf_event_mmap_page``). All other types of records are ignored.
+``struct perf_event_mmap_page``). Record types that are not listed here are ignored.
 """
 
 import mmap

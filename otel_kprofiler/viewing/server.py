@@ -27,8 +27,8 @@ SOURCE: Final = "source.json"
 """Path from which the page fetches source files, with a ``file`` query parameter."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection, in seconds. Enough to transfer an hour of samples over a slow SSH
-connection."""
+"""Time limit for a connection, in seconds. The limit suffices to transfer an hour of samples over a
+slow SSH connection."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50

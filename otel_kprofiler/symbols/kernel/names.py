@@ -35,7 +35,7 @@ _CLONE_SUFFIX = re.compile(
 def fold_preamble(name: bytes) -> bytes:
     """Replaces a preamble's prefix with the prefix of padding.
 
-    Names without this prefix are unchanged.
+    Names without a preamble prefix are unchanged.
     """
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 

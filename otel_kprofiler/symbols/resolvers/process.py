@@ -158,7 +158,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in the process. Any other ``pid`` counts as an exited process."""
+        """Resolves addresses in the process. A ``pid`` of another process counts as exited."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

@@ -54,7 +54,7 @@ class ReadingBudget:
     def reading(self) -> Iterator[None]:
         """Context manager during which no other file is read.
 
-        Reservations are released at the end.
+        Reservations are released at the end of the context.
         """
         thread = threading.get_ident()
         with self._changed:

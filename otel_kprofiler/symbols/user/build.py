@@ -79,7 +79,7 @@ def read_functions(
     """Reads the functions of a file.
 
     ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
-    the file's debug file, which the caller closes. The function is called only if ``.symtab`` is
+    the file's debug file, which the caller closes. ``find_debug`` is called only if ``.symtab`` is
     missing or does not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:

@@ -35,7 +35,7 @@ class QueuedFile:
     Attributes:
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's latest queue entry. Results of older entries are ignored.
+        reading: the file's latest queue entry. Results of older queue entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
