@@ -1,4 +1,4 @@
-"""Reads files and streams up to a limit."""
+"""Reads files and streams up to a size limit."""
 
 from typing import Final, Protocol
 

@@ -45,7 +45,7 @@ PACKAGES = {
     "serving": Package("HTTP servers that limit connections", "errors repeats"),
     "late": Package("Loads public names of a package on first use"),
     "redact": Package("Redacts secrets in addresses and messages"),
-    "reading": Package("Reads files and streams up to a limit"),
+    "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
@@ -106,7 +106,7 @@ PACKAGES = {
         "export model otlp",
     ),
     "formats": Package(
-        "Output formats: flame graph, tables, files of other tools",
+        "Output formats: flame graph, tables, files for other tools",
         "errors model otlp text version",
     ),
     "analysis": Package(

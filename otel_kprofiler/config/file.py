@@ -32,7 +32,9 @@ class Rotation(Section):
         "old files are kept regardless of their age.",
     )
     max_backups: int = Field(
-        default=100, ge=0, description="Maximum number of old files to keep. With 0, all are kept."
+        default=100,
+        ge=0,
+        description="Maximum number of old files to keep. With 0, all old files are kept.",
     )
 
     def settings(self) -> RotationPolicy:

@@ -108,8 +108,8 @@ class HttpTls(Tls):
 
     insecure_skip_verify: bool = Field(
         default=False,
-        description="Accept any certificate. Use this only for testing, because it allows "
-        "man-in-the-middle attacks.",
+        description="Accept any certificate. Use this setting only for testing, because "
+        "it allows man-in-the-middle attacks.",
     )
 
     def settings(self) -> TlsSettings:
@@ -169,7 +169,7 @@ class SendingQueue(Section):
     )
     storage: str = Field(
         default="",
-        description="Directory for a queue on disk, which survives restarts and crashes. Each "
+        description="Directory for an on-disk queue that survives restarts and crashes. Each "
         "exporter has a subdirectory. A batch stays on disk until the receiver has responded, "
         "regardless of retry_on_failure. If empty, the queue is in memory.",
     )

@@ -139,9 +139,8 @@ class Receiver(Section):
         "that were not used recently, are evicted first. Files are read one at a time. A file is "
         "rejected if reading it needs more than three quarters of this limit, and the log shows "
         "the required size. A file is also rejected if its table is larger than half of the limit. "
-        "With user_symbols: lines, a separate process converts DWARF. This process may use eight "
-        "times the limit, but at most half of the memory still available under the cgroup's "
-        "limit.",
+        "With user_symbols: lines, a separate process converts DWARF, and may use eight times this "
+        "limit, but at most half of the memory still available under the cgroup's limit.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
@@ -221,8 +220,8 @@ class Receiver(Section):
     target_comms: list[Target] = Field(
         default=[],
         description="Names of the threads and processes to sample. A process has the name of its "
-        "main thread. Only the first 15 bytes are compared. Comparing process names needs BTF. If "
-        "the list is empty, all threads are sampled.",
+        "main thread. Only the first 15 bytes are compared. Matching process names requires BTF. "
+        "If the list is empty, all threads are sampled.",
     )
     pin_cpu_ids: str = Field(
         default="",

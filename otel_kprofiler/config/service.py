@@ -81,8 +81,8 @@ class Privileges(Section):
     drop_all: bool = Field(
         default=False,
         description="Drop all capabilities, including those needed later for CPUs that come "
-        "online, newly loaded modules and processes of other users. User stacks are then unwound "
-        "with frame pointers.",
+        "online, newly loaded modules and processes of other users. With this setting, user stacks "
+        "are unwound with frame pointers.",
     )
 
 
@@ -96,7 +96,7 @@ class ProfilesPipeline(Section):
     )
     exporters: list[str] = Field(
         min_length=1,
-        description="IDs of the exporters to run. A slow exporter does not delay the others.",
+        description="IDs of the exporters to run. A slow exporter does not delay other exporters.",
         json_schema_extra={"example": ["otlp_grpc"]},
     )
 

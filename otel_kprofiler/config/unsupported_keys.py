@@ -28,8 +28,8 @@ RECEIVER: Final[Mapping[str, str]] = {
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove this setting",
     "obi_process_ctx": "no maps are shared with OpenTelemetry eBPF instrumentation; "
     "remove this setting",
-    "pid_namespace_translation": "process IDs are those in the host's pid namespace; run the agent "
-    "in that namespace (hostPID: true in Kubernetes)",
+    "pid_namespace_translation": "process IDs are those of the host's pid namespace; run the agent "
+    "in the host's pid namespace (hostPID: true in Kubernetes)",
     "pin_cpus": "use pin_cpu_ids",
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",

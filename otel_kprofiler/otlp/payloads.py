@@ -1,4 +1,4 @@
-"""Parses bytes into messages: detects the form, splits messages, rejects old layouts.
+"""Parses bytes into messages: detects the serialization, splits messages, rejects old layouts.
 
 There are three forms: a bare protobuf message; protobuf messages with a four-byte big-endian length
 prefix (the Collector's file exporter, ``format: proto``); and JSON with one message per line.

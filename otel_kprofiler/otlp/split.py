@@ -1,4 +1,4 @@
-"""Re-encodes messages from any producer in a receiver's form, within the receiver's size limit.
+"""Re-encodes messages from any producer in the form and size that a receiver accepts.
 
 Resource and scope attributes that refer to the dictionary are written inline, because most
 receivers do not resolve references. Apart from this, a small enough message stays unchanged. A

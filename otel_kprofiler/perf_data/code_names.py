@@ -1,4 +1,4 @@
-"""Names the code in a recording by build id, using this host's files and kernel."""
+"""Symbolizes the code in a recording by build id, using this host's files and kernel."""
 
 from collections.abc import Iterable
 from os.path import basename

@@ -1,4 +1,4 @@
-"""Serves the ``view`` page over HTTP, and its data to this page only.
+"""Serves the ``view`` page over HTTP, and serves data only to this page.
 
 Rejects requests for any host name or address that is not this server's. This prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins may not read

@@ -1,4 +1,4 @@
-"""Files and streams are read up to a limit."""
+"""Files and streams are read up to a size limit."""
 
 import io
 import subprocess

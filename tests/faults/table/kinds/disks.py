@@ -214,7 +214,7 @@ SCENARIOS = [
     spooled("lock is removed", remove_lock),
     spooled("directory is replaced by a link", replace_spool_by_link),
     spooled("directories are writable by everybody", open_to_all),
-    spooled("all files are given to another user", give_away),
+    spooled("ownership of all files is given to another user", give_away),
     spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),
     spooled("disk is full for a while", fill_spool, **IN_SPOOL),

@@ -168,7 +168,7 @@ SCENARIOS = [
         "stack of 50 frames": DEEP % 50,
         "stack of 50,000 frames": DEEP % 50_000,
         "stack pointer 0": pointer("0L"),
-        "stack pointer in the kernel": pointer("0xffffffff81000000UL"),
+        "stack pointer with a kernel address": pointer("0xffffffff81000000UL"),
         "stack pointer that is not canonical": pointer("0x8000000000000000UL", "-1L"),
         "stack pointer in another object": pointer("stack + 4096", "stack + 1"),
         "frame pointer that refers to itself": LOOP,
