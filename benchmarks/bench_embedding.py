@@ -1,4 +1,4 @@
-"""Embedding: what it costs a service to profile itself."""
+"""Embedding: the cost of self-profiling to a service."""
 
 import contextlib
 import gc
@@ -147,9 +147,9 @@ class Cost(NamedTuple):
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """Measures the cost of a request with the profiler and without it.
 
-    The services get requests in turn, so that disturbances affect both. The ratio is the median
-    over adjacent batches of requests. The profiler is stopped while the other service handles
-    requests, so that the sampler's interrupts on all CPUs are included in the cost. Service and
+    The services receive requests alternately, so that disturbances affect both of them. The ratio
+    is the median over adjacent batches of requests. The profiler is stopped while the plain service
+    handles requests, so that the cost includes the sampler's interrupts on all CPUs. Service and
     client each have a dedicated CPU, because the kernel's choice of CPUs changes the results by
     more than the measured effect.
     """
@@ -180,7 +180,10 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
 
 
 def requests(rounds: int) -> Iterator[Row]:
-    """Yields the cost per request. Two services swap roles, so that differences cancel out."""
+    """Yields the cost per request.
+
+    Two services swap roles, so that differences between them cancel out.
+    """
     with services(2) as (one, other):
         os.sched_setaffinity(0, {CPUS[-1]})
         try:

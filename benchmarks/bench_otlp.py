@@ -163,7 +163,7 @@ def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the figures of one window with kernel stacks only, then with user stacks as well."""
+    """Yields results for a window with only kernel stacks, then for one with user stacks too."""
     runs = 5 if quick else 25
     for user in (False, True):
         window = mixed_load_window(user=user)

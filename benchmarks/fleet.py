@@ -106,7 +106,7 @@ def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
 
 
 class TimedExporter(OtlpGrpcExporter):
-    """An exporter that records when batches have been accepted."""
+    """An exporter that records when each batch was accepted."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -120,7 +120,7 @@ class Stacks:
                 for key in resource.attributes}  # fmt: skip
 
     def without(self, keys: AbstractSet[str]) -> list[bytes]:
-        """Returns the requests without the resource attributes that have these keys."""
+        """Returns the requests after removing the resource attributes named in ``keys``."""
         results = []
         for request in map(ExportProfilesServiceRequest.FromString, self.requests):
             for group in request.resource_profiles:
@@ -181,7 +181,7 @@ def expected_overlap(one: Counter, other: Counter) -> float:
 
 
 def known(callers: Counter, others: Counter) -> float:
-    """Returns the share of callers, weighted by samples, that the other side has as well."""
+    """Returns the share of frequent ``callers``, by samples, that are also in ``others``."""
     frequent = Counter({key: count for key, count in callers.items() if count >= 5})
     return sum(c for key, c in frequent.items() if key in others) / max(1, frequent.total())
 

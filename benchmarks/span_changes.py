@@ -1,6 +1,7 @@
 """Measures context changes in this process, before and after it publishes its spans.
 
-``python -m benchmarks.span_changes`` prints a JSON object: nanoseconds by kind of change.
+``python -m benchmarks.span_changes`` prints a JSON object that maps each kind of change to its cost
+in nanoseconds.
 """
 
 from __future__ import annotations

@@ -84,7 +84,10 @@ class Clock:
         return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
-        """Measure the offset again if the Unix clock was set. Return the change in nanoseconds."""
+        """Measure the offset again if the Unix clock was set.
+
+        Return the offset's change in nanoseconds.
+        """
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0
@@ -120,7 +123,7 @@ class Interval(NamedTuple):
     end_unix_ns: int
 
     def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
-        """Convert boottimes to Unix times, which are clamped to the interval."""
+        """Convert boottimes to Unix times, clamped to this interval."""
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
         if length == boot_length:

@@ -4,9 +4,9 @@ A forked child has a single thread and shares its parent's kernel objects. An ob
 must react to a fork registers its hooks, and names the step in which they run.
 
 If C code calls ``fork()``, Python does not run the hooks in the child; :func:`catch_up` does. uWSGI
-calls :func:`catch_up` in its workers. In other processes, each function that may be a service's
-first call into this package calls :func:`catch_up` before taking a lock, joining a thread or using
-the parent's memory.
+calls :func:`catch_up` in its workers. Outside uWSGI, each function that may be a service's first
+call into this package calls :func:`catch_up` before taking a lock, joining a thread or using the
+parent's memory.
 """
 
 import concurrent.futures.thread  # noqa: F401 - its hook frees a lock before ours

@@ -275,7 +275,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress, but only on some calls, because every sample causes a call."""
+        """Report progress, but not on every call, because this is called for each sample."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()

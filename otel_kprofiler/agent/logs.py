@@ -63,9 +63,9 @@ class _TextFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
-    At most :data:`MAX_WAITING_BYTES` of lines wait in memory. Lines beyond this limit are dropped
-    and counted. The handler bypasses Python's streams, because their locks could block the
-    interpreter at exit. The handler never closes the descriptor.
+    At most :data:`MAX_WAITING_BYTES` of lines wait in memory. Excess lines are dropped and counted.
+    The handler bypasses Python's streams, because their locks could block the interpreter at exit.
+    The handler never closes the descriptor.
     """
 
     def __init__(self, fd: int) -> None:

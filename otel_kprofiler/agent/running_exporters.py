@@ -1,4 +1,4 @@
-"""Opens the configured exporters, each behind its queue, and replaces them on a reload."""
+"""Opens the configured exporters, each with its own queue, and replaces them on a reload."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
 
 
 def close_exporters(opened: Opened) -> None:
-    """Close exporters that are not running yet."""
+    """Close exporters that have not been started yet."""
     for exporter in opened.values():
         exporter.close()
 

@@ -14,8 +14,8 @@ class LockSummary(NamedTuple):
     """Totals of the waits for kernel locks.
 
     Attributes:
-        exact: number and total time of waits by type of lock, without sampling error; sorted by
-            time, longest first.
+        exact: number and total duration of waits by lock type, without sampling error; longest
+            duration first.
         uncounted: number of waits missing from ``exact`` because their start or end was not seen.
     """
 

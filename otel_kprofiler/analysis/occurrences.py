@@ -123,7 +123,7 @@ def place_of(entry: Entry) -> str:
 def function_key(entry: Entry) -> Key:
     """Returns the key of an entry's function.
 
-    If the function has no name, the key consists of the reason and the module.
+    The key of a function without a name consists of the reason and the module.
     """
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))

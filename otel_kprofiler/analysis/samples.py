@@ -68,7 +68,7 @@ class Tables(NamedTuple):
     cpus: Sequence[int]
     waits: Sequence[WindowWait | None]
     totals: Mapping[tuple[int, int], WaitTotals]
-    """Exact off-CPU time, by an index into ``origins`` and an index into ``resources``."""
+    """Exact off-CPU time, keyed by indices into ``origins`` and ``resources``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

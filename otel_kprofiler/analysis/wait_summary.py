@@ -35,8 +35,8 @@ def summarize_waits(
 ) -> WaitSummary | None:
     """Returns a summary of the waits for one sample kind; None if there are no exact totals.
 
-    ``processes`` states for each Resource whether it was selected; None if samples were also
-    filtered by anything other than their process.
+    ``processes`` contains, for each Resource, whether it was selected; None if samples were also
+    filtered by criteria other than their process.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     counts as a wait of threshold length. The variance of this estimate is at most the square of the

@@ -88,9 +88,9 @@ class DumpRow(NamedTuple):
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. The result precedes the event
-        by the interrupt and stolen time of the thread's last run. If the kernel does not record
-        when the thread last got a CPU, the result is too late by the interrupt and stolen time
-        during the whole wait.
+        by the interrupt time and stolen time of the thread's last run. If the kernel does not
+        record when the thread last got a CPU, the result is too late by the interrupt time and
+        stolen time of the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns

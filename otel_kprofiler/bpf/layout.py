@@ -161,7 +161,7 @@ class ProgramCounts(NamedTuple):
 
 
 class CpuLines(MappedWords):
-    """The mapped array of ``struct cpu_line``: reads need no system call.
+    """The mapped array of ``struct cpu_line``; reads require no system call.
 
     Reading through bpf(2) would miss samples, because the kernel runs no BPF program on a CPU that
     is executing the call.
@@ -176,7 +176,7 @@ class CpuLines(MappedWords):
         super().__init__(map_fd, cpus * (1 + events) * _CPU_LINE_WORDS)
 
     def parse(self, lines: bytes) -> tuple[list[ProgramCounts], bool]:
-        """Sums each event's counters in a copy of the lines; see :func:`parse_counts`."""
+        """Sums each event's counters in a copy of the array; see :func:`parse_counts`."""
         size = self._cpus * _CPU_LINE_BYTES
         parts = [parse_counts(lines[at : at + size]) for at in range(0, len(lines), size)]
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)

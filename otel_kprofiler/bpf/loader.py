@@ -43,8 +43,8 @@ class ObjectSpec(NamedTuple):
             for the state at each instruction, 2 for all branches too.
         constants: contents of read-only data sections, by name; only the libbpf loader sets these
             constants.
-        maps_of: an object loaded from the same file. The new object shares its maps, and
-            ``map_entries`` is ignored. Only the libbpf loader supports this.
+        maps_of: an object loaded from the same file, whose maps the new object shares;
+            ``map_entries`` is ignored. Only the libbpf loader supports ``maps_of``.
     """
 
     source: Path

@@ -6,7 +6,8 @@ from typing import NamedTuple
 PYTHON_CFRAME = 1
 """A struct on the C stack, ``_PyCFrame``, points to the current frame (CPython 3.11 and 3.12)."""
 PYTHON_IS_ENTRY = 2
-"""Frames entered from C are flagged (CPython 3.11). Later versions insert entry frames instead."""
+"""Frames entered from C are flagged (CPython 3.11). CPython 3.12 and later insert entry frames
+instead."""
 
 
 class PythonLayout(NamedTuple):
@@ -57,7 +58,7 @@ class PythonLayout(NamedTuple):
         code_name: pointer to the qualified name, a string.
         code_table: pointer to the line table, a bytes object.
         string_ascii: characters of an ASCII string.
-        string_other: characters of any other string.
+        string_other: characters of a non-ASCII string.
         string_kind_shift: position of the three-bit field in a string's state that holds the number
             of bytes per character.
         string_ascii_shift: position of the bit in a string's state that marks ASCII strings.

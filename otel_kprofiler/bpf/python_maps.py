@@ -156,7 +156,7 @@ class PythonMaps(LockedForForks):
         """Returns unregistered processes sampled since the last call.
 
         Each process is returned once, and again after it executes another program or maps more
-        code. A process that keeps mapping code is returned at growing intervals of up to 40
+        code. A process that keeps mapping code is returned at increasing intervals of up to 40
         seconds.
         """
         self.receive()

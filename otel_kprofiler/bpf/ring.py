@@ -104,7 +104,7 @@ class RingReader:
     def take(self, until: int | None = None) -> RingChunk:
         """Read all committed records up to the first that is still being written.
 
-        ``until`` is a position from :meth:`reserved`; by default the current one.
+        ``until`` is a position from :meth:`reserved`; the default is the current position.
         """
         memory, headers, mask = self._memory, self._headers, self._mask
         start = at = memory.consumer[0]

@@ -88,7 +88,7 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 
 
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
-    """Parses the span, the flags and the attributes in a thread context.
+    """Parses the span, flags and attributes of a thread context.
 
     Returns the span (None if there is none), and the attributes after two bytes: ``valid`` and the
     trace flags. If ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`).

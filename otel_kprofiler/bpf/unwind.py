@@ -14,7 +14,7 @@ MAX_COLUMNS: Final = 64
 MAX_BLOCK_BYTES: Final = 512
 MAX_PRESERVED: Final = 15
 VMA_BYTES: Final = 256
-"""Number of bytes that the program reads from a ``vm_area_struct``."""
+"""Number of bytes that the BPF program reads from a ``vm_area_struct``."""
 _WORD: Final = 8
 _ALL_BITS: Final = (1 << 64) - 1
 

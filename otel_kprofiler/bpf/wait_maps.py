@@ -121,7 +121,10 @@ class WaitSettings(MappedWords):
         super().__init__(map_fd, len(WaitConfig._fields), writable=True)
 
     def change(self, config: WaitConfig) -> None:
-        """Change the settings, and then the epoch. A new epoch starts the tracking of threads."""
+        """Change the settings, and then the epoch.
+
+        A new epoch makes the BPF programs start tracking threads.
+        """
         epoch, *rest = config[:_LATE_BEGINS]
         if self.words[0] != epoch:
             self.words[0] = 0
@@ -157,10 +160,10 @@ class WaitThread(NamedTuple):
     ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns how long the thread was in the wait's state, and how long ago it woke, in ns.
+        """Returns how long the thread was in the wait's state, and how long ago it woke up, in ns.
 
-        ``now_ns`` is the current time on the clock of ``off_since_ns``. Both results are 0 if the
-        wait starts later than ``now_ns``.
+        ``now_ns`` is the current time on the clock of ``off_since_ns``. Returns zeros if the wait
+        starts after ``now_ns``.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:

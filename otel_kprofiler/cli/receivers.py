@@ -35,7 +35,7 @@ _FIXES: Final = {
     **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
     "SSLError": _CERTIFICATE,
 }
-"""Fixes by the status of a response, except for statuses that mean denied access."""
+"""Suggested fixes, by response status, except for statuses that indicate denied access."""
 _START: Final = (
     "start the receiver, or correct the address; OTLP usually uses port 4317 for grpc:// and "
     "4318 for http://"

@@ -74,7 +74,7 @@ def parse_address(word: str) -> int | None:
     """Parses a hexadecimal number; None if the word may be a name.
 
     Names such as "add" or "face" are also valid hexadecimal numbers. However, no name starts with a
-    digit, and no kernel address is as short as these names.
+    digit, and all kernel addresses are longer than such names.
     """
     if not _NUMBER.fullmatch(word) or not (word[0].isdigit() or len(word) > _MAX_NAME_LIKE):
         return None

@@ -173,7 +173,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
 
 
 def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
-    """Returns the containers with a name or id; raises ``KProfilerError`` if there are none."""
+    """Returns the containers with a name or id; raises ``KProfilerError`` if none exist."""
     matching = [container for container in listed if container.is_called(name)]
     if matching:
         return matching

@@ -81,7 +81,7 @@ class Status:
 
     Attributes:
         host: name of the host, or address of the table.
-        kernel: release of the host's kernel; empty for a table.
+        kernel: release of the host's kernel; empty if samples come from a database table.
         rate: the sampling rate, or the name of the sampled events.
         own_share: CPU usage of this process, as a share of one CPU; None before the first
             measurement.

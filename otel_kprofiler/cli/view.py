@@ -127,8 +127,9 @@ def command(
       otel-kprofiler view --live
 
     With --listen, the command receives profiles from any OTLP sender, keeps the last hour of
-    samples on disk, and shows any part of this hour. With --live, it samples this host. The filters
-    are the same as for report. Received and live samples that do not match the filters are dropped.
+    samples on disk, and shows any part of this hour. With --live, the command samples this host.
+    The filters are the same as for report. Received and live samples that do not match the filters
+    are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)

@@ -1,6 +1,6 @@
 """Translates filters to SQL conditions.
 
-Conditions only reduce the number of rows that are read. The caller then applies the filter to the
+Conditions merely reduce the number of rows that are read. The caller then applies the filter to the
 samples. A condition may therefore match more rows than the filter, but never fewer.
 """
 

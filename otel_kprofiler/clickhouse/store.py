@@ -21,8 +21,8 @@ from otel_kprofiler.otlp import parse_account, refuse_negative_values
 MAX_STACKS: Final = 1_000_000
 """Maximum number of distinct stacks in memory. Each stack uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Maximum number of samples whose times are all read. If there are more samples, they are merged by
-time step.
+"""Maximum number of samples for which exact times are read. In larger results, samples are merged
+by time step.
 """
 _STEPS: Final = 1200
 """Number of time steps: a multiple of the number of intervals in ``diff``, and about the number of

@@ -1,7 +1,7 @@
 """Lists keys of related configurations that are not supported, each with an alternative.
 
-Receiver keys come from opentelemetry-ebpf-profiler's receiver, and all other keys from the
-Collector.
+Receiver keys are those of opentelemetry-ebpf-profiler's receiver; all other keys are the
+Collector's.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It needs no privileges, and
-imports nothing from the package, so that it starts in milliseconds. Its arguments are the file
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script needs no privileges,
+and imports nothing from the package, so that it starts in milliseconds. The arguments are the file
 offset, the size and the address of ``.eh_frame``. For each function, the table has two 32-bit
 distances from the address of ``.eh_frame``: to the function, and to its FDE.
 

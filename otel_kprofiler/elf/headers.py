@@ -87,7 +87,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     """Reads the ELF header, the program headers and the build id of a file.
 
     ``machine`` is a name as in uname(2); None allows any of ``MACHINES``. Raises ``ElfError`` if
-    the headers are damaged, or if the file is not an ELF file for the machine.
+    the headers are damaged, or if the file is not an ELF file for this machine.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
     headers = list(PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size)))

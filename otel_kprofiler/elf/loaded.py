@@ -50,7 +50,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns how far below the thread pointer each copy starts, in bytes (x86-64 executables).
+        """Returns the number of bytes from each copy to the thread pointer (x86-64 executables).
 
         The copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage,
         3.4.6).

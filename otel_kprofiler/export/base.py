@@ -120,8 +120,8 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 def is_wholly_lost(result: ExportResult) -> bool:
     """Returns whether it is certain that no sample arrived.
 
-    Returns False if a batch with several kinds was partially accepted, because the response does
-    not name the kinds of the rejected samples.
+    Returns False if a batch with several sample kinds was partially accepted, because the response
+    does not state the kinds of the rejected samples.
     """
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
@@ -130,8 +130,8 @@ def is_wholly_lost(result: ExportResult) -> bool:
 class ProfileExporter(abc.ABC):
     """Sends batches to one receiver.
 
-    Only one thread at a time may call ``export``. The other methods are thread-safe, even during an
-    ``export``.
+    Only one thread at a time may call ``export``. All methods except ``export`` are thread-safe,
+    even during an ``export``.
 
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.

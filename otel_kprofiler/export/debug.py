@@ -14,11 +14,11 @@ class Verbosity(enum.Enum):
     """The level of detail that the debug exporter prints."""
 
     BASIC = "basic"
-    """Prints the number of profiles, samples and bytes."""
+    """Prints the numbers of profiles, samples and bytes."""
     NORMAL = "normal"
-    """Adds the time interval of the batch, and the bytes per sample."""
+    """Also prints the batch's time interval, and the bytes per sample."""
     DETAILED = "detailed"
-    """Adds the number of samples in each profile, by kind."""
+    """Also prints the number of samples in each profile, by kind."""
 
 
 class DebugExporter(ProfileExporter):
@@ -40,7 +40,7 @@ class DebugExporter(ProfileExporter):
         self._closed = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Print the batch's summary. A failure has the cause ``WRITE_FAILED``."""
+        """Print the batch's summary. Failures have the cause ``WRITE_FAILED``."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
         profiles, total = batch.profiles, batch.sample_count

@@ -62,7 +62,7 @@ class FileExporter(ProfileExporter):
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the path cannot be written, or the file ends mid-message (protobuf).
+        ExportError: the file cannot be written, or ends mid-message (protobuf).
     """
 
     max_bytes = None

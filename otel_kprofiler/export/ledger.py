@@ -46,7 +46,7 @@ class QueueCounts(NamedTuple):
         carried: samples that earlier runs left in the spool.
         carried_lost: the samples among ``lost`` that earlier runs took, by cause.
         kinds: counts by sample kind; empty in the counts of a single kind.
-        earlier: counts of all samples that earlier runs put in the spool, by kind; None in the
+        earlier: counts of all samples that earlier runs put into the spool, by kind; None in the
             counts of one kind, or if there is no spool.
     """
 

@@ -334,9 +334,9 @@ class ExportQueue:
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that its oldest batches have been delivered or lost.
 
-        ``left`` counts the samples in undelivered parts of these batches, which stay in the spool.
-        The caller increments ``_settling`` when it removes the batches from the queue, so that the
-        spool is not closed before this record is written.
+        ``left`` counts the samples in undelivered parts of the settled batches, which stay in the
+        spool. The caller increments ``_settling`` when it removes the batches from the queue, so
+        that the spool is not closed before this record is written.
         """
         try:
             stored = [held.stored for held in settled if held.stored]
@@ -401,7 +401,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome, and requeue undelivered parts; return False if there are any."""
+        """Count a batch's outcome, and requeue undelivered parts; return False if any remain."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

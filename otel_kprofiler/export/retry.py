@@ -21,7 +21,7 @@ MAX_SERVER_DELAY_S = 300.0
 
 
 class Verdict(enum.Enum):
-    """How to proceed after a receiver's response."""
+    """The way to proceed after a receiver's response."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"

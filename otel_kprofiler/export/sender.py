@@ -50,10 +50,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
     profiles are rejected, or if the batch has one profile. Rejected profiles are never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
-    ``max_bytes`` is lowered to the size of the parts, and later batches are divided into parts of
-    that size before sending. Once a minute, a larger request is tried. A single sample rejected for
-    its size is counted as ``too_large``. After two consecutive batches without an accepted sample,
-    batches are sent undivided for a minute.
+    ``max_bytes`` is lowered to the size of the accepted parts, and later batches are divided to fit
+    this limit before sending. Once a minute, a larger request is tried. A single sample rejected
+    for its size is counted as ``too_large``. After two consecutive batches without an accepted
+    sample, batches are sent undivided for a minute.
 
     Args:
         endpoint: the receiver's address without credentials, for messages.

@@ -90,8 +90,8 @@ class Spool:
         earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
         unknown_since_unix_ns: 0 if the previous run closed the log. If the previous run was killed,
-            the time after which its number of samples is unknown, or 1 if even that time is
-            unknown.
+            the time from which the number of its samples is unknown, or 1 if that time is unknown
+            too.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime
 
     The page can be opened from a file, and makes no connections. Equal samples are merged, so the
     size grows with the number of distinct stacks and times. The host's name is added to ``title``.
-    The first item of ``spans`` covers all spans together.
+    The first item of ``spans`` is the total over all spans.
     """
     data = columns(windows, title=title)
     if spans:

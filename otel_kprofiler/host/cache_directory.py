@@ -103,7 +103,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory; idempotent. Garbage collection also closes the directory."""
+        """Close the directory; idempotent. The directory is also closed by garbage collection."""
         self._directory.close()
 
 

@@ -49,7 +49,7 @@ _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """The names in a cgroup's path; a name that the path does not contain is empty.
+    """Names parsed from a cgroup's path; a name missing from the path is empty.
 
     Attributes:
         container: id of the innermost container in the path.

@@ -47,9 +47,9 @@ def doctor(
     """Check everything that profiling depends on.
 
     ``loaders`` maps the libraries that can load BPF programs, best first, to whether each is
-    installed. One library is enough. ``try_sampler`` runs the real sampler briefly and describes
-    the result; it raises ``KProfilerError`` or ``OSError`` on failure. If an argument is None, its
-    check is skipped.
+    installed. One installed library is enough. ``try_sampler`` runs the real sampler briefly and
+    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. If an argument is
+    None, its check is skipped.
 
     Returns:
         Returns the findings in the order in which to fix them. If there is no ``FAIL``, sampling

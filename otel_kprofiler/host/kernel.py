@@ -71,10 +71,10 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The kernel decides in ``kallsyms_show_value`` (kernel/ksyms_common.c). With ``kptr_restrict`` 2,
-    no process sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see
-    them. With 0, all processes see them if ``perf_event_paranoid`` is below 2, and otherwise only
-    holders of CAP_SYSLOG.
+    The kernel decides in ``kallsyms_show_value`` (kernel/ksyms_common.c). If ``kptr_restrict`` is
+    2, no process sees addresses. If ``kptr_restrict`` is 1, only holders of CAP_SYSLOG in the
+    initial user namespace see addresses. If both ``kptr_restrict`` is 0 and ``perf_event_paranoid``
+    is below 2, all processes see addresses; otherwise, only holders of CAP_SYSLOG do.
     """
     try:
         if _shows_addresses(files):

@@ -16,8 +16,8 @@ def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
     ``__init__`` runs later, when code looks up an attribute that is not a submodule. Code elsewhere
-    can therefore use the package normally. A package that is already imported is not changed.
-    Thread-safe. Raises ``ImportError``.
+    can therefore use the package normally. Packages that have already been imported are left
+    unchanged. Thread-safe. Raises ``ImportError``.
     """
     package, _, _ = name.partition(".")
     if package not in sys.modules:

@@ -16,11 +16,11 @@ from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 from otel_kprofiler.host.served_child import ServedChild
 
 DONE: Final = b"\x04"
-"""Last byte (EOT) on standard error of a child that succeeds. Some scripts do not import this
-module, but contain the same value."""
+"""Last byte (EOT) on standard error of a child that succeeds. Scripts that cannot import this
+module contain a copy of the value."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Return codes after a failed allocation (SIGABRT), or a kill by the OOM killer (SIGKILL)."""
+"""Return codes after a failed allocation (SIGABRT) and after a kill by the OOM killer (SIGKILL)."""
 _NO_STATUS: Final = (
     "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
 )

@@ -13,7 +13,7 @@ path                    nothing                                         the same
 
 The path may be relative to this process's root, or to the root of the other process's mounts, so
 both are tried. A file's identity is checked before the file is opened for reading, because the path
-may lead to a different file, or to a device. Reading requires read permission for the file, or
+may lead to a different file, or to a device. Reading a file requires read permission on it, or
 CAP_DAC_READ_SEARCH.
 """
 
@@ -110,7 +110,7 @@ class OpenedFile(NamedTuple):
     """A mapped file, open for reading.
 
     Attributes:
-        fd: descriptor, closed by whoever receives this object.
+        fd: descriptor, which the receiver of this object must close.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: how the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
         reached_at: path under which the file was opened.
@@ -155,9 +155,9 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the requested file.
 
-    Falls back to ``known_path``, where the file was last opened. If that file is gone, too, and the
-    request has the file's size and modification time, tries the paths that ``find_places`` yields
-    for the inode number.
+    Falls back to ``known_path``, the path at which the file was last opened. If that path is gone
+    too, and the request contains the file's size and modification time, tries the paths that
+    ``find_places`` yields for the inode number.
 
     Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
     process.

@@ -1,7 +1,7 @@
 """Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
 
-pyroute2 only opens the socket. Its own reader would drop the sender's address and the raw datagram,
-and stop after ``ENOBUFS``.
+pyroute2 only opens the socket. pyroute2's reader would drop the sender's address and the raw
+datagram, and would stop after ``ENOBUFS``.
 """
 
 import functools

@@ -2,8 +2,8 @@
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
 loop), and stripping removes the split part's symbol. The cold part is therefore found by following
-the loop's jumps. The cold part's bounds are taken from the unwind information (Linux Standard Base,
-"Exception Frames").
+the loop's jumps. The bounds of the cold part are read from the unwind information (Linux Standard
+Base, "Exception Frames").
 """
 
 import re

@@ -222,8 +222,8 @@ class PythonTracking:
     """Registers processes in a background thread, from :meth:`start` to :meth:`close`.
 
     The BPF program reports the processes that it samples, and their mappings are then read. If this
-    process may not read them, the kernel's mapping records are followed instead. This costs more,
-    because the records cover all processes, sampled or not.
+    process may not read the mappings, it follows the kernel's mapping records instead, which costs
+    more, because the records cover all processes, sampled or not.
 
     Args:
         pids: the processes whose records are followed; empty for all.

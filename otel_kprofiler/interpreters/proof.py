@@ -52,7 +52,7 @@ class OwnMemory:
     def read(self, at: int, size: int = 8) -> int:
         """Reads an unsigned number of up to 8 bytes.
 
-        During the call, the frame of this method is the thread's newest. Raises ``OSError`` if the
+        During the call, this method's frame is the thread's newest frame. Raises ``OSError`` if the
         address is unmapped, or the kernel refuses the read.
         """
         self._target.value = 0
@@ -111,7 +111,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Compare memory with what Python reports. Raises ``InterpreterRefused`` if they differ."""
+        """Compare memory with what Python reports. Raises ``InterpreterRefused`` on a mismatch."""
         thread = self._find_thread()
 
         def look() -> _Look:

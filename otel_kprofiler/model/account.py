@@ -17,7 +17,7 @@ class LossCause(enum.Enum):
     QUEUE_FULL = "queue_full"
     """The sending queue was full and the oldest batch was dropped."""
     SPOOL_FULL = "spool_full"
-    """The spool on disk was full and its oldest segment was dropped."""
+    """The spool on disk was full, and its oldest segment was dropped."""
     SPOOL_AGED = "spool_aged"
     """The sample was in the spool for longer than ``max_age``."""
     SPOOL_DAMAGED = "spool_damaged"

@@ -15,7 +15,7 @@ class Form(enum.Enum):
 
 
 class AttributeForm(enum.Enum):
-    """How keys and string values of resource and scope attributes are written."""
+    """Encoding of the keys and string values of resource and scope attributes."""
 
     INLINE = "inline"
     """As text, which every receiver can read."""

@@ -9,7 +9,7 @@ MAX_LOOPS: Final = 4096
 
 
 class KnownLoops:
-    """Records the evaluation loops of interpreters seen so far. Thread-safe."""
+    """Stores the evaluation loops of the interpreters seen so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._loops: dict[BuildId, tuple[range, ...]] = {}

@@ -248,7 +248,7 @@ Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple fo
 class RawFrames:
     """Frames that have only addresses. The addresses of callers are adjusted as in :class:`Frame`.
 
-    The frames are created on demand. Few of them occur twice, so they are not cached.
+    The frames are created on demand. They are not cached, because few of them recur.
     """
 
     __slots__ = ("addresses", "reason", "side")
@@ -304,7 +304,7 @@ class Stack:
 
         ``statuses`` contains the status of each incomplete side. A side without frames is added
         only if ``statuses`` lists it: at the root end if it is truncated, otherwise in the order of
-        :data:`SIDES`. If a side has several runs of frames, the last run is given the status.
+        :data:`SIDES`. If a side has several runs of frames, the last run receives the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

@@ -43,8 +43,8 @@ class FileDetails(NamedTuple):
     def name(self) -> str:
         """Returns the last part of the path, marked if the file was deleted.
 
-        A file from memfd_create(2) never had a directory entry. Such a file keeps the name that the
-        kernel gives it, ``memfd:NAME``, without a mark.
+        A file from memfd_create(2) never had a directory entry, so its name, ``memfd:NAME``, is
+        returned unmarked.
         """
         name = os.path.basename(self.path) or self.path
         is_held = name.startswith(_MEMFD) and self.path == f"/{name}"
@@ -52,7 +52,7 @@ class FileDetails(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """An open file, verified to be the mapped file.
+    """An open file that has been verified to be the mapped file.
 
     ``size`` (in bytes) and ``modified_ns`` (Unix time of the last write) were read when the file
     was verified.

@@ -211,10 +211,10 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Words have the same meaning in all stacks with equal mappings. From the lowest bit, a word has
-    :data:`ADDRESS_BITS` bits of address, four bits of mapping index (:data:`NO_MAPPING` for none),
-    and four bits of source, which include the :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if
-    the stack is damaged.
+    Words have the same meaning in all stacks with equal mappings. Starting at the lowest bit, a
+    word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
+    (:data:`NO_MAPPING` for none), and four bits of source, which include the :data:`IN_MOVED_TEXT`
+    flag. Raises ``ValueError`` if the stack is damaged.
     """
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")

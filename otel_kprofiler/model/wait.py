@@ -53,8 +53,8 @@ class Wait(NamedTuple):
     Attributes:
         state: why the thread is off the CPU.
         start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
-        duration_ns: off-CPU time in this state, except while the host was suspended. The sample's
-            value is this time divided by the wait's sampling probability.
+        duration_ns: off-CPU time in this state, excluding time while the host was suspended. The
+            sample's value is this duration divided by the wait's sampling probability.
         is_ended: False if the wait continues; later samples report the remaining time.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.

@@ -54,7 +54,7 @@ BPF_PROGRAM: Final = tuple(
 """On mappings of BPF programs: the known fields of ``BpfProgram``."""
 
 DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
-"""Request header with the version of the profiles schema, in decimal; 1 if the header is absent.
+"""Request header with the version of the profiles schema, in decimal; a missing header means 1.
 Receivers reject unknown versions without decoding the request (OTLP specification, "Profiles
 development version")."""
 DEVELOPMENT_VERSION: Final = "1"
@@ -71,7 +71,8 @@ STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: number of samples in the stream's windows so far, including this one."""
+"""Attribute of a profile: number of samples in the stream's windows up to and including this
+one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: number of samples that the BPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."

@@ -1,8 +1,8 @@
 """Encodes windows as OTLP requests within a size limit.
 
 A window is encoded as one request. If the request is too large, it is discarded, and the samples
-are encoded again: first as many as are estimated to fit, then the rest. A request's dictionary
-contains only the values that the request uses.
+are encoded again in several requests, as many at a time as are estimated to fit. A request's
+dictionary contains only the values that the request uses.
 """
 
 import os
@@ -91,7 +91,8 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Placeholder sample for profiles that have only wait totals: Collectors drop empty profiles."""
+"""Placeholder sample for profiles that contain only wait totals, because Collectors drop empty
+profiles."""
 
 
 def encode_window(
@@ -370,7 +371,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns the number of samples to try next, after ``count`` samples were too large."""
+    """Returns the number of samples to try next, after ``count`` samples proved too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 

@@ -141,7 +141,7 @@ def _is_message_like_json(data: bytes) -> bool:
 def read_file(path: str) -> bytes:
     """Returns a file's content.
 
-    Raises ``OSError`` if the file cannot be read, and ``PayloadError`` if it is too large.
+    Raises ``OSError`` if the file cannot be read, and ``PayloadError`` if the file is too large.
     """
     with open(path, "rb") as file:
         return read_stream(file, path)

@@ -104,7 +104,7 @@ def _value(entry: Any, first_of: dict[str, list[int]]) -> Hashable:
 
 @rule
 def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
-    """Lists of attribute_indices must not contain 0, which means unset."""
+    """``attribute_indices`` must not contain 0, which means unset."""
     for where, owner in contents.attribute_lists():
         if 0 in owner.attribute_indices:
             yield f"{where}.attribute_indices", "contains index 0"

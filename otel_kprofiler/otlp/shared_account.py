@@ -49,7 +49,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove each repeated account of a kind."""
+    """Undo :func:`spread_accounts`: remove accounts that repeat the last one of their kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:

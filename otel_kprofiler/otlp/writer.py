@@ -46,7 +46,7 @@ class Writer(Protocol):
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
-    """The minimum size of a sample, in bytes, without timestamps and the result of
+    """The minimum size of a sample, in bytes, excluding timestamps and the result of
     :meth:`sample_head`."""
 
     def token(self, index: int) -> Token:

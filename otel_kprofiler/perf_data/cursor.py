@@ -30,7 +30,10 @@ class Cursor:
         return self.end - self.position
 
     def skip(self, count: int) -> int:
-        """Skips bytes, and returns their position. Raises ``PayloadError`` if fewer are left."""
+        """Skips bytes, and returns the position of the first.
+
+        Raises ``PayloadError`` if fewer are left.
+        """
         position = self.position
         if not 0 <= count <= self.end - position:
             raise PayloadError(f"a field at byte {position:,} exceeds its record")

@@ -137,7 +137,7 @@ class Processes:
         return self._names.get(tid) or self._names.get(pid, b"")
 
     def rename(self, comm: Comm) -> None:
-        """Records a thread's name, and a new program if the process executed one."""
+        """Records a thread's name, and the new program if the process executed one."""
         self._names[comm.tid] = comm.name
         if comm.is_exec:
             self._processes[comm.pid] = Process(comm.pid, left=self.process(comm.pid).space)

@@ -99,8 +99,8 @@ class ProcessBudgets:
 
     Attributes:
         coarse: counts of samples whose detail was reduced, by kind of reduction. ``resource``: the
-            sample has the Resource of the process's previous program, or a Resource that new
-            processes share. ``stack``: the stack contains no user frames, and has the status
+            sample carries the Resource of the process's previous program, or a Resource shared by
+            new processes. ``stack``: the stack contains no user frames, and has the status
             ``over_budget``. ``group``: the sample carries the executable's name and the process id
             (0 if the Resource is shared) instead of the thread's, and no span or labels.
     """

@@ -84,7 +84,7 @@ def open_resources(
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
     service_sources: Sequence[str] = (),
 ) -> ProcessResources:
-    """Opens the Resources of this host's processes, including attributes that processes publish.
+    """Opens the Resource cache for this host's processes, including the attributes they publish.
 
     ``attributes`` are the configured attributes, which override detected ones. ``on_new`` is called
     with a process and its Resource when the process is new or the Resource has changed.

@@ -11,7 +11,7 @@ _BY_CAPABILITY: Final[Mapping[str, str]] = {
     "CAP_CHECKPOINT_RESTORE": "user stacks in files that were deleted",
 }
 OF_OTHERS: Final = tuple(_BY_CAPABILITY)
-"""Capabilities without which user stacks of other users' processes are truncated."""
+"""Capabilities whose absence truncates the user stacks of other users' processes."""
 
 
 def describe_sampling(config: SamplerConfig) -> str:

@@ -27,7 +27,7 @@ class PipelineOptions:
         grain: the unit that each Resource describes. Resources are merged to this unit when a
             window closes.
         leaves_out_self_profiled: whether windows exclude the on-CPU samples of processes that
-            sample themselves. These samples are counted as lost.
+            sample themselves. Excluded samples are counted as lost.
         limits_processes: whether to reduce the detail of samples of processes that exceed their
             budget.
     """

@@ -212,7 +212,7 @@ class Pipeline(Generic[SamplerT]):
     def stop(self, timeout_s: float = float("inf")) -> None:
         """Stop sampling, process every sample taken, and close the last window.
 
-        Samples not processed within the timeout are counted as lost in that window.
+        Samples not processed within the timeout are counted as lost in the last window.
         """
         self._stop_requested = False
         self._deadline_s = time.monotonic() + timeout_s

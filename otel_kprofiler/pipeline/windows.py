@@ -64,7 +64,7 @@ class WindowCounts(NamedTuple):
 
     Attributes:
         taken: the number of samples that the BPF program took in this window.
-        lost: the taken samples that were lost, by cause.
+        lost: number of samples taken but then lost, by cause.
         totals: the cumulative counts from the sampler's start to the end of this window.
         threshold_ns: the minimum duration, in nanoseconds, at which every wait is sampled; 0 for
             kinds other than waits.

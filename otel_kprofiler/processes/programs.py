@@ -24,7 +24,7 @@ class _Options(NamedTuple):
 
     Attributes:
         valued: the options whose value is the next argument.
-        code: the options that make the interpreter run no script, such as ``-c``.
+        code: the options that keep the interpreter from running a script, such as ``-c``.
         module: the options whose value is the program, such as ``-m``.
         letters: like ``valued``, for single-letter options, which may be combined.
         code_letters: like ``code``, for single-letter options, which may be combined.
@@ -138,7 +138,7 @@ def _find_file(word: bytes, options: _Options) -> str:
 
 
 def _base_name(word: bytes) -> str:
-    """Returns the last component of a path, or a class name; empty for other strings."""
+    """Returns a path's last component, or a class name unchanged; empty for other strings."""
     if word.startswith(_NO_FILES):
         return ""
     name = word.rstrip(b"/").rpartition(b"/")[2]

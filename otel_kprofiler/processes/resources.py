@@ -104,7 +104,7 @@ class _Process:
 
 
 class ProcessResources:
-    """Finds the Resource of each process, reading ``/proc`` when the process is first seen.
+    """Finds the Resource of each process, reading ``/proc`` when a process is first seen.
 
     Processes are identified by :class:`ProcessKey`, so a new Resource is assigned to a reused pid,
     and to a process that executes another program, changes its user, or moves to another container.
@@ -314,8 +314,8 @@ class ProcessResources:
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Returns replacements for a window's Resources that have changed.
 
-        A Resource changes when its process publishes, updates or removes a context, and when the
-        names of its container become known. A shared Resource also changes when its cgroup becomes
+        A Resource changes when its process publishes, updates or removes a context, and when its
+        container's names become known. A shared Resource also changes when its cgroup becomes
         known.
         """
         running = {

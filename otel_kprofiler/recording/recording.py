@@ -110,7 +110,10 @@ class RecordingWriter:
                     self._copy(files, f"/sys/module/{module}/{tree}/{name}")
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the records of a drain. Pass this method to ``EbpfSampler`` as ``raw_sink``."""
+        """Append the records returned by one drain.
+
+        Pass this method to ``EbpfSampler`` as ``raw_sink``.
+        """
         self._append("samples", complete_until_ns, data)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:

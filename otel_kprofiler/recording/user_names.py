@@ -47,7 +47,7 @@ class NamedRun(NamedTuple):
     named: NamedAddress
 
     def distance(self, at_ns: int) -> tuple[int, int]:
-        """Returns a sort key: a time's distance from the interval, and the interval's length."""
+        """Returns a sort key: a time's distance from the interval, then the interval's length."""
         away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
         return away, self.until_ns - self.since_ns
 

@@ -101,7 +101,7 @@ _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """A loaded sampling program, with its maps and events. The constructor opens all of them.
+    """A loaded sampling program, with its maps and events, all of which the constructor opens.
 
     Attributes:
         follows_spans: whether the current span is read from this process's interpreter.
@@ -260,7 +260,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """The name of a program in the object file, and the plans that this program implements."""
+    """A program's name in the object file, and the plans that the program implements."""
 
     name: str
     unwinding: UnwindPlan | None

@@ -63,8 +63,8 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    If a CPU goes offline and comes back between two calls to :meth:`follow`, its event is dead. A
-    dead event does not run the program, and its enabled time does not advance.
+    If a CPU goes offline and comes back between two calls to :meth:`follow`, its event is dead: it
+    no longer runs the program, and its enabled time does not advance.
 
     Args:
         cpus: CPUs to sample; empty means all.
@@ -203,7 +203,7 @@ class CpuEvents(PerCpuEvents):
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the sampling period. Blocks for up to one old period.
+        """Change the sampling period. Blocks for up to one period of the previous length.
 
         Changing an event restarts its period, so each event is changed just after a sample.
         """

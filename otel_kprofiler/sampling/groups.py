@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to sample. A process is sampled if it is in any of these groups.
+    """The groups to sample. A process in any of the groups is sampled.
 
     Attributes:
         containers: container names, or prefixes of container ids with at least four digits.

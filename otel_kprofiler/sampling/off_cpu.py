@@ -18,7 +18,7 @@ class OffCpuConfig:
 
     Attributes:
         samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000. This
-            rate determines the sampling threshold. At 0, only totals are counted.
+            rate determines the sampling threshold. If the rate is 0, only totals are counted.
         min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits are counted
             only in totals.
         wakers: whether to record which thread ended a wait.

@@ -57,9 +57,9 @@ class SamplerConfig:
         pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: whether to also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
-        target_comms: thread or process names to sample; empty for all. A process has the name
-            of its main thread. Only the first 15 bytes of a name are compared. Process names
-            require BTF.
+        target_comms: thread or process names to sample; empty for all. A process's name is that of
+            its main thread. Only the first 15 bytes of a name are compared. Process names require
+            BTF.
         target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each cgroup is
             a tuple of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
         min_process_age_ns: minimum age of sampled processes. Without BTF, ages are

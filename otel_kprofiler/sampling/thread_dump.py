@@ -189,7 +189,7 @@ class ThreadReader:
         return reading
 
     def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
-        """Read running threads while this thread preempts them, so that their stacks are stable."""
+        """Read running threads while preempting them, so that their stacks are stable."""
         allowed = os.sched_getaffinity(0)
         until_s = time.monotonic() + _PREEMPT_S
         left = {row.tid: row for row in running if row.cpu in allowed}

@@ -251,10 +251,10 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Keeps tracepoint programs loaded in a ``with`` block; yields None if there are no plans.
+    """Keeps tracepoint programs loaded during a ``with`` block; yields None if ``plans`` is empty.
 
     ``first`` is the loaded program of the first tracepoint. ``load`` loads the program for another
-    tracepoint, sharing the maps of ``first``.
+    tracepoint, which shares the maps of ``first``.
     """
     if not plans:
         yield None

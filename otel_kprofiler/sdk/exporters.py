@@ -134,7 +134,7 @@ def find_exporters(
 
     As for other signals, the ``otlp`` exporter means ``otlp_proto_grpc`` unless
     ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The ``otlp`` argument
-    replaces that exporter's settings from the environment. Every other name is an entry point in
+    replaces that exporter's settings from the environment. Any other name must be an entry point in
     the ``opentelemetry_profiles_exporter`` group: a callable without arguments that returns a
     :class:`ProfileExporter`. Raises one ``ConfigError`` that lists all problems.
     """

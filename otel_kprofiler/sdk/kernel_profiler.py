@@ -409,7 +409,7 @@ class KernelProfiler(ForkAware):
         self._renew_resource(provider)
 
     def _renew_resource(self, provider: ProfilerProvider) -> None:
-        """From the next window on, use the Resource that the service's other signals have now."""
+        """From the next window on, use the current Resource of the service's other signals."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return

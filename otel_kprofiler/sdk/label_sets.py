@@ -29,7 +29,7 @@ MAX_SETS_IN_WINDOW: Final = 128
 """Maximum number of label sets in a window. The sets with the fewest samples are left out."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Key under which OpenTelemetry's context holds the label set's number; compared by identity."""
+"""Key under which OpenTelemetry's context stores the label set's number; compared by identity."""
 
 
 class LabelSets:

@@ -44,7 +44,7 @@ _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
 class LocalRoot(weakref.ref[Any]):
     """A weak reference to a span without a parent in this process.
 
-    The reference does not keep the span alive: a span that never ends loses its name when the
+    The reference does not keep the span alive: the name of a span that never ends is lost when the
     service drops the span. When a span ends, its name is kept.
 
     Attributes:
@@ -262,10 +262,11 @@ process_roots: Final = LocalRoots()
 class LocalRootSpanProcessor(SpanProcessor):
     """Lets a :class:`KernelProfiler` name samples after the local root of their span.
 
-    When the profiler starts, it adds a processor to the global TracerProvider. For other providers,
-    add a processor yourself. To name spans that are already active when the profiler starts, add a
-    processor before these spans start. A processor costs two to three microseconds per span, never
-    raises into the service, and does nothing when the current span changes.
+    When the profiler starts, it adds a processor to the global TracerProvider. If the service uses
+    a different provider, it must add a processor itself. To name spans that are already active when
+    the profiler starts, add a processor before the spans start. A processor costs two to three
+    microseconds per span, never raises into the service, and does nothing when the current span
+    changes.
     """
 
     on_start = process_roots.start  # saves a call per span

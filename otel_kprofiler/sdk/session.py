@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class Session:
     """Takes samples from its construction until :meth:`stop`.
 
-    The pipeline belongs to a daemon thread, but any other thread may call the methods. The
-    constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
+    The pipeline belongs to a daemon thread, but the methods may be called from any other thread.
+    The constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
 
     Args:
         sink: receives each window, in the daemon thread.
@@ -140,7 +140,7 @@ class Session:
     def pause(self, timeout_s: float = 1.0) -> bool:
         """Pause sampling until :meth:`resume`. Return False on timeout.
 
-        While paused, :meth:`account` includes all samples taken.
+        While sampling is paused, :meth:`account` includes all samples taken.
         """
         return self._call(self._pause_sampler, timeout_s)
 

@@ -43,7 +43,7 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""How each supported minor version of CPython stores instance attributes."""
+"""Storage styles of instance attributes, by supported version of CPython."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))

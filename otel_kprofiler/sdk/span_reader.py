@@ -3,7 +3,7 @@
 :mod:`.span_path` uses this module to compare the path with the interpreter's view before the
 sampler follows the path. The structs are those of CPython 3.11 to 3.14 (pycore_context.h,
 Python/hamt.c, pycore_dict.h and Objects/dictobject.c). The BPF program (``python_span.bpf.h``)
-reads the same fields.
+reads the same fields as this module.
 """
 
 import ctypes
@@ -222,7 +222,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
     """Returns the address and header size of an instance's values, and its dictionary's address.
 
-    The values' address is 0 if the values are in the dictionary. Raises ``OSError`` if a read
+    The address of the values is 0 if they are in the dictionary. Raises ``OSError`` if a read
     fails.
     """
     dict_ = read_word(read, instance + _DICT_POINTER_AT)

@@ -39,7 +39,7 @@ class VariableSide(Protocol):
     """A side that may resolve differently for samples with the same raw side and state."""
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side for a sample; the same object for equal sides."""
+        """Returns the side for a sample; equal sides are the same object."""
 
 
 class SideResolver(Protocol[StateT]):
@@ -50,8 +50,8 @@ class SideResolver(Protocol[StateT]):
     happen seconds after the sample, when the process may have changed its mappings, or its pid may
     have been reused.
 
-    The thread that drains samples calls all methods. Except for :meth:`finish`, they must not wait
-    for files or the network. An incomplete result is provisional, and is looked up again when the
+    The thread that drains samples calls all methods. No method except :meth:`finish` may wait for
+    files or the network. An incomplete result is provisional, and is looked up again when the
     window closes.
     """
 
@@ -224,7 +224,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack; the same object until a side changes."""
+        """Returns a sample's stack, which is the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -41,7 +41,8 @@ class Symbolizer:
         """Returns a symbolizer for the kernel and all processes on this host.
 
         Kernel symbols are those at the time of the first kernel query. ``symbols`` reads the names
-        of user functions; by default, from their files and installed debug files.
+        of user functions. By default, names are read from the mapped files and from installed debug
+        files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 

@@ -1,6 +1,7 @@
 """Loads the library that publishes the current span of each thread (source: ``record.c``).
 
-``build.sh`` compiles it for each processor, and the results are committed, like the eBPF objects.
+``build.sh`` compiles the library for each processor. The binaries are committed, like the eBPF
+objects.
 """
 
 import importlib

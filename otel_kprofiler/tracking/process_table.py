@@ -43,8 +43,8 @@ class Exec(NamedTuple):
 class Mapped(NamedTuple):
     """A process mapped code: a file, or executable memory (without a path).
 
-    If the kernel merges adjacent mappings, the event contains the merged mapping, which replaces
-    them.
+    If the kernel merged adjacent mappings, the event contains the resulting mapping, which replaces
+    the merged ones.
 
     Attributes:
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
@@ -134,9 +134,9 @@ class _Process:
 
 
 class ProcessTable:
-    """Tracks the processes in ``pids``, and their descendants if ``children``. Not thread-safe.
+    """Tracks the processes in ``pids``, and their descendants if ``children`` is set.
 
-    If ``pids`` is empty, all processes are tracked. A process's start may be up to
+    Not thread-safe. If ``pids`` is empty, all processes are tracked. A process's start may be up to
     ``same_start_ns`` later in the records than in ``/proc``.
     """
 

@@ -2,7 +2,7 @@
 
 A function begins and ends with its return address on top of the stack. At all other instructions,
 the distance from the stack pointer to the return address is computed along the control flow:
-forwards from function starts, and backwards from returns. The distance is unknown where paths
+forwards from function starts, and backwards from returns. The distance is unknown where code paths
 disagree, and where an instruction cannot be decoded.
 
 Runs in a child process, so it imports only :mod:`code_state` and :mod:`x86_code`.
@@ -40,7 +40,7 @@ class Function(NamedTuple):
     Attributes:
         states: state before each instruction, by address; empty if the code is inconsistent.
         exits: starts of the functions to which the code jumps.
-        returns: whether the code has a return instruction, or jumps to an unknown address.
+        returns: whether the code contains a return instruction, or jumps to an unknown address.
     """
 
     states: dict[int, State]

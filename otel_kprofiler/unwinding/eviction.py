@@ -42,8 +42,8 @@ class Claim(NamedTuple):
 class TableSpace:
     """Manages the slots and the memory of tables; not thread-safe.
 
-    A claim reserves its bytes and slot immediately. Until its victims are removed, which takes
-    milliseconds, the tables in the kernel may exceed the limit by the victims' size.
+    A claim reserves its bytes and slot immediately. Removing evicted tables takes milliseconds,
+    during which the tables in the kernel may exceed the limit.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
@@ -51,7 +51,7 @@ class TableSpace:
         self._free = list(range(slots - 1, -1, -1))
         self._leaving = 0  # bytes of victims not yet removed
         self.bytes = 0
-        """Bytes used by tables, including tables being loaded or removed."""
+        """Number of bytes used by tables, including those being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
 
     def claim(

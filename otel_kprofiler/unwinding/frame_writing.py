@@ -27,13 +27,13 @@ SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 BY_RSP: Final = b"\x0c\7"
 """CFA instruction def_cfa rsp; its offset follows."""
 RBP_KEPT: Final = b"\xc6"
-"""CFA instruction restore rbp."""
+"""CFA instruction ``restore rbp``."""
 RBP_LOST: Final = b"\7\6"
-"""CFA instruction undefined rbp."""
+"""CFA instruction ``undefined rbp``."""
 NO_CALLER: Final = b"\7\x10"
-"""CFA instruction undefined rip, which marks the outermost frame."""
+"""CFA instruction ``undefined rip``, which marks the outermost frame."""
 NO_RULE: Final = b"\x16\x10\0"
-"""CFA instruction val_expression rip with an empty expression, which truncates the stack."""
+"""CFA instruction ``val_expression rip`` with an empty expression, which truncates the stack."""
 _ENTRY: Final = struct.Struct("<IIiIB")  # length, distance to CIE; start, size, no augmentation
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 
@@ -45,7 +45,7 @@ Rows = list[tuple[int, bytes]]
 
 
 class Segment(NamedTuple):
-    """A part of the file, and the address at which it is mapped."""
+    """A part of a file, and the address at which it is mapped."""
 
     offset: int
     size: int

@@ -3,9 +3,9 @@
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
 with the same instructions. In assembly functions, this module checks every instruction that may
-change x29, x30 or the stack pointer. No rule is written for code after a change that cannot be
-followed. Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
-``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
+change x29, x30 or the stack pointer. After a change that this module does not understand, it writes
+no more rules for the function. Functions that switch stacks are recognized by their code
+(``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
 import struct

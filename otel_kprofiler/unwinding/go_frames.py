@@ -49,7 +49,7 @@ _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 class Shapes(dict[int, Shape]):
     """The shapes of a table's functions, by the location of their frame sizes.
 
-    Shapes are also kept for later files, keyed by packed frame sizes, because many programs contain
+    Shapes are also cached across files, keyed by packed frame sizes, because many programs contain
     the same functions.
     """
 
@@ -133,9 +133,9 @@ def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
     Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. A file that is
-    relocated on load may have neither, and C code may precede the Go code, so candidates are
-    checked against the code. Raises ``ValueError`` if no candidate fits. ``address`` is the SVMA of
-    ``.gopclntab``, and ``start`` that of ``.text``.
+    relocated on load may store ``runtime.text`` in neither place, and C code may precede the Go
+    code, so candidates are checked against the code. Raises ``ValueError`` if no candidate fits.
+    ``address`` is the SVMA of ``.gopclntab``, and ``start`` that of ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
     savings = _find_savings(table, step, shapes) or _find_savings(table, 1, shapes)

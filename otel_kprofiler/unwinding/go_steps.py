@@ -45,7 +45,7 @@ class _Distances(dict[bytes, "tuple[int, bytes]"]):
 
 
 class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
-    """Changes of a frame size: distance in bytes, CFA instructions, changes of the next size."""
+    """Caches changes from one frame size: distance in bytes, CFA instructions, next changes."""
 
     def __init__(self, size: int, maker: StepMaker) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
 
 
 class StepMaker:
-    """Generates CFA programs, and keeps their parts for later functions."""
+    """Generates CFA programs, and caches their parts for reuse in later functions."""
 
     def __init__(self) -> None:
         self._distances = _Distances()
@@ -141,7 +141,7 @@ def change_frame(size: int, after: int, *, saves: bool = True) -> bytes:
 
 
 def _parse(packed: bytes) -> list[int]:
-    """Parses consecutive varints. Raises ``_Unusual`` if one has more than 32 bits."""
+    """Parses consecutive varints. Raises ``_Unusual`` if a number exceeds 32 bits."""
     numbers, at = [], 0
     try:
         while at < len(packed):

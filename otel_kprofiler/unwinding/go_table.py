@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags of functions that have no caller, change sp in ways the table omits, or are in assembly."""
+"""Flags of functions without a caller, with unrecorded changes of sp, or written in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -100,7 +100,7 @@ class Table:
 
 
 def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
-    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if they are damaged."""
+    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if the data is damaged."""
     sizes: list[tuple[int, int]] = []
     size, end = -1, 0
     while True:

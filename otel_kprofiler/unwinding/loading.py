@@ -205,7 +205,7 @@ def _find_code(
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Builds tables for Go code, and for C code in the same file; None if no table can be used."""
+    """Builds tables for a file's Go code and C code; None if no table is usable."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

@@ -25,7 +25,7 @@ _READ_BYTES: Final = 256 * 1024
 def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
     """Map files as code, so that they are listed like running programs, and yield their inodes.
 
-    Files that cannot be mapped, for example on a file system mounted with noexec, are omitted.
+    Files that cannot be mapped, such as those on a file system mounted with noexec, are omitted.
     """
     with ExitStack() as mappings:
         inodes = set()

@@ -60,7 +60,7 @@ _EARLY_MAKERS: Final = _LOADERS - 1
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
-"""Time in seconds for which a child that makes tables waits for the next file."""
+"""Time in seconds for which a child that builds tables waits for the next file."""
 
 _FIRST_PLACES: Final = 4
 _MOST_GONE: Final = 16
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 class _PostponedError(Exception):
-    """Raised to postpone a request until other files' tables have been made."""
+    """Raised to postpone a request until other files' tables have been built."""
 
 
 class TableStore:

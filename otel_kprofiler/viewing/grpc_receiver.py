@@ -79,7 +79,7 @@ class GrpcReceiver:
             self._methods.cancel_slow()
 
     def close(self) -> None:
-        """Stop listening, and give running calls a short time to end."""
+        """Stop listening, and allow running calls a short time to finish."""
         self._server.stop(_STOP_S).wait()
         self._threads.shutdown()
         self._closed.set()

@@ -31,7 +31,8 @@ _UNSET: Final = 0xFFFFFFFF
 def find_trusted_users() -> frozenset[int]:
     """Returns the users who may read from this server.
 
-    These are root, the server's user, and the user who ran sudo(8) or logged in before su(1).
+    Trusted users are root, the server's user, and the user who ran sudo(8) or logged in before
+    su(1).
     """
     users = {0, os.getuid()}
     if os.getuid() == 0:
@@ -43,7 +44,7 @@ def find_trusted_users() -> frozenset[int]:
 
 
 class _End(NamedTuple):
-    """An end of a connection. IPv4-mapped IPv6 addresses are stored as IPv4."""
+    """One end of a connection. IPv4-mapped IPv6 addresses are stored as IPv4."""
 
     address: IPv4Address | IPv6Address
     port: int

@@ -104,7 +104,7 @@ class StoreAnswers:
 
 
 class _Span(NamedTuple):
-    """A time range, and the width of its bins. Bins start at multiples of the width."""
+    """A time range, and the width of its bins. Bins start at multiples of their width."""
 
     start_ns: int
     end_ns: int
@@ -305,7 +305,7 @@ class _Content:
 
 
 def _encode(data: dict[str, Any]) -> Iterator[bytes]:
-    """Encodes an object as JSON, and empties the object to save memory."""
+    """Encodes an object as JSON, emptying the object along the way to save memory."""
     separator = b"{"
     for name in list(data):
         value = data.pop(name)

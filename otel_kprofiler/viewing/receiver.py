@@ -96,8 +96,8 @@ class Intake:
 
         Args:
             read: returns the decompressed request; called only when the request's turn has come.
-            is_wanted: returns whether the sender is still waiting. A sender that is not waiting
-                will resend the request.
+            is_wanted: returns whether the sender is still waiting. A sender that has stopped
+                waiting will resend the request.
 
         Raises:
             PayloadError: no part of the request can be read.

@@ -28,7 +28,7 @@ from otel_kprofiler.symbols.kernel.snapshot import Match, make_code_module
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Symbol
 
 KEEP_NS: Final = 15_000_000_000
-"""How long an unloaded symbol is kept, for samples taken before it was unloaded."""
+"""Time for which unloaded symbols are kept, to resolve samples taken before the unloading."""
 MAX_KEPT: Final = 16_384
 """Maximum number of unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
@@ -297,7 +297,7 @@ class KsymbolTable:
                 self._keep_ended([missed.make_uncertain(since_ns)])
 
     def _end(self, entries: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """Mark symbols as unloaded at ``time_ns``, and keep entries for their uncertain periods."""
+        """Mark symbols as unloaded at ``time_ns``, and add entries for periods of uncertainty."""
         ended = []
         for entry in entries:
             if entry.sure_ns < time_ns:

@@ -51,8 +51,8 @@ class TableBuilder:
         """Adds symbols. Returns False, and adds nothing, if their addresses are out of order.
 
         Each address consists of 16 lower-case hexadecimal digits. Types are the letters in
-        ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
-        passed in the same call.
+        ``/proc/kallsyms``. The list ``names`` is modified in place. All aliases of an address must
+        be passed in the same call.
         """
         if not addresses:
             return True

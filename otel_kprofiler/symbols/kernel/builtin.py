@@ -7,8 +7,8 @@ address minus the offset. Sections without an anchor cannot be placed.
 
 ``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) has lines ``address [size] type name
 [module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields before
-the first bracket shows whether a size is present. The sizes show where functions end, which
-kallsyms does not show.
+the first bracket shows whether a size is present. The sizes show where functions end;
+``/proc/kallsyms`` contains no sizes.
 """
 
 from __future__ import annotations

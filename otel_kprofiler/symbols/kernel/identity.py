@@ -2,8 +2,8 @@
 
 For code with a build id, the file id is the FNV-1a-128 hash of the build id's lower-case
 hexadecimal text. opentelemetry-ebpf-profiler sends this hash as the ``htlhash`` of kernel code, and
-symbol stores use it as a key. For code without a build id, the file id is the hash of a text
-(UTF-8):
+symbol stores use it as a key. For code without a build id, the file id is the hash of a UTF-8
+string:
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@``, the file id of the running vmlinux, and ``@SRCVERSION`` if the module has one
@@ -29,6 +29,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """Returns the file id for a build id, or else for ``otherwise`` joined with ``@``."""
+    """Hashes the build id; if None, the non-empty ``otherwise`` strings joined with ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

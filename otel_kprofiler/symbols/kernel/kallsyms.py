@@ -373,7 +373,7 @@ def _address(token: bytes) -> bytes | None:
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
     """Sorts the code symbols of a module by address, and adds an end entry at each non-code symbol.
 
-    Yields batches, to limit memory. Symbols at the same address are in the same batch.
+    Yields batches, to limit memory. A batch contains all symbols at each of its addresses.
     """
     if not text.addresses:
         return

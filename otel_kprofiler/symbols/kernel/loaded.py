@@ -130,7 +130,7 @@ class LineCollector:
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
         """Collect a module's first block of lines.
 
-        The module's second block lists freed init functions.
+        The module's second block of lines lists freed init functions.
         """
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
@@ -152,7 +152,7 @@ def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
     """Splits a module's kallsyms lines into core code and init code.
 
     Drops references to kernel symbols, which kallsyms also lists while the module's init function
-    runs. Their addresses are below those of all modules.
+    runs. Kernel symbols have lower addresses than all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""

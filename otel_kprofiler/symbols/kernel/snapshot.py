@@ -218,7 +218,7 @@ class Snapshot:
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Returns the ranges of interrupt and system call entry code, as marked by the linker.
 
-        The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing or
+        The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Ranges may be missing or
         nested.
         """
         return tuple(filter(None, map(self._find_section, INTERRUPT_SECTIONS)))

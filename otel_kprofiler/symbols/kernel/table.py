@@ -62,7 +62,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns a base address, the number of dropped low addresses, and the others' offsets."""
+        """Returns a base address, the number of addresses below it, and the remaining offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -97,7 +97,7 @@ class Entries(NamedTuple):
 class SymbolTable:
     """Symbols by address and by name; immutable, hence thread-safe.
 
-    The last symbol of a section names at most ``max_function`` bytes of code.
+    The last symbol of a section covers at most ``max_function`` bytes.
     """
 
     __slots__ = (

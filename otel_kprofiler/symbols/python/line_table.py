@@ -49,7 +49,7 @@ class LineTable(NamedTuple):
         heads: the first byte of each entry.
         ends: for each entry, the end of its instructions, in code units.
         lines: running sums of the first line and the line changes in entries of kinds 13 and 14.
-            :meth:`line` adds the changes in entries of other kinds.
+            :meth:`line` adds the line changes in entries of all other kinds.
     """
 
     heads: bytes

@@ -1,8 +1,8 @@
 """Reads function bounds from unwind information, which even stripped files have.
 
 Each function has an entry (FDE) in ``.eh_frame``: the entry's length, the distance to its CIE, and
-the function's start and size. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base,
-"Exception Frames").
+the function's start and size. ``.eh_frame_hdr`` lists the entries, sorted by function start (Linux
+Standard Base, "Exception Frames").
 """
 
 from __future__ import annotations

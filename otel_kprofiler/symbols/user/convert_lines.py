@@ -2,7 +2,7 @@
 
 Reads the file from standard input, and writes the result to standard output and the cause of a
 failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can
-make the symbolic library use a lot of both, or abort.
+make the symbolic library use excessive amounts of either, or abort.
 """
 
 import errno

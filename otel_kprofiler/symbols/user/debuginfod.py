@@ -69,8 +69,9 @@ class _Server:
 class Debuginfod:
     """Finds debug files on servers. Thread-safe; downloads one file at a time.
 
-    Blocks for up to ``total_s`` per server, so threads that sample must not call it. A server that
-    fails is skipped for 5 seconds. Each further failure doubles this time, up to 10 minutes.
+    Lookups block for up to ``total_s`` per server, so sampling threads must not perform lookups. A
+    server that fails is skipped for 5 seconds. Each further failure doubles the delay, up to 10
+    minutes.
 
     Args:
         servers: http or https URLs, in order of preference; others are ignored with a warning.

@@ -27,7 +27,7 @@ def demangle(name: str) -> str:
 
     Drops hashes, and the suffixes of clones and function parts (``.cold``, ``.isra.0``). Names stay
     mangled if they are damaged, longer than 1,024 characters (C++) or 8,192 (Rust), or longer than
-    16,384 when demangled. C++ names need an installed C++ runtime library
+    16,384 when demangled. Demangling C++ names requires an installed C++ runtime library
     (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:

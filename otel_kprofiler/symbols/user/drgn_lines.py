@@ -50,7 +50,7 @@ class DrgnLines:
     """Source lines and inlined functions of a file. Thread-safe, but lookups take turns.
 
     A lookup usually takes 0.3 ms, but may take seconds, so sampling threads must not perform
-    lookups. Replaces a worker that takes too long or exits. After three such failures, lookups
+    lookups. Replaces a worker that takes too long or exits. After three worker failures, lookups
     return nothing. Inlined functions are named as in the source, without namespaces or parameters.
     Reads split DWARF from the paths recorded in the file, on this host.
 

@@ -1,4 +1,4 @@
-"""Looks up source lines with drgn; runs as a child process.
+"""Looks up source lines with drgn, in a child process.
 
 Each line of standard input is an address (SVMA) in hexadecimal. The first line of standard output
 states why the file cannot be read, and is empty on success. Each further line is a response in

@@ -29,7 +29,7 @@ MAX_SPAN_BYTES: Final = 1 << 32
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
-"""Limits on the depth and number of nested functions, for hostile files."""
+"""Limits on the depth and number of nested functions, as a defense against hostile files."""
 MAX_RANKED: Final = 64
 """Maximum number of names that are ranked for one function. Further names are ignored."""
 MAX_KEPT: Final = 1024

@@ -8,9 +8,9 @@ src/internal/abi/symtab.go)::
     8  words: number of functions, number of files, start of the code (not in 1.16; unused since
        1.26), then the offsets of five parts: names, units, files, pc tables, functions
 
-The functions part begins with the start of each function and the offset of its struct ``_func``.
-Starts are relative to the start of the code, which is read from the runtime's ``moduledata``.
-``moduledata`` is found by searching for the table's address.
+The last part, functions, begins with a table of each function's start and the offset of its struct
+``_func``. Starts are relative to the start of the code, which is read from the runtime's
+``moduledata``. ``moduledata`` is found by searching for the table's address.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class GoTable:
     """The function table of a Go program. Not thread-safe.
 
     Raises:
-        ElfError: the table is damaged or too large. The error's ``problem`` is ``NO_SECTION`` if
+        ElfError: the table is damaged or too large. The ``problem`` attribute is ``NO_SECTION`` if
             the table's version is unsupported, or if the start address of the code is unknown.
     """
 
@@ -387,7 +387,7 @@ class GoLines(GoTable):
 def read_go_symbols(
     source: Source, elf: ElfFile, sections: list[Section], budget: ReadingBudget
 ) -> Symbols | None:
-    """Reads the functions of a Go program; None for other programs and unknown versions of Go.
+    """Reads the functions of a Go program; None for other programs and unsupported versions of Go.
 
     Raises ``ElfError`` if the program's table is damaged, too large, or exceeds the budget.
     """

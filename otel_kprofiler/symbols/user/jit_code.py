@@ -23,7 +23,7 @@ _MEMORY: Final = ("/memfd:", "/dev/")
 
 
 class ProcessCode:
-    """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
+    """Runtime-generated code of one process. Thread-safe, but only one thread may call ``update``.
 
     The jitdump takes precedence over the perf map, because jitdump records have timestamps. A name
     is valid until its code is unmapped, or a file is mapped over the code.
@@ -92,7 +92,7 @@ class ProcessCode:
         return sum(file.nbytes for file in self._files)
 
     def close(self) -> None:
-        """Close the files. Lookups still return the functions that have been read."""
+        """Close the files. Functions that have already been read can still be looked up."""
         for file in self._files:
             file.close()
 

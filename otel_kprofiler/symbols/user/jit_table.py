@@ -36,7 +36,7 @@ class _Former(NamedTuple):
 
 
 class JitTable:
-    """The functions of one process. Not thread-safe.
+    """The runtime-generated functions of one process. Not thread-safe.
 
     Rows without a name are left over from replaced functions, and show where code used to be.
 
@@ -60,7 +60,7 @@ class JitTable:
         self.nbytes = 0
 
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
-        """Add a function, which replaces the functions that it overlaps.
+        """Add a function, replacing all functions that overlap it.
 
         The function exists from boottime ``since_ns`` on, and its description was read at
         ``seen_ns``. ``gone_ns`` is the latest boottime at which the overlapped functions certainly

@@ -369,7 +369,7 @@ class JitDump(JitFile[Record]):
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
-    """Reads the offset of another process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
+    """Reads the offset of a process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
     except FileNotFoundError:  # Linux before 5.5 has no time namespaces

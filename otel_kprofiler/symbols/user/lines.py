@@ -1,6 +1,6 @@
 """Reads source lines and inlined functions of user files from their DWARF.
 
-symbolic converts a file's DWARF once, in a child process, to a format for fast lookups.
+The symbolic library converts a file's DWARF once, in a child process, to a format for fast lookups.
 """
 
 import importlib.util

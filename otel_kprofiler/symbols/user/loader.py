@@ -108,7 +108,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that increases with new names, and every 30 s to trigger new lookups."""
+        """Returns a number that increases with new names and every 30 s, to trigger new lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(

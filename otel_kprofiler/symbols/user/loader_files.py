@@ -18,7 +18,7 @@ _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""
 EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True)
-"""Result for a file whose names are missing until the file is read again."""
+"""Result for a file whose names were evicted and remain missing until the file is reread."""
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
@@ -67,7 +67,7 @@ class QueuedFile:
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
         """Postpone reading, by a delay that doubles each time. Keep the names, if any.
 
-        With ``is_first_free``, each delay is 1 s shorter, so that the first one is zero.
+        With ``is_first_free``, each delay is 1 s shorter, so that the first delay is zero.
         """
         self.reading = None
         if isinstance(self.names, NamedAddress):

@@ -206,7 +206,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """The user frames of a stack, which are named as their files are read."""
+    """The user frames of a stack, some of whose files have not been read yet."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -228,7 +228,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """The user frames of a stack. Names of frames outside files depend on the process."""
+    """The user frames of a stack. Names of frames that belong to no file depend on the process."""
 
     __slots__ = ("_last", "_names", "_side")
 

@@ -25,13 +25,13 @@ _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
 """Maximum number of functions read at one address, in case the file is damaged. Compilers inline
-far fewer."""
+far fewer functions."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Maximum number of characters in the cache of names, and in the cache of paths."""
 _ENTRY_CHARACTERS: Final = 200
 """Memory used by an entry, excluding its text, in units of characters."""
 _MAX_STRING_BYTES: Final = 8192
-"""Longer names and paths are truncated to bound the cache."""
+"""Longer names and paths are truncated to limit the size of the cache."""
 
 
 class _Name(NamedTuple):
