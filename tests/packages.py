@@ -38,7 +38,7 @@ PACKAGES = {
     "clock": Package("Boottime, Unix time, and the offset between them"),
     "workers": Package("uWSGI workers, which are forked by C code"),
     "forks": Package("Runs fork hooks in a defined order", "workers"),
-    "stopping": Package("One deadline for threads that are stopped together"),
+    "stopping": Package("A shared deadline for threads that are stopped together"),
     "checked": Package("Type checks for values in untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
     "repeats": Package("Limits warnings that repeat"),

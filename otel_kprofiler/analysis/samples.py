@@ -1,4 +1,4 @@
-"""Samples in columns, compact in memory, for grouping and filtering."""
+"""Holds samples in compact columns, for grouping and filtering."""
 
 from __future__ import annotations
 
