@@ -157,7 +157,7 @@ class SendingQueue(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Whether to queue several batches. If false, the queue holds only one batch.",
+        description="Whether to queue more than one batch.",
     )
     queue_size: int = Field(
         default=100,

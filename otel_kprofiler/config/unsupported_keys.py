@@ -43,7 +43,7 @@ QUEUE: Final[Mapping[str, str]] = {
     "remove this setting",
     "block_on_overflow": "sampling never waits for a receiver, and a full queue drops the oldest "
     "batch and counts it as lost; remove this setting",
-    "sizer": "queue sizes are numbers of batches; set queue_size instead",
+    "sizer": "queue sizes are measured in batches; set queue_size instead",
     "batch": "a batch contains the samples of one reporter_interval; set reporter_interval instead",
     "wait_for_result": "sampling never waits for the result of an export; remove this setting",
 }

@@ -1,4 +1,4 @@
-"""Finds the running containers on this host, with their names from the runtimes' files."""
+"""Finds the running containers on this host, and reads their names from the runtimes' files."""
 
 from typing import Final, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Receives OTLP profiles over gRPC, even with many clients that send slowly or not at all.
+"""Receives OTLP profiles over gRPC, even while many clients send slowly or not at all.
 
 gRPC assigns a thread to a call before the call's message has arrived. A call whose message never
 arrives would block that thread, so no call waits long for its message while others wait for a

@@ -152,7 +152,7 @@ def jitdump(make):
 
 DUMPS = {
     "500,000 functions": lambda pid: header(pid) + b"".join(map(load, range(500_000))),
-    "random bytes after its header": lambda pid: header(pid) + os.urandom(1_000_000),
+    "random bytes after the header": lambda pid: header(pid) + os.urandom(1_000_000),
     "record of 0 bytes": lambda pid: header(pid) + struct.pack("=IIQ", 0, 0, 1) * 1000,
     "record of 2^32-1 bytes": lambda pid: header(pid) + load(1, total=2**32 - 1),
     "code of 2^63 bytes": lambda pid: header(pid) + load(1, size=1 << 63),
@@ -162,7 +162,7 @@ DUMPS = {
     "other byte order": lambda pid: header(pid, magic=0x4454694A) + load(1),
     "kinds of records that do not exist":
         lambda pid: header(pid) + struct.pack("=IIQ", 99, 16, 1) * 100_000,
-    "line tables of 2^64-1 entries":
+    "line tables with 2^64-1 entries":
         lambda pid: header(pid) + struct.pack("=IIQQQ", 2, 32, 1, START, 2**64 - 1) + load(0),
 }  # fmt: skip
 

@@ -82,7 +82,7 @@ DAMAGES = {
     "truncated in its header": cut_to(40),
     "truncated to half its size": lambda: program()[: len(program()) // 2],
     "empty except for its magic number": lambda: b"\x7fELF" + bytes(8192),
-    "random bytes after its header": lambda: program()[:64] + os.urandom(200_000),
+    "random bytes after the header": lambda: program()[:64] + os.urandom(200_000),
     "32-bit according to its class": field(4, "B", 1),
     "big-endian according to its header": field(5, "B", 2),
     "65,535 sections": field(60, "H", 65535),

@@ -139,7 +139,7 @@ ANSWERS = {
     "answers 200 with a broken chunk": raw(OK + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"),
     "answers 200 with a length of 2^64": raw(OK + b"Content-Length: 18446744073709551616\r\n\r\nx"),
     "answers 200 with a negative length": raw(OK + b"Content-Length: -7\r\n\r\n"),
-    "answers one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
+    "answers with one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
     "answers 100 Continue a thousand times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
     "answers each request twice":
         raw(2 * (OK + b"Content-Length: 0\r\n\r\n")),

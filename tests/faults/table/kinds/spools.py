@@ -148,7 +148,7 @@ def one(name, damage, **more):
 
 HUGE_NAMES = {
     "2^64-1": f"{(1 << 64) - 1:020}.spool", "2^62": f"{1 << 62:020}.spool",
-    "400 digits": "9" * 200 + ".spool", "a negative number": "-0000000000000000001.spool",
+    "with 200 digits": "9" * 200 + ".spool", "a negative number": "-0000000000000000001.spool",
 }  # fmt: skip
 
 SCENARIOS = [
