@@ -1,7 +1,7 @@
 """``python -m benchmarks.node_load SECONDS``: the services of a node, mostly idle.
 
-Runs 30 Go programs and 20 C++ programs, each from a separate file, and 20 Python processes. All of
-them work for a few milliseconds, three times a second.
+Runs 30 Go programs and 20 C++ programs, each from a separate file, and 20 Python processes. Each
+process works for a few milliseconds, three times a second.
 """
 
 import contextlib

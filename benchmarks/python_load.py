@@ -15,7 +15,7 @@ DEPTH = 20
 
 
 def make_functions(process: int) -> list[Callable[[int], None]]:
-    """Returns functions that call each other in a ring. The last call does the work."""
+    """Returns functions that call each other in a ring until the innermost call does the work."""
     results: dict[str, Callable[[int], None]] = {}
     lines = ["import json, os"]
     for at in range(FUNCTIONS):

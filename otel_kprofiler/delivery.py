@@ -56,8 +56,9 @@ class Reporter:
     counts are kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
-    encoded. Beyond either limit, the oldest window is dropped, and its samples are counted as lost.
-    Without ``background``, windows are encoded in the calling thread.
+    encoded. If the number of windows or samples exceeds its limit, the oldest window is dropped,
+    and its samples are counted as lost. Without ``background``, windows are encoded in the calling
+    thread.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Makes a package's ``__getattr__``, which imports names on first use (PEP 562).
+    """Creates a package's ``__getattr__``, which imports names on first use (PEP 562).
 
     ``package`` is the package's ``__name__``. ``modules`` maps each module, relative to the
     package, to its names, separated by spaces.

@@ -78,10 +78,10 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, closing another if the connection limit is reached.
+        """Serve a connection, closing an older connection if the limit is reached.
 
-        The closed connection is the oldest whose request has not been read yet, or else the one
-        whose client has been idle for the longest time.
+        Closes the oldest connection whose request has not been read yet, or if there is none, the
+        connection whose client has been idle for the longest time.
         """
         until = time.monotonic() + _FREE_WAIT_S
         with self._changed:

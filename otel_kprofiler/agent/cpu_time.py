@@ -11,8 +11,8 @@ class CpuTime(NamedTuple):
 
     Attributes:
         children: CPU time of reaped child processes, which read files for the agent.
-        programs: CPU time of the sampling BPF program, in interrupts on all CPUs. The kernel
-            charges this time to the interrupted processes.
+        programs: CPU time of the sampling BPF program, in interrupts on all CPUs, which the kernel
+            charges to the interrupted processes.
     """
 
     user: float

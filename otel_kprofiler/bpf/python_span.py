@@ -80,7 +80,10 @@ _FIRST: Final = bytes(4)
 
 
 def pack_span_path(path: SpanPath) -> bytes:
-    """Packs the struct. Raises ``ValueError`` if there are too many classes."""
+    """Packs a path as a ``struct span_path``.
+
+    Raises ``ValueError`` if there are too many classes.
+    """
     if len(path.classes) > MAX_SPAN_CLASSES:
         raise ValueError(f"there are more than {MAX_SPAN_CLASSES} span classes")
     words = [word for span_class in path.classes for word in span_class]

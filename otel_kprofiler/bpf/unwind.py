@@ -54,7 +54,8 @@ class Processor(NamedTuple):
 
     Attributes:
         flags: any of ``A64_CALLS`` and ``LINK_REGISTER``, combined.
-        address_mask: address bits in a return address. Pointer authentication uses the other bits.
+        address_mask: address bits in a return address. Pointer authentication uses the remaining
+            bits of the return address.
         sigreturn: first eight bytes of a signal trampoline.
         syscall: encoding of the system call instruction.
         goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty

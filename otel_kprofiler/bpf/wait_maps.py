@@ -268,7 +268,7 @@ def parse_wait_counts(counters: bytes) -> WaitCounts:
 
 
 class ThreadTable:
-    """Reads the ``buckets`` and ``threads`` maps. Maps them only during reads, to save memory."""
+    """Reads the ``buckets`` and ``threads`` maps, which are memory-mapped only during reads."""
 
     def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
         self._buckets_fd = buckets_fd

@@ -148,9 +148,9 @@ class Output:
         """Write the recording.
 
         If the file contains kernel addresses, only its owner can read it. If a file of the same
-        name has appeared during the recording, a numbered name is used. If ``idle`` is set, waits
-        of idle threads are shown. Profile files always contain these waits. The time in spans is
-        shown only if ``has_whole_threads``: the recording contains all samples of its threads.
+        name has appeared during the recording, a numbered name is used. Waits of idle threads are
+        shown if ``idle`` is set, and always in profile files. The time in spans is shown only if
+        ``has_whole_threads``: the recording contains all samples of its threads.
         """
         write_page = self._format.write_page
         # Compute these times before idle waits are removed, because spans include idle waits.

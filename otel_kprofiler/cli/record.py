@@ -195,7 +195,7 @@ def _say_remarks(pipeline: Pipeline[Any]) -> None:
 
 
 class Sinks:
-    """Passes each window to the receiver and the ``.part`` file; collects the whole recording."""
+    """Passes each window to the receiver and the ``.part`` file, and collects all windows."""
 
     def __init__(
         self, sending: Sending | None, output: Output | None, windows: list[Window]

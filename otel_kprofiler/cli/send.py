@@ -37,8 +37,8 @@ def command(paths: tuple[str, ...], address: str) -> None:
     certificates, compression and other settings come from the OTEL_EXPORTER_OTLP_[PROFILES_]*
     environment variables, as for `record --export`.
 
-    If the receiver did not accept everything, the command prints which files to send again, and its
-    exit status is 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.
+    If the receiver did not accept everything, the command prints which files to send again and
+    exits with status 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:

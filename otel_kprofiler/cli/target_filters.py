@@ -130,7 +130,7 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Returns the pids of a target without a v2 cgroup, or raises if ``pids`` are given."""
+    """Returns the pids of a target without a v2 cgroup. Raises an error if ``pids`` are given."""
     if pids:
         raise KProfilerError(
             f"the {name} has no v2 cgroup and cannot be combined with --pid",

@@ -95,7 +95,7 @@ def command(
 ) -> None:
     """Show what is running on this host, from the last few seconds of samples.
 
-    With --off-cpu, show where threads wait instead. With -e, show where an event happens.
+    With --off-cpu, show where threads wait. With -e, show where an event happens.
 
     \b
       otel-kprofiler top

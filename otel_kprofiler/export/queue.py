@@ -336,7 +336,7 @@ class ExportQueue:
 
         ``left`` counts the samples in undelivered parts of the settled batches, which stay in the
         spool. The caller increments ``_settling`` when it removes the batches from the queue, so
-        that the spool is not closed before this record is written.
+        that the spool is not closed before the record is written.
         """
         try:
             stored = [held.stored for held in settled if held.stored]

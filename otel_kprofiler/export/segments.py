@@ -4,7 +4,7 @@ A record consists of the CRC-32 of all following fields (4 bytes), the length of
 kind (1) and the body. All integers are little-endian. The body of a batch consists of its number
 (8), the length of its head (4), the head and the payload. The head of a batch and the bodies of all
 other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples are counted by the name
-of their kind. Damage to one record does not affect the others.
+of their kind. Damage to one record does not affect other records.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Totals:
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
         lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
-        aside: the part of ``done`` in segments that other versions wrote, by kind.
+        aside: the part of ``done`` in segments written by other versions, by kind.
     """
 
     settled: int = 0
@@ -104,7 +104,7 @@ class Totals:
         return json.dumps(values).encode()
 
     def include(self, other: Totals) -> None:
-        """Merge other totals into these, keeping the maximum of each value."""
+        """Merge ``other`` into these totals, keeping the maximum of each value."""
         self.settled = max(self.settled, other.settled)
         self.end_unix_ns = max(self.end_unix_ns, other.end_unix_ns)
         self.done |= other.done

@@ -15,7 +15,7 @@ data is ever written after a damaged record.
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated on the next write. The current
-segment is restored completely. Losses in other segments are detected when those segments are read.
+segment is restored completely. Losses in older segments are detected when those segments are read.
 """
 
 import contextlib

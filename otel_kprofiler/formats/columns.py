@@ -305,7 +305,7 @@ def assemble(
         processes: name and pid of each process. The pid is None if unknown.
         threads: name, thread id and index of the process, for each thread.
         samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These
-            columns and ``nodes`` are emptied, so that no column is in memory twice.
+            columns and those in ``nodes`` are emptied to save memory.
     """
     strings: dict[str, int] = {"": 0}
     frame_rows = [

@@ -65,7 +65,10 @@ def is_pprof(data: bytes) -> bool:
 
 
 def parse_pprof(data: bytes) -> list[Window]:
-    """Parses a decompressed profile into a window. Raises ``PayloadError`` if it is damaged."""
+    """Parses a decompressed profile into a window.
+
+    Raises ``PayloadError`` if the profile is damaged.
+    """
     return [_Reader(data).window()]
 
 

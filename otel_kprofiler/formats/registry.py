@@ -24,8 +24,8 @@ class OutputFormat:
             wins.
         write: returns the content of a file. Text is written as UTF-8.
         next_step: command that opens a file, with ``{}`` for the file's path.
-        has_addresses: whether files may contain kernel addresses. Such files are readable only by
-            their owner.
+        has_addresses: whether files may contain kernel addresses. Files with addresses are readable
+            only by their owner.
         is_compressed: whether the content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
         write_page: like ``write``, but with a heading and the time spent in spans; None for formats

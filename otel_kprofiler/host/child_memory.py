@@ -63,7 +63,7 @@ class MemoryGrant(NamedTuple):
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Describes the limit, and how to raise it (``fix`` if no cgroup limits the child)."""
+        """Describes the limit and how to raise it (``fix`` if no cgroup limits the child)."""
         limit = f"the {self.count_bytes // _MIB} MiB limit"
         if self.cgroup is None:
             return f"{limit}; {fix}"

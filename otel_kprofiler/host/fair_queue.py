@@ -31,7 +31,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the effective user id for a process id, and any other owner unchanged."""
+    """Returns the effective user id of a process, given its id; returns other owners unchanged."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 

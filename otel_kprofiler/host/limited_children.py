@@ -39,7 +39,7 @@ class ChildProblem(enum.Enum):
 
 
 _RETRIED: Final = (ChildProblem.FAILED, ChildProblem.MEMORY, ChildProblem.NO_PROCESS)
-"""Problems for which earlier files may be the cause, in a child that has read others."""
+"""Problems that may be caused by files that the child read earlier."""
 
 
 class ChildFailed(Exception):  # noqa: N818 - an outcome

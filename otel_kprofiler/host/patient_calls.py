@@ -55,7 +55,7 @@ class PatientCalls:
 
         ``job`` reads a file on ``device``, and handles its own errors. If ``job`` does not return,
         ``find_hanging`` identifies the device that hangs. Pass ``find_hanging`` if ``job`` also
-        reads files on other devices.
+        reads files on devices other than ``device``.
 
         Returns True if the call has returned, and False if the device hangs. In that case, ``job``
         is called, or returns, once the device responds.

@@ -22,8 +22,8 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child is killed if a single wait for storage exceeds ``patience_s``. No other child may then
-    read from the same device until ``retry_s`` have passed and the killed child has exited. A child
+    A child is killed if a single wait for storage exceeds ``patience_s``. Children may not read
+    from the device again until ``retry_s`` have passed and the killed child has exited. A child
     that merely takes too long does not make its device unavailable.
     """
 

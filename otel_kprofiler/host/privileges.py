@@ -28,7 +28,7 @@ PURPOSES: Final = {
     "and unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
-"""Capabilities that threads keep, and for each the feature that is lost without it."""
+"""Capabilities that threads keep, each with the features that require the capability."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 """Capabilities that the sampling thread keeps."""

@@ -25,8 +25,8 @@ _RECEIVED: Final = b"\x04"
 class ServedChild(MeteredChild):
     """A child that receives files from its standard input, a socket, and replies to each.
 
-    The child ends if the socket is closed. A child that cannot read a file exits, as a child that
-    reads a single file does. ``cpu_ns`` is the CPU time that the child spent on its last file.
+    The child ends if the socket is closed. If a child cannot read a file, the child exits.
+    ``cpu_ns`` is the CPU time that the child spent on its last file.
 
     Args:
         command: command of the child, which reads requests of at most ``MAX_REQUEST_BYTES``, each

@@ -20,7 +20,8 @@ class ValueSource(NamedTuple):
     """The tracepoint argument, or struct member, that contains an event's value in bytes.
 
     Attributes:
-        type: C type of the argument: the struct that it points to, a typedef or an integer type.
+        type: C type of the argument: a typedef, an integer type, or the struct that a pointer
+            argument refers to.
         place: index of the argument among the arguments of this type.
         member: path of a 32-bit member of the struct; empty if the argument is the value.
         is_order: whether the argument is an allocation order, so that the value is the size of

@@ -26,7 +26,7 @@ class Uevents:
     """A socket that receives the kernel's uevents (not udev's) without privileges.
 
     Only one thread may call :meth:`wait`, and only one thread at a time may call :meth:`receive`.
-    The other methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
+    All other methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:

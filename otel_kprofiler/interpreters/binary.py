@@ -1,7 +1,7 @@
 """Finds CPython in an ELF file (an executable or libpython).
 
-``_PyRuntime`` has its own section, ``.PyRuntime``, since CPython 3.10. All other addresses come
-from dynamic symbols, which strip(1) keeps.
+``_PyRuntime`` has its own section, ``.PyRuntime``, since CPython 3.10. All addresses except
+``_PyRuntime`` come from dynamic symbols, which strip(1) keeps.
 """
 
 import mmap

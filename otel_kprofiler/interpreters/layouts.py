@@ -2,8 +2,8 @@
 
 CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all releases of a minor version share
 the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. Offsets that it lacks are
-fixed or computed from adjacent members. The fixed offsets are used only if adjacent members have
-the expected offsets.
+fixed or computed from adjacent members. Fixed offsets are used only if adjacent members have the
+expected offsets.
 """
 
 from collections.abc import Mapping

@@ -105,7 +105,7 @@ class PythonProcesses:
     def inspect(self, seen: ProcessSeen) -> bool:
         """Register a sampled process if it runs CPython, and release it otherwise.
 
-        Returns False if a file could not be read, so that the result is not final.
+        Returns False if the result is not final because a file could not be read.
 
         Raises ``PermissionError`` if the process's mappings cannot be read, and other ``OSError``
         if the kernel rejects the registration.

@@ -189,7 +189,7 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """Returns the account of all kinds, from the sampler's and the exporters' accounts.
+        """Combines the sampler's and the exporters' accounts into the account of all kinds.
 
         ``sampled`` has the account of each kind up to the last closed window. ``exporters`` are
         added to the accounts, and may have samples of additional kinds. ``earlier`` has the number

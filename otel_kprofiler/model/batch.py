@@ -24,7 +24,7 @@ class AttributeForm(enum.Enum):
 
 
 class UnnamedFrames(enum.Enum):
-    """How frames without a function name are written."""
+    """Representation of frames without a function name."""
 
     ADDRESSES = "addresses"
     """Frames have a file and an address, but no function; back ends resolve the names."""

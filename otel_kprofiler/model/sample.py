@@ -72,7 +72,7 @@ class RawSample(NamedTuple):
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. The
+        context: the thread context in which ``link`` was current; empty if there is none. The
             context consists of a byte for its kind, a byte for the trace flags, and either
             attributes as encoded by the process (OTEP 4947) or a goroutine's labels.
     """

@@ -192,7 +192,7 @@ def find_cause(
     Args:
         state: why the thread is off the CPU.
         kernel: names of the kernel functions on the thread's stack, leaf first; compiler suffixes
-            (``.isra.0``) are ignored. Empty if hidden or unknown.
+            (``.isra.0``) are ignored; empty if the names are hidden or unknown.
         user: names of the native functions on the thread's stack; compiler suffixes are ignored.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the thread's cgroup has used up its CPU quota.

@@ -109,8 +109,8 @@ WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: minimum duration of waits that are always
-sampled, as of the end of the window. Shorter waits are sampled with a probability proportional to
+"""Attribute of a request's first wait profile: minimum duration of waits that are always sampled,
+as of the end of the window. Waits shorter than this are sampled with a probability proportional to
 their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."

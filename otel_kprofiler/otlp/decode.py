@@ -38,8 +38,8 @@ _ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 def read_profiles(path: str) -> list[Window]:
     """Decode a file's windows from a bare message, length-prefixed messages, or JSON lines.
 
-    A truncated last line or message is ignored. Raises ``PayloadError`` if the file is not OTLP
-    profiles, and ``OSError`` if it cannot be read.
+    A truncated last line or message is ignored. Raises ``PayloadError`` if the file does not
+    contain OTLP profiles, and ``OSError`` if it cannot be read.
     """
     return decode_windows(read_file(path))
 

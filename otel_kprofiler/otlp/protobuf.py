@@ -60,7 +60,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``. Cached, because most strings recur in later windows."""
+    """Encode an entry of ``string_table``. Results are cached, because most strings recur."""
     return delimited(b"\x2a", text.encode())
 
 

@@ -71,8 +71,8 @@ def read_perf_data(
     or runs the kernel, with the same build id. Frames that are not symbolized consist of only a
     file and an offset.
 
-    ``written_unix_ns`` is the Unix time at which the file was written. Assumes that the last record
-    is from this time, unless the file specifies its clock (``perf record -k``). ``notify`` is
+    ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
+    of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a sentence about missing data. ``names`` finds the names of code addresses; by
     default, in this host's files. Raises ``PayloadError`` if the file is damaged, not supported, or
     contains no samples.

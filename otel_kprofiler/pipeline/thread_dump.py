@@ -170,7 +170,7 @@ class ThreadDumper:
         return reading
 
     def _read_stacks(self) -> ThreadReading:
-        """Read the stacks, repeatedly while their unwind tables are being loaded."""
+        """Read the stacks, retrying while unwind tables are being loaded."""
         until_s = time.monotonic() + _MOST_WAIT_S
         for _ in range(_PASSES):
             reading = self._reader.read()

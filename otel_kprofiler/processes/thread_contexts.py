@@ -160,7 +160,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
-    """Decodes the labels of a goroutine, except for the span's ids."""
+    """Decodes the labels of a goroutine, except the span's ids."""
     labels: dict[str, str] = {}
     for key, value in split_named(context[2:]):
         name = _check_name(key.decode("utf-8", "replace"))

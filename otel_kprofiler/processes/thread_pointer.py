@@ -207,7 +207,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
     """Returns the variable's place, given its thread pointer offset; None if unresolved (0).
 
-    The offset is negative on x86-64. A positive offset is smaller than any address.
+    Offsets are negative on x86-64. Positive offsets are smaller than any memory address.
     """
     if kinds.head is not None:
         return ContextPlace(word) if kinds.head <= word < _MOST_ABOVE else None

@@ -126,11 +126,11 @@ class RecordingWriter:
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files that contain the addresses in user stacks. Call this once."""
+        """Add the files that contain the addresses in user stacks. Call this method only once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
-        """Add the code objects of Python frames. Call this once."""
+        """Add the code objects of Python frames. Call this method only once."""
         for code in codes:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 

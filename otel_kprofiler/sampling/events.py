@@ -51,7 +51,7 @@ class Events(Protocol):
         """Disable the events. Once this method returns, the program no longer runs."""
 
     def close(self) -> None:
-        """Close the descriptors and do nothing else, so that a forked child may call this."""
+        """Close the descriptors and do nothing else. May be called in a forked child."""
 
 
 class _CpuEvent(NamedTuple):

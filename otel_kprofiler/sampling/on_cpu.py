@@ -405,8 +405,8 @@ def _horizon(now: int, attached: Attachment) -> int:
     """Returns the earliest possible time of records reserved after this call; 0 if unknown.
 
     On each CPU, the program flags a record as in flight before it reads the clock, and then
-    publishes the record's time. The next record of a CPU without a record in flight is therefore
-    later than ``now``.
+    publishes the record's time. If a CPU has no record in flight, its next record is later than
+    ``now``.
     """
     for _ in range(_IN_FLIGHT_TRIES):
         since = [time for time in attached.lines.in_flight() if time]

@@ -45,7 +45,7 @@ class SamplerConfig:
         max_unwind_work: maximum number of work units for unwinding a user stack in interrupt
             context. 1000 units take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: maximum kernel memory for unwind tables.
-        max_table_bytes: maximum size of a file's unwind table. Larger tables are not used.
+        max_table_bytes: maximum size of a file's unwind table. Tables above this size are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the
             first sample. The limit is extended by up to half if listing the programs takes too
             long. If 0, tables are loaded on demand, too late for the first sample that requires a
@@ -214,9 +214,9 @@ class Sampler(Protocol):
     def wait_new(self, least_s: float, most_s: float) -> None:
         """Block until a sample from a process that started after the last :meth:`drain` is ready.
 
-        The new process can then be identified while it is still running. Blocks for at least
-        ``least_s`` and at most ``most_s`` seconds, unless the ring is half full or :meth:`wake` is
-        called.
+        Allows the caller to identify a new process while the process is still running. Blocks for
+        at least ``least_s`` and at most ``most_s`` seconds, unless the ring is half full or
+        :meth:`wake` is called.
         """
 
     def wait_first(self, timeout_s: float) -> bool:

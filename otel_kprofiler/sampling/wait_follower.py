@@ -319,7 +319,7 @@ def open_waits(
 ) -> Iterator[WaitFollower | None]:
     """Keeps the loaded programs attached in a ``with`` block; yields None if waits are off.
 
-    Raises ``OSError``, or ``HostError`` if this process may not attach the programs.
+    Raises ``OSError``, or ``HostError`` if this process is not permitted to attach the programs.
     """
     if offsets is None or config.off_cpu is None:
         yield None

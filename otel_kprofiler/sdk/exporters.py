@@ -39,7 +39,7 @@ class InMemoryProfileExporter(ProfileExporter):
         self._stopped = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Keep the batch."""
+        """Store the batch in memory."""
         with self._lock:
             if self._stopped:
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")

@@ -262,7 +262,7 @@ class KernelProfiler(ForkAware):
         SIGTERM has no effect while the main thread is blocked in native code.
 
         Raises:
-            ValueError: this is not the main thread.
+            ValueError: the calling thread is not the main thread.
         """
         come_before_sigterm(flush=self._flush_provider, end=self._shut_down_provider)
 

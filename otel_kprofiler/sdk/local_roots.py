@@ -409,7 +409,7 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """Adds a local root's name and labels to a sample. The sample's labels take precedence."""
+    """Adds a local root's name and labels to a sample, without overriding the sample's labels."""
     link = sample.link
     if link is None:
         return sample

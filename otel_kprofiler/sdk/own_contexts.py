@@ -21,7 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Makes the sampler read this process's thread contexts if spans require it. Not thread-safe.
+    """Makes the sampler read this process's thread contexts if spans appear only there.
+
+    Not thread-safe.
 
     Args:
         reader: the sampler's reader of thread contexts; None if the sampler cannot read them.

@@ -74,7 +74,7 @@ class SideResolver(Protocol[StateT]):
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending reads. No new samples may arrive afterwards.
+        """Wait for pending reads. No new samples may arrive after this call.
 
         Provisional samples are then resolved again.
         """

@@ -14,7 +14,7 @@ from otel_kprofiler.tracking.process_records import ExecRecord, MapRecord, TaskR
 class Started(NamedTuple):
     """A process started, or was running when the stream started or a loss was repaired.
 
-    A forked process has its parent's mappings, without events for them.
+    A forked process inherits its parent's mappings, for which no events are generated.
 
     Attributes:
         time_ns: boottime of the event.

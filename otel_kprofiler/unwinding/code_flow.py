@@ -250,7 +250,7 @@ class Flow:
         """Returns ``states``, excluding code reached only through calls that may not return.
 
         Keeps code that leads to ``ends`` (such as returns), and code that can be reached from such
-        code or from ``starts`` without these calls.
+        code or from ``starts`` without calls that may not return.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}

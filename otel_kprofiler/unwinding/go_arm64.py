@@ -317,8 +317,8 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """Generates the rows of a frameless function that jumps to another stack or aborts.
 
-    The rows end after the first instruction that changes x30 or sp. If that instruction is a call,
-    the rows end before it, because the row for the call also applies while the callee runs.
+    The rows end after the first instruction that changes x30 or sp, or before this instruction if
+    it is a call, because the row for a call also applies while the callee runs.
     """
     for at, register in find_changes(code):
         if register != FP:

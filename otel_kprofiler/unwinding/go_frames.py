@@ -4,8 +4,9 @@ Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the cal
 has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which
 records the frame size at every instruction.
 
-:func:`main` runs in a child process that imports only a few modules of this package. It receives
-files, each with these arguments, and replies with the number of pairs, the pairs and the frames:
+:func:`main` runs in a child process that imports only a few modules of this package. The child
+receives files, each with the following arguments, and replies with the number of pairs, the pairs
+and the frames:
 
 MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT…
 

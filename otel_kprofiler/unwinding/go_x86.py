@@ -161,7 +161,7 @@ class X86:
 
     @staticmethod
     def make_packed_shape(packed: bytes) -> Shape | None:
-        """Returns the shape of functions with these packed frame sizes; None if these are rare."""
+        """Returns the shape for these packed frame sizes; None if the sizes are rare."""
         return _STEPS.find(packed)
 
     def make_shape(self, sizes: Sizes) -> Shape:

@@ -49,11 +49,11 @@ def list_running(
     """Returns a request for each file that processes have mapped as code.
 
     Sorts files by the CPU time of their processes, then by the number of processes. ``pids``
-    selects processes by their ids in ``/proc``; if empty, all are listed. ``mapped`` contains the
-    inode numbers of further files to list, which this process has mapped (:func:`map_files`).
-    ``is_inner`` states whether this process is in a pid namespace other than the initial one.
-    Listing ends at the monotonic time ``until_s``, even if incomplete. Raises ``OSError`` if the
-    kernel rejects the iterator.
+    selects processes by their ids in ``/proc``; if empty, all processes are listed. ``mapped``
+    contains the inode numbers of further files to list, which this process has mapped
+    (:func:`map_files`). ``is_inner`` states whether this process is in a pid namespace other than
+    the initial one. Listing ends at the monotonic time ``until_s``, even if incomplete. Raises
+    ``OSError`` if the kernel rejects the iterator.
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}

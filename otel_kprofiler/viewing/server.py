@@ -108,8 +108,8 @@ class PageServer:
         endpoint: ``host:port`` to listen on. Port 0 selects a free port.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
-        names_file: returns whether a source file is served. The function is called in server
-            threads, and on loopback addresses only.
+        names_file: returns whether a source file is served; called in server threads, and only when
+            listening on a loopback address.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
     """Returns the sections in ``modules.builtin.ranges``, and the number of malformed lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
-    lower. If such an end is below the range's start, returns an empty range.
+    lower. A range whose end is below its start becomes empty.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -177,7 +177,7 @@ class KallModSyms(NamedTuple):
     """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
-        ranges: code ranges of built-in modules. Adjacent code of the same modules is a single
+        ranges: code ranges of built-in modules. Adjacent code of the same modules forms a single
             range. A symbol without a size extends to the symbol on the next line.
         sizes: alternating addresses and sizes of the functions whose size is listed.
         bad: the number of malformed lines.
@@ -228,8 +228,8 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
-    ``sizes`` alternates the address and the size of each function, sorted by address. Where
-    functions overlap, uses only the last end.
+    ``sizes`` alternates the address and the size of each function, sorted by address. If functions
+    overlap, only the last end is used.
     """
     if not sizes:
         return core

@@ -56,7 +56,7 @@ class ElfImage(NamedTuple):
     """A 64-bit ELF file.
 
     Attributes:
-        name: ``vmlinux``, or the module's name with ``_`` for ``-``.
+        name: ``vmlinux``, or the module's name, in which ``_`` replaces ``-``.
         relocatable: whether the file is a module, whose sections have no addresses yet.
         byte_order: the byte order, as in ``struct``: ``<`` or ``>``.
         data: the decompressed content of the file.

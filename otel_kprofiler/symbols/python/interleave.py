@@ -1,10 +1,10 @@
 """Replaces native frames of the interpreter with the Python functions that they run.
 
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
-native frame is identified by its name, or by its address if the loop's location in the file is
-known. A chain of Python frames, which ends with the frame that C code entered, replaces the native
-frame. If the numbers of chains and native frames differ, the Python frames follow all native
-frames, at the root end of the stack.
+native frame is identified by its name, or by its address if the location of the evaluation loop in
+the file is known. A chain of Python frames, which ends with the frame that C code entered, replaces
+the native frame. If the numbers of chains and native frames differ, the Python frames follow all
+native frames, at the root end of the stack.
 """
 
 import enum
@@ -148,7 +148,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 
 
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
-    """Merges both sides into alternating runs.
+    """Merges the native and Python sides into alternating runs.
 
     The outermost run of native frames is assigned the status of ``native``, and the outermost run
     of Python frames that of ``python``.

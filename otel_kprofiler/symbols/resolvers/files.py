@@ -96,11 +96,11 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolSources, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Reads a file, which may then be closed. If its symbols are damaged, functions have no names.
+    """Reads a file, which may be closed afterwards.
 
-    ``path`` is the path as seen by a process that has mapped the file. ``root`` is the root
-    directory of that process; empty for the calling process. Raises ``ElfError`` if the headers are
-    damaged.
+    If its symbols are damaged, functions have no names. ``path`` is the path as seen by a process
+    that has mapped the file. ``root`` is the root directory of that process; empty for the calling
+    process. Raises ``ElfError`` if the headers are damaged.
     """
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, which has no segment contents

@@ -28,7 +28,8 @@ class ReadingBudget:
     Before they allocate memory, readers reserve an amount estimated from sizes in the file.
 
     Attributes:
-        limit_bytes: limit for a file, and thus for all reserved memory; no limit by default.
+        limit_bytes: limit on reserved memory, and thus on the memory for a single file; no limit by
+            default.
         make_space: called after a reservation, to evict finished tables.
     """
 

@@ -252,7 +252,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """The caller may replace a zero once its index is yielded."""
+    """Yields the indices of zeros. The caller may replace each zero after receiving its index."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -42,7 +42,7 @@ def demangle(name: str) -> str:
 
 
 def has_cxx_runtime() -> bool:
-    """Returns whether C++ names can be demangled, which needs libstdc++ or libc++abi."""
+    """Returns whether C++ names can be demangled, which requires libstdc++ or libc++abi."""
     return _find_runtime() is not None
 
 

@@ -342,7 +342,7 @@ class GoLines(GoTable):
     """Source lines and inlined calls of a Go program. Thread-safe.
 
     For Go before 1.20, inlined code is attributed to the function that contains it, without a line.
-    Duplicates the file's descriptor. Raises ``OSError`` if this fails.
+    Duplicates the file's descriptor; raises ``OSError`` on failure.
     """
 
     def __init__(

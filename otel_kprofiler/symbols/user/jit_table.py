@@ -14,7 +14,7 @@ MAX_BYTES: Final = 8 << 20
 MAX_FORMER: Final = 1024
 """Maximum number of replaced functions to keep."""
 MAX_FORMER_BYTES: Final = 1 << 20
-"""Memory limit for replaced functions, with their lines; the oldest are evicted."""
+"""Memory limit for replaced functions, including their lines; the oldest functions are evicted."""
 MAX_CODE_BYTES: Final = 1 << 30
 _ROW_BYTES: Final = 96  # per function, excluding its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""Opens the source lines of a file with symbolic or drgn."""
+"""Opens the table of a file's source lines, using symbolic or drgn."""
 
 import importlib.util
 import logging

@@ -12,9 +12,9 @@ these rules:
 - If the function at an address changed between two reads, the address has the old name until the
   first read, the new name from the second read on, and no name in between.
 
-New code is therefore never given an old name, provided that the writer lists functions before it
-calls them, as all writers above do. Until a writer flushes buffered lines, old names may be shown.
-Old names also remain if unlisted code takes the place of freed code.
+New code never has an old name if the writer lists each function before the first call, as all
+writers listed above do. Until a writer flushes buffered lines, old names may be shown. Old names
+also remain if unlisted code takes the place of freed code.
 """
 
 import os

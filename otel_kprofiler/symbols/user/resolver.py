@@ -277,7 +277,8 @@ class UserResolver(Stateless):
 
     Args:
         files: details of files. The table store adds a file when its code is first sampled.
-        names: looks up function names; closed with the resolver. None leaves frames unsymbolized.
+        names: looks up function names; closed with the resolver. If None, frames are not
+            symbolized.
     """
 
     def __init__(
