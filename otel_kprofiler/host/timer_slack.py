@@ -15,7 +15,7 @@ _PR_GET_TIMERSLACK: Final = 30
 
 @contextmanager
 def coarse_timers() -> Iterator[None]:
-    """Increase the timer slack of threads that this thread or its descendants start.
+    """Increase the timer slack of threads started in the context by this thread or its descendants.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. The slack of
