@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from click.testing import CliRunner
+
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 
 
@@ -19,4 +21,11 @@ def run_checked(*words, **options):
     """Runs a command that must succeed."""
     done = run_command(*words, **options)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def invoke(command, *words, status=0, **options):
+    """Calls a click command in this process, and returns its result, whose status it checks."""
+    done = CliRunner().invoke(command, list(map(str, words)), **options)
+    assert done.exit_code == status, done.output
     return done

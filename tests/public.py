@@ -84,8 +84,7 @@ def can_run(*command: object) -> bool:
     setpriv drops its rights only when it executes its program. That program, env, therefore
     executes the command.
     """
-    words = [*NOBODY, "env", *command]
-    return subprocess.run(words, cwd="/", capture_output=True).returncode == 0
+    return subprocess.run([*NOBODY, "env", *command], cwd="/", capture_output=True).returncode == 0
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:

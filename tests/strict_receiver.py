@@ -100,8 +100,7 @@ class StrictReceiver:
         if request.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         status = 400 if self.take(kind, body) else 200
-        answer = b"{}" if kind == "application/json" else b""
-        request.reply(status, answer, Content_Type=kind)
+        request.reply(status, b"{}" if kind == "application/json" else b"", Content_Type=kind)
 
     def take(self, kind, payload):
         (parsed,) = parse_payloads(payload)

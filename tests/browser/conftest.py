@@ -137,8 +137,7 @@ class Browser:
         self.mouse("mouseReleased", *end)
 
     def screenshot(self, path):
-        data = self.call("Page.captureScreenshot")["data"]
-        path.write_bytes(base64.b64decode(data))
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
         self._session = None

@@ -63,8 +63,7 @@ def busy_host(samples, *, stacks, seconds=60, cpus=8, seed=1):
         outer = walk(python if processes[owner][0] == "p" else user, owner, rng.randint(6, 12))
         inner = walk(user, owner * 7, rng.randint(7, 14))
         below = walk(kernel, owner % 4, rng.randint(7, 14)) if number % 5 < 3 else []
-        frames = (*below[::-1], *inner[::-1], *outer[::-1])
-        stack = Stack.from_frames(frames)
+        stack = Stack.from_frames((*below[::-1], *inner[::-1], *outer[::-1]))
         center, spread = rng.random() * seconds, seconds * rng.choice((0.03, 0.3, 1))
         shares = min(count, cpus)
         for share in range(shares):

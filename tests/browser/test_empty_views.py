@@ -57,8 +57,7 @@ def test_a_comparison_of_two_empty_intervals_offers_to_show_the_whole_time(page)
 
 def test_a_comparison_outside_of_the_recording_gives_a_single_reason(page):
     go(page, "baseline=0-500&range=600-900")
-    reason = "No samples of on_cpu pass: time outside of the recording."
-    assert page.evaluate(REASON) == reason
+    assert page.evaluate(REASON) == "No samples of on_cpu pass: time outside of the recording."
 
 
 def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
@@ -105,8 +104,7 @@ def test_the_table_reports_a_search_without_matches(page):
 
 
 def test_the_sandwich_view_states_that_the_selected_function_has_no_samples(page):
-    ids = page.evaluate(IDS)
-    go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
+    go(page, f"tab=sandwich&process=sh&chosen={page.evaluate(IDS)['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (
         "No samples of ext4_read remain: choose another function."
     )

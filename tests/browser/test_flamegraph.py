@@ -312,8 +312,7 @@ def timeline(browser):
                          [10**18 + 7 * second + n * second // 20 for n in range(60)]),
         ]),
     ]  # fmt: skip
-    profile = replace(window(*groups), end_unix_ns=10**18 + 10 * second)
-    browser.show([profile])
+    browser.show([replace(window(*groups), end_unix_ns=10**18 + 10 * second)])
     return browser
 
 
@@ -469,8 +468,7 @@ def timed(browser, expression):
 
 @pytest.mark.long
 def test_a_page_with_a_million_samples_opens_and_filters_without_delay(browser, tmp_path):
-    path = million_page(tmp_path)
-    browser.open(path.as_uri())
+    browser.open(million_page(tmp_path).as_uri())
     took = {"open": browser.evaluate("Number(document.documentElement.dataset.openedMs)")}
     assert "1,000,000 samples" in text(browser, "details")
     for tab in ("flame", "callers", "table", "sandwich"):

@@ -48,8 +48,7 @@ def hover_group(page, group):
 def test_narrow_callers_are_grouped_and_the_group_shows_their_sum(narrow):
     groups = [group for group in narrow.evaluate(GROUPS) if group["row"] == 2]
     assert [(group["more"], group["value"]) for group in groups] == [(NARROW, NARROW)]
-    wide = boxes(narrow, "do_syscall_64")[0]["width"]
-    assert groups[0]["width"] == pytest.approx(wide / 2)
+    assert groups[0]["width"] == pytest.approx(boxes(narrow, "do_syscall_64")[0]["width"] / 2)
     shown = hover_group(narrow, groups[0])
     assert shown["title"] == "2,000 more"
     assert shown["rows"]["Total"] == "2,000 samples"
@@ -105,5 +104,4 @@ def test_the_next_match_is_scrolled_into_view(browser, width, height):
     top, bottom = browser.evaluate(
         "(b => [b.top, b.bottom])(viewer.panes[0].graph.element.getBoundingClientRect())"
     )
-    y = place(browser, "level_3")[1]
-    assert max(top, 0) < y < min(bottom, height)
+    assert max(top, 0) < place(browser, "level_3")[1] < min(bottom, height)

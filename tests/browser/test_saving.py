@@ -74,8 +74,7 @@ def test_png_has_the_size_of_the_visible_graph(page, tmp_path):
     data = saved(page, tmp_path, "p", "graph.png")
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     size = [int.from_bytes(data[at : at + 4], "big") for at in (16, 20)]
-    canvas = page.evaluate("(c => [c.width, c.height])(viewer.panes[0].graph.canvas)")
-    assert size == canvas
+    assert size == page.evaluate("(c => [c.width, c.height])(viewer.panes[0].graph.canvas)")
 
 
 def test_tables_can_be_saved_only_as_csv(page):

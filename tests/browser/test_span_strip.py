@@ -1,11 +1,11 @@
 """The page's span strip shows how spans spent their time."""
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.model import SpanLink
 from tests.browser.test_accessibility import check_accessibility
+from tests.commands import invoke
 from tests.page import data
 from tests.unit.analysis.test_span_parts import MS, A, B, parts, write
 
@@ -28,8 +28,7 @@ def profile(tmp_path):
 
 def page_of(profile, *arguments):
     path = f"{profile}.html"
-    done = CliRunner().invoke(command, ["--force", "-o", path, *arguments, profile])
-    assert done.exit_code == 0, done.output
+    invoke(command, "--force", "-o", path, *arguments, profile)
     return path
 
 

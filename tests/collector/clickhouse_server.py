@@ -16,6 +16,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.wire import pack_varint
+
 USER, PASSWORD = "reader", "s3cret-word"
 """The credentials that are checked if a client sends a user other than ``default``."""
 _INSERT = re.compile(r"insert\s+into\s+(\S+)\s*\((.*?)\)", re.IGNORECASE | re.DOTALL)
@@ -26,28 +28,19 @@ _REVISION = 54483
 _QUERY = {"select", "show", "describe", "desc", "with", "exists"}
 
 
-def _varint(number):
-    result = bytearray()
-    while number > 127:
-        result.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*result, number))
-
-
 def _text(text):
     data = text.encode()
-    return _varint(len(data)) + data
+    return pack_varint(len(data)) + data
 
 
 def _block(columns, rows):
     """Encodes a block of strings and 32-bit numbers in the format of server revision 54454."""
     info = b"\x01\x00\x02" + struct.pack("<i", -1) + b"\x00"
-    data = info + _varint(len(columns)) + _varint(len(rows))
+    data = info + pack_varint(len(columns)) + pack_varint(len(rows))
     for at, (name, kind) in enumerate(columns):
         data += _text(name) + _text(kind) + b"\x00"
         for row in rows:
-            is_number = kind == "UInt32"
-            data += struct.pack("<I", int(row[at])) if is_number else _text(str(row[at]))
+            data += struct.pack("<I", int(row[at])) if kind == "UInt32" else _text(str(row[at]))
     return data
 
 

@@ -83,9 +83,8 @@ def pytest_collection_finish(session):
         return
     if all(program_path(version).exists() for version in ALL_VERSIONS):
         return
-    command = ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"]
     process = subprocess.Popen(
-        command,
+        ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"],
         cwd=session.config.rootpath,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
@@ -271,8 +270,7 @@ def resolve(request):
             strings(tables["functionTable"][line["functionIndex"]]["nameStrindex"])
             for line in location.get("lines", [])
         )
-        name = strings(mapping.get("filenameStrindex", 0))
-        return name, int(location.get("address", 0)), names
+        return strings(mapping.get("filenameStrindex", 0)), int(location.get("address", 0)), names
 
     def value_type(value):
         value = value or {}

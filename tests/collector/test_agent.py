@@ -43,8 +43,7 @@ def lines(path):
 def test_every_sample_taken_arrives_exactly_once(collector, tmp_path, samples_of):
     account = run_agent(tmp_path, collector.grpc_endpoint, seconds=4)
     collector.stop()
-    requests = lines(collector.output)
-    samples = samples_of(requests)
+    samples = samples_of(lines(collector.output))
     arrived = len(samples)
     assert account["gaps"] == []
     assert account["taken"] > 4 * 199

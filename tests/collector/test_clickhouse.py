@@ -387,8 +387,7 @@ def test_view_shows_profiles_from_a_clickhouse_table(engine, stored):
             command.kill()
     of_file = report("--service", "shop", "--by", "process", stored)
     (on_cpu,) = [kind for kind in of_file if kind["kind"] == "on_cpu"]
-    count = sum(n for key, n in sampled(data).items() if key[4] == "on_cpu")
-    assert count == on_cpu["samples"]
+    assert sum(n for key, n in sampled(data).items() if key[4] == "on_cpu") == on_cpu["samples"]
     assert data["title"].startswith("otel")
 
 
@@ -444,16 +443,14 @@ def test_top_keeps_its_samples_while_clickhouse_does_not_respond(
 
 
 def test_top_exits_if_its_first_read_of_a_table_fails(engine, stored):
-    words = ["top", "--once", "--from", f"{engine.address()}?table=none"]
-    assert "none" in run(*words, status=1)
+    assert "none" in run("top", "--once", "--from", f"{engine.address()}?table=none", status=1)
 
 
 @pytest.mark.long
 def test_diff_compares_services_and_time_ranges_of_a_clickhouse_table(engine, stored, tmp_path):
     sides = [f"{engine.address()}?service.name={name}" for name in ("shop", "shipping")]
     times = [f"--time-{side}=0s..{WINDOWS}s" for side in ("before", "after")]
-    result = json.loads(run("diff", "--json", *times, *sides))["kinds"]
-    for kind in result:
+    for kind in json.loads(run("diff", "--json", *times, *sides))["kinds"]:
         for side, name in (("before", "shop"), ("after", "shipping")):
             (same,) = [
                 one

@@ -119,8 +119,7 @@ def test_addresses_in_the_configuration_refer_to_existing_services(services):
     collector = services["collector"]
     assert collector["environment"] == services["clickhouse"]["environment"]
     assert collector["environment"]["CLICKHOUSE"] == "tcp://clickhouse:9000"
-    text = (DEMO / "collector.yaml").read_text()
-    assert "endpoint: page:4317" in text
+    assert "endpoint: page:4317" in (DEMO / "collector.yaml").read_text()
     assert "0.0.0.0:4317" in services["page"]["command"]
     assert services["report"]["entrypoint"][-1].startswith("clickhouse://clickhouse:")
 
@@ -138,8 +137,7 @@ def shows_the_service(address):
 
 
 def stored_services(engine):
-    tables = [name for (name,) in engine.ask("SHOW TABLES FROM otel")]
-    if "otel_profiles" not in tables:
+    if "otel_profiles" not in [name for (name,) in engine.ask("SHOW TABLES FROM otel")]:
         return set()
     query = "SELECT DISTINCT ServiceName, SampleType FROM otel.otel_profiles"
     return {tuple(row) for row in engine.ask(query)}

@@ -150,8 +150,7 @@ def test_the_package_installs_runs_upgrades_and_purges(packages, root, collector
     first, second = packages
     before = root.list_files()
 
-    said = root.dpkg("--install", first)
-    assert "systemctl enable --now otel-kprofiler" in said
+    assert "systemctl enable --now otel-kprofiler" in root.dpkg("--install", first)
     assert root.run("dpkg", "--verify", "otel-kprofiler") == ""
     version = read_field(first, "Version").rpartition("-")[0]
     assert version in root.run("otel-kprofiler", "--version")

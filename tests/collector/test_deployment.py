@@ -80,10 +80,9 @@ def installed(namespaces, tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, ROOT], check=True)
     (wheel,) = wheels.glob("*.whl")
-    python = "/opt/otel-kprofiler/bin/python"
     for words in (
         ["/usr/bin/python3", "-m", "venv", "/opt/otel-kprofiler"],
-        [python, "-m", "pip", "-q", "install", wheel],
+        ["/opt/otel-kprofiler/bin/python", "-m", "pip", "-q", "install", wheel],
     ):
         subprocess.run(namespaces.command(*words, online=True), check=True)
     return namespaces

@@ -144,8 +144,7 @@ def check_links(samples, spans, threads):
 
 
 def linked_samples(collector, samples_of):
-    samples = samples_of(collector.arrived())
-    return [sample for sample in samples if sample[5] != ("", "")]
+    return [sample for sample in samples_of(collector.arrived()) if sample[5] != ("", "")]
 
 
 def load_until(condition, port, seconds):
@@ -196,8 +195,7 @@ def test_span_links_agree_with_the_service_log_and_the_traces(
     print(f"{linked} linked of {len(samples)}; {right} of {inside} inside a span")  # noqa: T201
     assert linked >= 1000
     assert right >= 0.99 * inside
-    services = {dict(resource)["service.name"] for resource, *_ in samples}
-    assert services == {"service"}
+    assert {dict(resource)["service.name"] for resource, *_ in samples} == {"service"}
     assert report_by_span(collector.output) == Counter(link for *_, link, _ in samples)
     pids = {dict(resource)["process.pid"] for resource, *_ in samples}
     assert len(pids) >= (1 if kind == "asyncio" else 2)

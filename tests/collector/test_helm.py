@@ -160,8 +160,7 @@ def test_one_option_sets_the_collectors_address(tmp_path):
 
 def test_a_changed_configuration_restarts_the_agents():
     def annotations(*words):
-        entry = by_kind(render(*words))["DaemonSet"]
-        return entry["spec"]["template"]["metadata"]["annotations"]
+        return by_kind(render(*words))["DaemonSet"]["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations() == annotations("--set", "maxUnavailable=2")
     assert annotations() != annotations("--set", COLLECTOR)

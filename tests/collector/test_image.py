@@ -72,8 +72,7 @@ def image(tmp_path_factory):
     )
     container = storage.run("from", IMAGE)
     about = json.loads(storage.run("inspect", "--type", "image", IMAGE))
-    path = storage.run("mount", container)
-    yield path, about["OCIv1"]["config"]
+    yield storage.run("mount", container), about["OCIv1"]["config"]
     storage.run("umount", container)
     storage.run("rm", "--all")
     shutil.rmtree(directory)

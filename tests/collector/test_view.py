@@ -149,5 +149,4 @@ def test_the_page_agrees_with_report_on_the_collectors_file(
     assert peak <= MAX_RSS_KIB
     command.send_signal(signal.SIGINT)
     assert command.wait(120) == 0
-    said = command.stderr.read()
-    assert f"{count:,} samples kept, 0 too old" in said
+    assert f"{count:,} samples kept, 0 too old" in command.stderr.read()

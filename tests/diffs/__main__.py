@@ -60,8 +60,7 @@ def record_all(program, folder, runs, **options):
 
 def compare(before, after, by):
     words = [*COMMAND, "diff", "--by", by, "--json", str(before), str(after)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
-    (kind,) = json.loads(done.stdout)["kinds"]
+    (kind,) = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)["kinds"]
     return kind
 
 

@@ -206,8 +206,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(run_agent
     agent.config.write_text(text.replace("[otlp_grpc]", "[otlp_grpc, otlp_grpc/second]"))
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_until(lambda: len(second.payloads) > 3)
-    account = agent.stop()
-    not_offered = account["exporters"]["otlp_grpc/second"]["not_offered"]
+    not_offered = agent.stop()["exporters"]["otlp_grpc/second"]["not_offered"]
     assert not_offered > 0
     for receiver, lost in ((first, {}), (second, {LossCause.NOT_OFFERED: not_offered})):
         got = Arrived(receiver.payloads)

@@ -91,8 +91,7 @@ def count_functions(payloads):
 
 def list_waits(agent):
     """Returns the kernel function in which each of the agent's threads waits."""
-    places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
-    return [place.read_text() for place in places]
+    return [place.read_text() for place in Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")]
 
 
 def count_waiting(agent):

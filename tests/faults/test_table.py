@@ -18,8 +18,7 @@ PID = 4242
 
 def payload(number, samples, totals):
     stamps = tuple(number * 1000 + at for at in range(samples))
-    sample = WindowSample(Stack(()), PID, "t", 0, None, stamps)
-    group = {"process.pid": PID}, (sample,)
+    group = {"process.pid": PID}, (WindowSample(Stack(()), PID, "t", 0, None, stamps),)
     start = number * 1000
     window = make_window(start, start + 999, group, taken=samples, totals=totals)
     return encode_window(window).batches[0].payload
@@ -29,8 +28,7 @@ def payload(number, samples, totals):
 def received():
     first = payload(1, 5, StreamTotals("ab", 5, 5, {}))
     lost = {LossCause.QUEUE_FULL: 3, LossCause.RING_FULL: 2}
-    last = payload(3, 4, StreamTotals("ab", 12, 14, lost))
-    return Received([first, last, first], PID)
+    return Received([first, payload(3, 4, StreamTotals("ab", 12, 14, lost)), first], PID)
 
 
 def test_samples_that_arrive_twice_count_once(received):

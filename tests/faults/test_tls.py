@@ -220,8 +220,7 @@ def test_a_response_sent_before_the_request_is_complete_is_read(authority, answe
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
     for _ in range(8):  # the write may fail in several ways or succeed
         exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
-        result = exporter.export(LARGE)
-        assert result.lost == {LossCause.TOO_LARGE: 1}
+        assert exporter.export(LARGE).lost == {LossCause.TOO_LARGE: 1}
         exporter.shutdown()
     assert "SSLEOFError" not in caplog.text
 

@@ -89,8 +89,7 @@ def test_damaged_dwarf_is_read_or_rejected(reader, program, tmp_path):
         table.close()
         assert time.monotonic() - started < 120
     assert known
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert after - before < 64 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
 def test_arbitrary_dwarf_abbreviations_are_parsed_safely():

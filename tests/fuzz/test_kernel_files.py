@@ -135,8 +135,7 @@ def test_arbitrary_elf_notes_are_parsed_safely(data):
 def test_arbitrary_ranges_of_builtin_modules_are_parsed_safely(data, kallsyms):
     sections, bad = parse_builtin_ranges(data)
     assert bad <= len(data.decode("utf-8", "backslashreplace").splitlines())
-    core = parse_kallsyms([kallsyms]).core
-    check_ranges(place_ranges(sections, core)[0])
+    check_ranges(place_ranges(sections, parse_kallsyms([kallsyms]).core)[0])
 
 
 @given(damaged("kallmodsyms"), st.integers(1, 300))

@@ -14,8 +14,7 @@ GUEST = os.environ.get("OTEL_KPROFILER_GUEST", "")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        mark = item.get_closest_marker("kernel")
-        if mark is not None:
+        if item.get_closest_marker("kernel") is not None:
             promise = (item.function.__doc__ or item.name).splitlines()[0].rstrip(".")
             item.user_properties.append(("feature", promise))
     if GUEST:

@@ -158,8 +158,7 @@ def test_rapid_module_loads_at_one_address_never_cause_a_wrong_name():
             try:
                 for number in range(STORM):
                     started_ns = boot_ns()
-                    variant = ("spin", "other", "other", "spin")[number % 4]
-                    with spinning(variant) as file:
+                    with spinning(("spin", "other", "other", "spin")[number % 4]) as file:
                         loaded_ns = boot_ns()
                         # Every other module stays loaded long enough to be named.
                         time.sleep((3, 0)[number % 2] + chance.uniform(0, 0.3))

@@ -69,8 +69,7 @@ def test_samples_before_and_after_a_module_reload_have_the_correct_names():
         symbolizer = KernelSymbolizer.live()
         before = sample(1)
     with spinning("other") as second:
-        reloaded_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        symbolizer.reload(reloaded_ns)
+        symbolizer.reload(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         after = sample(1)
     assert first.build_id != second.build_id
     old = spin_stacks(symbolizer, before, "kprof_leaf")

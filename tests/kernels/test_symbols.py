@@ -211,8 +211,7 @@ def test_executable_sections_with_unusual_names_belong_to_their_module(modules):
     """Executable sections with unusual names belong to their module."""
     with spinning() as file:
         symbolizer = KernelSymbolizer.live()
-        module = symbolizer.module("kprof_spin")
-        assert ".kprof.text" in {part.name for part in module.ranges}
+        assert ".kprof.text" in {part.name for part in symbolizer.module("kprof_spin").ranges}
         (mid,) = file.functions["kprof_mid"]
         assert symbolizer.find("kprof_mid")[0].rva == mid.start
     remove()

@@ -253,8 +253,7 @@ def test_help_takes_little_cpu_time():
 def record_as_nobody(python, directory, *capabilities):
     words = ["record", "-d", "0.5s", "-F", "499", "-o", "x.otlp"]
     with busy():
-        by = [*as_nobody(*capabilities), python.command]
-        return run_command(*words, by=by, cwd=directory)
+        return run_command(*words, by=[*as_nobody(*capabilities), python.command], cwd=directory)
 
 
 @pytest.fixture

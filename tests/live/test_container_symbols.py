@@ -208,8 +208,7 @@ ENTERED = {
 @LIBBPF
 @pytest.mark.parametrize("how", ENTERED)
 def test_samples_of_a_container_have_the_names_from_its_debug_file(how, tmp_path):
-    container = Container(tmp_path, BUILD_ID)
-    with container.running(BESIDE, ENTERED[how]):
+    with Container(tmp_path, BUILD_ID).running(BESIDE, ENTERED[how]):
         wait_until(lambda: any(leaf.function == "hot" for leaf in leaves(sample_host(1.0))))
 
 

@@ -190,8 +190,7 @@ def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     assert mapper["state"] == "uninterruptible"
     assert "fuse_file_mmap" in functions(mapper, "kernel")
     assert functions(mapper, "user")[-1] == "_start"
-    reader = next(t for t in threads if "read_page" in functions(t, "python"))
-    assert reader["cause"] == "disk"
+    assert next(t for t in threads if "read_page" in functions(t, "python"))["cause"] == "disk"
 
 
 def test_the_duration_of_a_wait_matches_the_programs_sleep():

@@ -515,8 +515,7 @@ def test_opentelemetry_instrument_starts_or_disables_the_profiler(to_file):
     assert subprocess.run(service, env=disabled, timeout=60).returncode == 0
     assert not to_file.exists()
     flags = ["--kprofiler_samples_per_second", "999", "--kprofiler_max_frames", "64"]
-    with_flag = [instrument, *flags, *service[1:]]
-    assert subprocess.run(with_flag, env=env, timeout=60).returncode == 0
+    assert subprocess.run([instrument, *flags, *service[1:]], env=env, timeout=60).returncode == 0
     assert sum(to_file.pids().values()) > 30
 
 
@@ -655,8 +654,7 @@ def test_the_agents_receiver_block_is_valid_for_services(tmp_path):
 
     from otel_kprofiler.sdk.schema import make_plan, make_settings
 
-    path = os.path.join(os.path.dirname(__file__), "..", "..", "config", "agent.yaml")
-    with open(path) as file:
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", "config", "agent.yaml")) as file:
         block = YAML(typ="safe").load(file)["receivers"]["kprofiler"]
     plan = make_plan(make_settings(json.loads(json.dumps(block)), source="agent.yaml"))
     assert plan.sampler.samples_per_second == block["samples_per_second"]

@@ -9,12 +9,12 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
 from samplers import sampling
 
 from otel_kprofiler.cli.record import command
 from otel_kprofiler.host import EventSpec
 from otel_kprofiler.model import LossCause
+from tests.commands import invoke
 
 pytestmark = pytest.mark.live
 
@@ -159,8 +159,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
 
 
 def test_help_lists_events_and_why_some_are_unavailable():
-    done = CliRunner().invoke(command, ["-e", "help"])
-    assert done.exit_code == 0
+    done = invoke(command, "-e", "help")
     assert "page-faults" in done.output
     assert ("(not available)" in done.output) == ("fix: " in done.output)
 

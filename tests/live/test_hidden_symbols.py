@@ -163,5 +163,4 @@ def test_the_reason_for_hidden_symbols_is_reported_without_capabilities(hidden, 
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used
     assert refused
-    observed = run_as_nobody(public_python, [], FIND)
-    assert observed == "CAP_BPF and CAP_PERFMON missing"
+    assert run_as_nobody(public_python, [], FIND) == "CAP_BPF and CAP_PERFMON missing"

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 from services import run
 
 from otel_kprofiler.cli.report import command
+from tests.commands import invoke
 from tests.windows import read_samples
 
 pytestmark = pytest.mark.live
@@ -95,7 +95,7 @@ def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
     assert unnamed <= 0.01 * right, "the job began before its provider was watched"
     assert counts["named"] == right + len(wrong)
     assert counts["failures"] == counts["forgotten_spans"] == 0
-    report = CliRunner().invoke(command, ["--json", "--by", "endpoint", str(to_file.path)])
+    report = invoke(command, "--json", "--by", "endpoint", to_file.path)
     (kind,) = json.loads(report.output)["kinds"]
     assert {one["name"] for one in kind["groups"]} >= {
         *(f"{method} {path}" for method in ("GET", "POST") for path in ("/orders/{id}", "/carts")),

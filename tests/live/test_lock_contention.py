@@ -171,8 +171,7 @@ while True:
 
 def test_lock_waits_of_the_profiler_and_its_exiting_threads_are_left_out():
     """Exiting threads may wait for locks after they have left their pid namespace."""
-    pids = (os.getpid(),)
-    with sampling(on_cpu=False, events=(CONTENTION,), target_pids=pids) as sampler:
+    with sampling(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),)) as sampler:
         with contextlib.ExitStack() as stack:
             for _ in range(6):
                 stack.enter_context(load(THREADS))

@@ -52,8 +52,7 @@ def wanted(pid, path):
 def opened(request, files, **known):
     file = open_mapped(request, files, **known)
     try:
-        status = os.fstat(file.fd)
-        assert status.st_ino == request.key.inode
+        assert os.fstat(file.fd).st_ino == request.key.inode
         assert os.pread(file.fd, 4, 0) == b"\x7fELF"
         assert not file.content.has_changed()
         return file.route, file.path, file.deleted

@@ -74,8 +74,7 @@ def check_every_mapping(odd_mappings):
     rows = list(parse_mappings(read_maps(Access(), "self")))
     seen = {row.path: row.deleted for row in rows}
     assert [seen[path] for path in odd_mappings] == [False, True, True]
-    places = [random.randrange(row.start, row.end) for row in rows]
-    result = find_all(os.getpid(), places)
+    result = find_all(os.getpid(), [random.randrange(row.start, row.end) for row in rows])
     same = [
         one is not None
         and (one.mapping.path, one.mapping.file_offset) == (row.path, row.file_offset)

@@ -126,8 +126,7 @@ def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
 
 
 def test_functions_in_moved_text_without_surrounding_file_mappings_are_unnamed(tmp_path):
-    program = compile_c(tmp_path / "apart", MOVES, "-DAPART")
-    stacks, _ = record_moved([program], tmp_path)
+    stacks, _ = record_moved([compile_c(tmp_path / "apart", MOVES, "-DAPART")], tmp_path)
     assert stacks
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
 

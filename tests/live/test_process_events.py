@@ -145,8 +145,7 @@ def test_process_events_are_received_on_descriptors_above_the_select_limit(no_lo
 
 def test_every_event_logged_by_programs_is_reported_in_order(storm):
     with ProcessEvents() as events:
-        before = take(events)
-        assert any(event.process.tgid == os.getpid() for event in before)
+        assert any(event.process.tgid == os.getpid() for event in take(events))
         runs = [
             subprocess.Popen([*storm, "5"], stdout=subprocess.PIPE, text=True) for _ in range(4)
         ]
@@ -317,8 +316,7 @@ def test_a_process_discovered_while_it_starts_is_reported_once(storm):
 
     def start():
         while not stop.is_set():
-            run = subprocess.Popen(["sleep", "3"])
-            started.append(run)
+            started.append(subprocess.Popen(["sleep", "3"]))
             time.sleep(0.005)
 
     thread = threading.Thread(target=start)

@@ -413,8 +413,7 @@ def test_source_lines_are_read_when_their_file_system_responds_again(first):
         read += [code.get(process, mapping)]
         now_s = 1000.0
         read += [code.get(process, mapping)]
-        lacking = [file.symbols.lines_problem is not None for file in read]
-        assert lacking == [True] * 5 + [False] * 2
+        assert [file.symbols.lines_problem is not None for file in read] == [True] * 5 + [False] * 2
         assert [a is b for a, b in pairwise(read)] == [True, True, False, True, False, True]
         assert code._bytes == read[-1].nbytes
 

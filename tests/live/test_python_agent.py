@@ -93,8 +93,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, public_python):
     """CAP_BPF and CAP_PERFMON suffice to sample the same user's processes, even running ones."""
     result = find_pythons()
-    pythons = [publish(one, folder) for one in (result[0], result[-1])]
-    first, second = pythons
+    first, second = [publish(one, folder) for one in (result[0], result[-1])]
     program = Path(shutil.copy(PROGRAM, folder))
     shutil.copy(PROGRAM.with_name("chains.py"), folder)
     with (

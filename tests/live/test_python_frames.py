@@ -155,14 +155,13 @@ def test_every_python_stack_is_counted_exactly_once():
 
 def test_deep_stacks_are_truncated_at_the_limit():
     with sampling(python_frames=30) as sampler:
-        samples = take(sampler, recurse, 50)
         deep = [
             (
                 parse_python_stack(sample.words(PYTHON_SIDE)),
                 dict(sample.collected)[PYTHON_SIDE],
                 one,
             )
-            for sample in samples
+            for sample in take(sampler, recurse, 50)
             if sample.words(PYTHON_SIDE)
             and (one := functions(frames(sampler, sample)))[0] == "recurse"
         ]
@@ -210,10 +209,9 @@ def test_different_code_at_the_same_address_is_a_different_function():
         space.clear()  # frees the code now, not in a later collection
 
     with sampling() as sampler:
-        samples = take(sampler, churn, seconds=2)
         tops = {
             sampler.python_codes.get(parse_python_stack(words).frames[0].code)
-            for words in (sample.words(PYTHON_SIDE) for sample in samples)
+            for words in (sample.words(PYTHON_SIDE) for sample in take(sampler, churn, seconds=2))
             if words
         }
     results = [code for code in tops if code.file == "<string>" and code.function[1:].isdecimal()]
@@ -244,8 +242,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
     """The new program is not read until its address of ``_PyRuntime`` is registered."""
     switch = tmp_path / "switch"
-    folder = os.path.dirname(__file__)
-    command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]
+    command = [sys.executable, "-c", SERVICE, os.path.dirname(__file__), str(switch), SERVICE]
     with (
         spawned(*command, stdout=subprocess.PIPE, text=True) as service,
         sampling(pid=service.pid) as sampler,

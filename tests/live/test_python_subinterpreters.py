@@ -121,5 +121,4 @@ def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
         names for names in third if not (set(names) <= THIRD or set(names) <= ENTRY | ALTERNATING)
     ]
     assert wrong == []
-    seen = {name for names in third for name in names}
-    assert {"work_third", "work_alternating"} <= seen
+    assert {"work_third", "work_alternating"} <= {name for names in third for name in names}

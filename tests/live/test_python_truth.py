@@ -62,8 +62,7 @@ def test_two_versions_of_python_are_sampled_at_once(built):
 
 @pytest.mark.parametrize("index", [0, -1])
 def test_code_at_a_reused_address_is_not_mistaken_for_earlier_code(built, index):
-    python = find_pythons()[index]
-    with churning(python) as target:
+    with churning(find_pythons()[index]) as target:
         (report,) = measure(built, [target], SAMPLES)
     assert not report.wrong, report.describe()
     assert report.right >= SAMPLES // 2, report.describe()

@@ -71,8 +71,7 @@ def recorded(tmp_path_factory):
 
 
 def replay(directory, suffix):
-    words = ["--replay", "raw", "--force", "-o", f"replayed{suffix}"]
-    run_checked("record", *words, cwd=directory)
+    run_checked("record", "--replay", "raw", "--force", "-o", f"replayed{suffix}", cwd=directory)
 
 
 def has_every_part(shown):
@@ -179,5 +178,4 @@ def test_samples_of_an_unnamed_function_share_one_name_in_a_saved_profile(record
         for line in run_checked("report", *words, cwd=recorded).stdout.splitlines()
         if line.startswith("on_cpu")
     }
-    named = {leaf for leaf in leaves if leaf.startswith("fun_")}
-    assert len(named) == 1, leaves
+    assert len({leaf for leaf in leaves if leaf.startswith("fun_")}) == 1, leaves

@@ -31,8 +31,7 @@ def _kernel_load():
 
     The load has no lower priority than the user code of other processes, which is not sampled.
     """
-    program = "import os\nwhile True: os.urandom(65536)"
-    with spawned(sys.executable, "-S", "-c", program):
+    with spawned(sys.executable, "-S", "-c", "import os\nwhile True: os.urandom(65536)"):
         yield
 
 

@@ -148,8 +148,7 @@ def test_selecting_a_cgroup_includes_its_descendants(programs, cgroup, tmp_path)
     (cgroup / "below").mkdir()
     programs("beside", LOOP)
     for name, directory in (("here", cgroup), ("below", cgroup / "below")):
-        process = programs(name, f"{WAIT}; {WORK}")
-        (directory / "cgroup.procs").write_text(str(process.pid))
+        (directory / "cgroup.procs").write_text(str(programs(name, f"{WAIT}; {WORK}").pid))
     record_from_go(tmp_path, "--cgroup", cgroup)
     assert processes(tmp_path) - {"sleep"} == {"here", "below"}
 
@@ -159,8 +158,7 @@ def test_a_container_is_selected_by_an_id_prefix(programs, cgroup, tmp_path):
     scope = cgroup / f"docker-{container}.scope"
     scope.mkdir()
     programs("beside", LOOP)
-    process = programs("inside", f"{WAIT}; {WORK}")
-    (scope / "cgroup.procs").write_text(str(process.pid))
+    (scope / "cgroup.procs").write_text(str(programs("inside", f"{WAIT}; {WORK}").pid))
     record_from_go(tmp_path, "--container", container[:12])
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 
@@ -171,8 +169,7 @@ def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
     pod = cgroup / f"pod{uid}"
     pod.mkdir()
     programs("beside", LOOP)
-    process = programs("inside", f"{WAIT}; {WORK}")
-    (pod / "cgroup.procs").write_text(str(process.pid))
+    (pod / "cgroup.procs").write_text(str(programs("inside", f"{WAIT}; {WORK}").pid))
     record_from_go(tmp_path, "--pod", uid)
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 

@@ -78,8 +78,7 @@ def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_devi
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with on_overlay(program, mounts) as process:
         elsewhere = device_number(os.stat("/").st_dev)  # differs from the inode's device
-        file = reopen(wanted(process, device=elsewhere), Access())
-        assert content(file) == program.read_bytes()
+        assert content(reopen(wanted(process, device=elsewhere), Access())) == program.read_bytes()
 
 
 def test_a_deleted_file_is_reopened(tmp_path):
@@ -124,8 +123,7 @@ def test_an_identical_copy_at_the_same_path_is_opened_by_build_id(tmp_path):
 
 def test_the_vdso_is_read_again_after_eviction():
     details = FileDetails("[vdso]", None, None)
-    image = reopen(WantedFile(FileKey(0, 0xFFFFFFFF, 0), details), Access())
-    assert image.startswith(b"\x7fELF")
+    assert reopen(WantedFile(FileKey(0, 0xFFFFFFFF, 0), details), Access()).startswith(b"\x7fELF")
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):

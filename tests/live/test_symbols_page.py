@@ -66,8 +66,7 @@ def test_the_one_file_example_resolves_an_address_in_a_file(path, capsys):
 
 
 def test_the_offset_example_prints_the_address_and_name_of_a_file_offset(running, path, capsys):
-    file = run_example(EXAMPLES, "One file", path=path)["file"]
-    (hidden,) = file.find("hidden")
+    (hidden,) = run_example(EXAMPLES, "One file", path=path)["file"].find("hidden")
     capsys.readouterr()
     run_example(EXAMPLES, "Convert file offsets to addresses", path=path, pid=running["pid"],
         file_offset=hidden.file_offset)  # fmt: skip
@@ -118,10 +117,9 @@ def test_the_debug_file_example_finds_names_and_source_lines(path, tmp_path, mon
     kept.parent.mkdir(parents=True)
     shutil.move(debug, kept)
     with spawned(stripped, stdout=subprocess.PIPE, text=True) as process:
-        address = int(process.stdout.readline(), 16)
         run_example(
             EXAMPLES, "Debug files, source lines, debuginfod",
-            folder=str(folder), address=address, pid=process.pid,
+            folder=str(folder), address=int(process.stdout.readline(), 16), pid=process.pid,
         )  # fmt: skip
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert printed[-1][0] == "hidden"

@@ -91,9 +91,8 @@ def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, compiler, name
 
 
 def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
-    off_cpu = OffCpuConfig(samples_per_second=500)
     with (
-        Reader(b"program", off_cpu=off_cpu) as reader,
+        Reader(b"program", off_cpu=OffCpuConfig(samples_per_second=500)) as reader,
         Program(tmp_path, "descriptor", THREADS) as program,
     ):
         reader.collect_until(lambda: reader.count_links(OFF_CPU) >= 500)

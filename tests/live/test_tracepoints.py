@@ -110,8 +110,7 @@ def run_sampler(config, action):
     with started(EbpfSampler(config)) as sampler:
         action(sampler)
         sampler.stop()
-        samples = sampler.drain()
-        return samples, sampler.counts()
+        return sampler.drain(), sampler.counts()
 
 
 def open_files(number=OPENS):

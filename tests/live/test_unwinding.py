@@ -46,8 +46,7 @@ def compiled(tmp_path_factory):
         if flags not in known:
             target = str(folder / f"walk{len(known)}")
             sources = map(str, (PROGRAMS / "walk.cpp", PROGRAMS / "rules.S"))
-            command = ["g++", *flags, *sources, "-o", target, "-lpthread"]
-            subprocess.run(command, check=True)
+            subprocess.run(["g++", *flags, *sources, "-o", target, "-lpthread"], check=True)
             known[flags] = target
         return known[flags]
 
@@ -92,9 +91,8 @@ def assert_true(report, complete=0.98):
 )
 @pytest.mark.parametrize("top_of_stack", [False, True], ids=["pt_regs", "5.10"])
 def test_stacks_of_compiled_code_are_correct(built, compiled, flags, top_of_stack):
-    program = compiled(*flags)
     with (
-        running(program, "signals", "threads") as pid,
+        running(compiled(*flags), "signals", "threads") as pid,
         dumps.Dumps(built, top_of_stack=top_of_stack) as dumper,
     ):
         loaded = take_loaded(dumper, pid)
@@ -245,8 +243,7 @@ def test_the_sampler_delivers_complete_user_stacks_with_their_files(compiled):
     late = stacks[loaded:]
     ends = Counter(stack.end for stack in late)
     assert ends[StackEnd.COMPLETE] >= 0.98 * len(late), ends
-    cut = Counter(stack.end.name.lower() for stack in stacks if stack.end)
-    assert counts.truncated == cut
+    assert counts.truncated == Counter(stack.end.name.lower() for stack in stacks if stack.end)
     status = os.stat(program)
     keys = {
         (mapping.file.inode, mapping.file.device) for stack in late for mapping in stack.mappings
@@ -285,14 +282,12 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
         for stack in stacks
     }
     assert ("inner", "outer", "_start") in named
-    whole = [stack for stack in stacks if len(stack.addresses) == 3]
-    assert len(whole) >= 0.9 * len(stacks)
+    assert len([stack for stack in stacks if len(stack.addresses) == 3]) >= 0.9 * len(stacks)
     assert {stack.end for stack in stacks} == {StackEnd.NO_RULE}
 
 
 def test_samples_before_a_programs_first_instruction_have_no_user_stack():
-    script = "while :; do /bin/true; done"
-    with spawned("bash", "-c", script) as shell:
+    with spawned("bash", "-c", "while :; do /bin/true; done") as shell:
         targets = {"target_pids": (shell.pid,), "target_descendants": True}
         with sampling(samples_per_second=4999, stacks="both", **targets) as sampler:
             result = drain_until(sampler, lambda samples: len(samples) >= 4000)

@@ -299,8 +299,7 @@ def test_temporary_failures_to_load_unwind_tables_are_retried_after_a_while(star
 
 
 def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, programs):
-    size = image_bytes(start(), programs[0])
-    running = start(Limits(total_bytes=size))
+    running = start(Limits(total_bytes=image_bytes(start(), programs[0])))
     running.load(programs[0])
     request, holds = running.files.ask(programs[1], 5_999_998), []
     for _ in range(9):
@@ -346,8 +345,7 @@ def test_the_least_recently_used_table_is_evicted(start, programs):
 
 
 def test_tables_in_use_are_not_evicted(start, programs):
-    size = image_bytes(start(), programs[0])
-    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    running = start(Limits(total_bytes=2 * image_bytes(start(), programs[0]), idle_ns=SECOND_NS))
     loaded = running.load(*programs[:2])
     (refused,) = running.load(programs[2])
     assert running.settle().refused == {Refusal.MEMORY_IN_USE: 1}
@@ -363,8 +361,7 @@ def load_early(running, *paths, until_s=60.0):
 
 
 def test_tables_are_preloaded_as_long_as_they_fit(start, programs):
-    size = image_bytes(start(), programs[0])
-    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    running = start(Limits(total_bytes=2 * image_bytes(start(), programs[0]), idle_ns=SECOND_NS))
     first, rest = load_early(running, *programs[:2]), load_early(running, *programs[2:4])
     for key in first:
         running.kernel.loaded(key)
@@ -374,8 +371,7 @@ def test_tables_are_preloaded_as_long_as_they_fit(start, programs):
 
 
 def test_unused_preloaded_tables_are_evicted_first(start, programs):
-    size = image_bytes(start(), programs[0])
-    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    running = start(Limits(total_bytes=2 * image_bytes(start(), programs[0]), idle_ns=SECOND_NS))
     used, unused = load_early(running, *programs[:2])
     running.kernel.use(running.kernel.file(used).slot, running.now_ns)
     (wanted,) = running.load(programs[2])
@@ -463,8 +459,7 @@ def test_rejected_files_do_not_fill_the_file_map(start, tmp_path):
     for number in range(40):
         paths.append(tmp_path / f"text-{number}")
         paths[-1].write_text("text")
-    keys = running.load(*paths)
-    held = [key for key in keys if running.kernel.file(key)]
+    held = [key for key in running.load(*paths) if running.kernel.file(key)]
     assert 0 < len(held) <= 9
 
 

@@ -108,10 +108,9 @@ def take_sides(pid, enough):
 def symbols(path):
     with open(path, "rb") as file:
         elf = ELFFile(file)
-        tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
         return [
             (symbol["st_value"], symbol["st_size"], symbol.name)
-            for table in tables
+            for table in [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
             if table
             for symbol in table.iter_symbols()
             if symbol["st_info"]["type"] == "STT_FUNC"
@@ -164,8 +163,7 @@ def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
 
 def test_a_forked_child_has_complete_stacks(tmp_path):
     """A forked child faults in code pages only as it runs them, so it lacks its callers' pages."""
-    program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
-    with running(program) as pid:
+    with running(compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")) as pid:
         children = Path(f"/proc/{pid}/task/{pid}/children")
         while not (child := children.read_text().strip()):
             time.sleep(0.01)
@@ -185,8 +183,7 @@ def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=1999, stacks="user")
     program = compile_c(tmp_path / "short", "int main(void) { return 0; }", "-O1")
-    linker = os.path.realpath("/lib64/ld-linux-x86-64.so.2")
-    with open(linker, "rb") as file:
+    with open(os.path.realpath("/lib64/ld-linux-x86-64.so.2"), "rb") as file:
         entry = ELFFile(file).header["e_entry"]
     resolver, ends = UserResolver(known), Counter()
     with started(EbpfSampler(config, user_files=known)) as sampler:

@@ -52,8 +52,7 @@ def sleepers(tmp_path_factory):
 
 @contextlib.contextmanager
 def sleeping(sleepers, threads, milliseconds):
-    command = [sleepers, str(threads), str(milliseconds)]
-    with spawned(*command, stdout=subprocess.PIPE) as process:
+    with spawned(sleepers, str(threads), str(milliseconds), stdout=subprocess.PIPE) as process:
         assert process.stdout.read(1), "it could not start its threads"
         yield process
 

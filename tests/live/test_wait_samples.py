@@ -245,8 +245,7 @@ def test_a_wait_after_a_missed_context_switch_has_no_start_time():
         words = end.enter_context(memoryview(threads)[:size].cast("I"))
 
         def change():
-            step = THREAD_BYTES // 4
-            for at in range(0, len(words), step):
+            for at in range(0, len(words), THREAD_BYTES // 4):
                 since = words[at + SINCE]
                 if words[at + TID] != process.pid or since in changed:
                     continue
@@ -384,8 +383,7 @@ def test_a_lower_rate_yields_fewer_samples():
     with running(rate=500) as sampler, program("import time\nwhile 1: time.sleep(0.001)"):
         collect(sampler, 4)
         before = sampler.wait_threshold_ns
-        off_cpu = OffCpuConfig(samples_per_second=5)
-        sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=off_cpu))
+        sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=5)))
         collect(sampler, 8)
         assert sampler.wait_threshold_ns > before
 

@@ -96,8 +96,7 @@ def judge_programs(count: int) -> bool:
         good &= result.is_good
         if result.is_good:
             libc = find_musl() if program.libc == "musl" else " ".join(platform.libc_ver())
-            text = result.describe()
-            save([Row(*here(libc), f"{program.name}, stripped", PROVED, (text,))])
+            save([Row(*here(libc), f"{program.name}, stripped", PROVED, (result.describe(),))])
     return good
 
 
@@ -113,8 +112,7 @@ def judge_application(built: Path, samples: int) -> bool:
             print(f"{name}: {error}", flush=True)
             return True
         with running_command([str(application)]) as target:
-            row = Row(*here(find_libc(python)), name, PROVED, ())
-            return judge(built, target, samples, row)
+            return judge(built, target, samples, Row(*here(find_libc(python)), name, PROVED, ()))
 
 
 def main() -> int:

@@ -58,8 +58,7 @@ def _build(build: Build, folder: Path, root: Path) -> None:
         variables |= {"CC": str(_make_compiler(folder)), "PKG_CONFIG": "false"}
     options = [f"--prefix={root}", "--without-ensurepip", "--disable-test-modules", *build.options]
     call([str(tree / "configure"), "-q", *options], cwd=tree, env=variables)
-    jobs = f"-j{os.cpu_count()}"
-    call(["make", "-s", jobs], cwd=tree, env=variables)
+    call(["make", "-s", f"-j{os.cpu_count()}"], cwd=tree, env=variables)
     staged = folder / "staged"
     install = ["altbininstall", "libinstall", "sharedinstall"]
     call(["make", "-s", f"DESTDIR={staged}", *install], cwd=tree, env=variables)

@@ -59,8 +59,7 @@ def part(times):
 
 
 def independent(random, shares, count):
-    cumulated = list(accumulate(shares.values()))
-    drawn = random.choices(list(shares), cum_weights=cumulated, k=count)
+    drawn = random.choices(list(shares), cum_weights=list(accumulate(shares.values())), k=count)
     times = {name: [] for name in drawn}
     for name in drawn:
         times[name].append(random.randrange(SECONDS * SECOND_NS))

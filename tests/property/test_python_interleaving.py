@@ -115,8 +115,7 @@ def test_stacks_with_mismatched_frame_counts_are_not_interleaved(calls, start, d
 
 def test_truncated_stacks_unwound_by_frame_pointers_are_not_interleaved():
     """An unwinder that uses only frame pointers may miss the frame of an interpreter's loop."""
-    one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
-    sides = one.sides(4)
+    sides = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, []).sides(4)
     assert len(Interleaver()(sides)) > 3
     doubtful = tuple(frame._replace(found_by="frame_pointer") for frame in sides[1].frames)
     sides = (sides[0], sides[1]._replace(frames=doubtful), sides[2])

@@ -47,8 +47,7 @@ def serve_asgi(app, truth, seconds, paths, loop):
 
     def request():
         try:
-            port = listening.getsockname()[1]
-            request_until(time.monotonic() + seconds, port, paths)
+            request_until(time.monotonic() + seconds, listening.getsockname()[1], paths)
         except (AssertionError, OSError) as error:
             failed.append(error)
         finally:

@@ -119,8 +119,7 @@ def generators(truth, seconds):
     def step():
         with TRACER.start_as_current_span("caller") as caller:
             generator = items()
-            inner = next(generator)
-            truth.observe(inner)
+            truth.observe(next(generator))
             next(generator, None)
             truth.observe(caller)
 
@@ -189,8 +188,7 @@ async def tasks_until(truth, end):
 
 def tasks(truth, seconds):
     """asyncio with gather, task groups, cancellation, generators, threads, executors, callbacks."""
-    end = time.monotonic() + seconds
-    asyncio.run(tasks_until(truth, end))
+    asyncio.run(tasks_until(truth, time.monotonic() + seconds))
 
 
 def uvloop_tasks(truth, seconds):

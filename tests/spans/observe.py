@@ -123,14 +123,13 @@ def compare(samples, truth, *, misses_first=False):
 
 
 def open_sampler(source):
-    is_record = source == "record"
     config = SamplerConfig(
         samples_per_second=HERTZ,
         stacks="both",
         max_frames=4,
         user_unwinding="frame_pointers",
         target_pids=(os.getpid(),),
-        span_layout=None if is_record else find_span_layout(unsampled=False),
+        span_layout=None if source == "record" else find_span_layout(unsampled=False),
         span_path=find_span_path() if source == "interpreter" else None,
     )
     return EbpfSampler(config, loader=LibbpfLoader())

@@ -108,8 +108,7 @@ MUTATIONS = [
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
     """Runs the comparison with a mutation, and returns the verifier's message if it is rejected."""
-    include = copy_sources(folder, mutation)
-    built = dumps.build(folder, include)
+    built = dumps.build(folder, copy_sources(folder, mutation))
     for arguments in (["signals", "threads"], ["rules"]):
         process = subprocess.Popen([program, *arguments])
         try:

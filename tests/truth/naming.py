@@ -67,8 +67,7 @@ def build(directory: Path) -> None:
         library = directory / f"lib{at}.so"
         subprocess.run([*common, "-shared", "-fPIC", *what, "-o", library], check=True)
     subprocess.run([*common, _SOURCE, "-o", directory / "host", "-ldl"], check=True)
-    launcher = _PROGRAMS / "launcher.c"
-    subprocess.run([*common, launcher, "-o", directory / "launcher"], check=True)
+    subprocess.run([*common, _PROGRAMS / "launcher.c", "-o", directory / "launcher"], check=True)
 
 
 @contextlib.contextmanager
@@ -118,8 +117,7 @@ def execs(directory: Path) -> contextlib.AbstractContextManager[None]:
 
 def short(directory: Path) -> contextlib.AbstractContextManager[None]:
     """Starts 500 short-lived processes per second, if the host is fast enough."""
-    options = (str(VARIANTS), _SHORTEST, str(_PER_SECOND))
-    return running(directory / "launcher", directory, *options)
+    return running(directory / "launcher", directory, str(VARIANTS), _SHORTEST, str(_PER_SECOND))
 
 
 def reused_pid(directory: Path) -> contextlib.AbstractContextManager[None]:

@@ -90,9 +90,8 @@ def make(program: Program, folder: Path) -> list[str]:
     """Prepares a program's files, and returns its command, or raises CalledProcessError."""
     values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
-        asked = ["gcc", "-print-prog-name=cc1"]
         values["cc1"] = subprocess.run(
-            asked, check=True, stdout=subprocess.PIPE, text=True
+            ["gcc", "-print-prog-name=cc1"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
     if program.make:
         words = [word.format(**values) for word in program.make]

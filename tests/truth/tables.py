@@ -73,8 +73,7 @@ class Section:
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:
         for _, end, at in self._entries:
-            table = self._entry(at).get_decoded().table
-            yield from (row for row in table if row["pc"] < end)
+            yield from (row for row in self._entry(at).get_decoded().table if row["pc"] < end)
 
     def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
         for start, end, at in self._entries:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.bpf.layout import FIRST_EVENT
 from otel_kprofiler.bpf.locks import LOCK_PHASE
@@ -12,6 +11,7 @@ from otel_kprofiler.model import LOCK_CONTENTION, LockTotal, LossCause
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 from otel_kprofiler.sampling import SamplerCounts
+from tests.commands import invoke
 from tests.recordings import write_recording
 from tests.records import pack_record
 from tests.windows import send, write_otlp
@@ -70,9 +70,7 @@ def path(windows, tmp_path):
 
 
 def run(*words):
-    done = CliRunner().invoke(report, list(words), catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.output
+    return invoke(report, *words, catch_exceptions=False).output
 
 
 def test_a_report_by_lock_contains_only_lock_waits_and_their_exact_totals(path):

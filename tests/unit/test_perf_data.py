@@ -315,8 +315,7 @@ def test_the_error_for_an_unreadable_recording_states_the_reason(data, message):
 
 
 def test_a_truncated_file_keeps_its_samples():
-    whole = made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))
-    window, problems = read(whole[:-20])
+    window, problems = read(made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))[:-20])
     assert window.sample_count == 1
     assert problems[0] == "data is missing or damaged: the file is truncated"
 

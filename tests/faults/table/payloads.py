@@ -75,8 +75,7 @@ class Received:
 
     def _add_account(self, kind, stream, account) -> None:
         """Keeps the later of two sets of counts, since repeated requests carry old counts."""
-        before = self.accounts.get((kind, stream), account)
-        if _order(account) >= _order(before):
+        if _order(account) >= _order(self.accounts.get((kind, stream), account)):
             self.accounts[kind, stream] = account
 
     def _add_control(self, dictionary, profile) -> None:

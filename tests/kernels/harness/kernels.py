@@ -100,14 +100,13 @@ class DebianKernel:
             # another machine.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
-        tree = root / "usr/src" / headers
         return KernelFiles(
             self.name,
             version,
             release,
             root / "boot" / f"vmlinuz-{release}",
             root / "lib/modules",
-            tree,
+            root / "usr/src" / headers,
             home,
             self.machine,
             build_root(self.machine, archive) if foreign else None,

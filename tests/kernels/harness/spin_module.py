@@ -32,6 +32,5 @@ def build(kernel: KernelFiles) -> Path:
         # specify the compiler of that release, so set another.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         options += [f"CC={kernel.machine.compiler}", *kernel.machine.make]
-        jobs = f"-j{os.cpu_count()}"
-        call(["make", "-s", jobs, "-C", str(kernel.headers), *options, "modules"])
+        call(["make", "-s", f"-j{os.cpu_count()}", "-C", str(kernel.headers), *options, "modules"])
     return home

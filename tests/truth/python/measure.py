@@ -77,8 +77,7 @@ def running_command(
     command: list[str], *, styles: tuple[str, ...] = STYLES, **options: Any
 ) -> Iterator[Target]:
     """Runs a command that runs the program, such as an application that contains it."""
-    arguments = [str(SEED), ",".join(styles)]
-    with _started([*command, *arguments], options) as (process, started):
+    with _started([*command, str(SEED), ",".join(styles)], options) as (process, started):
         judge = Judge(Chains(SEED, styles), started["threads"][0][2])
         yield _make_target(process, started, judge)
 
@@ -114,8 +113,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
     """Finds the descendant of ``pid`` by its id in its namespace. Returns its id and threads."""
     for one in (pid, *_descendants(pid)):
-        status = _read_ids(one, one)
-        if status == inner:
+        if _read_ids(one, one) == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]
             return one, {_read_ids(one, task): task for task in tasks}
     raise AssertionError(f"{pid} has no descendant {inner}")

@@ -5,12 +5,12 @@ import random
 from collections import Counter
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.analysis import LATENCY, load_samples, weigh_latency
 from otel_kprofiler.cli import report
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import OFF_CPU, ON_CPU, WindowSample
+from tests.commands import invoke
 from tests.windows import make_stack, make_window, write_otlp
 
 MS = 1_000_000
@@ -111,23 +111,21 @@ def path(tmp_path):
     return write_otlp(tmp_path / "x.otlp", window((7, program(2))))
 
 
-def invoke(*words):
-    done = CliRunner().invoke(report.command, [*map(str, words)])
-    assert done.exit_code == 0, done.output
-    return done.output
+def run(*words, status=0):
+    return invoke(report.command, *words, status=status).output
 
 
 def test_reports_can_be_weighted_by_latency(path, tmp_path):
-    (kind,) = json.loads(invoke("--weight", "latency", "--json", path))["kinds"]
+    (kind,) = json.loads(run("--weight", "latency", "--json", path))["kinds"]
     groups = {group["name"]: group for group in kind["groups"]}
     assert (kind["kind"], kind["unit"], kind["samples"]) == ("latency", "nanoseconds", 300)
     assert groups["serial"]["self"] == pytest.approx(1000 * MS, rel=0.03)
     assert groups["parallel"]["self"] == pytest.approx(1000 * MS, rel=0.03)
-    (plain,) = json.loads(invoke("--json", path))["kinds"]
+    (plain,) = json.loads(run("--json", path))["kinds"]
     results = {group["name"]: group["self"] for group in plain["groups"]}
     assert results == {"serial": 1000 * MS, "parallel": 2000 * MS}
     folded = tmp_path / "x.folded"
-    invoke("--weight", "latency", path, "-o", folded)
+    run("--weight", "latency", path, "-o", folded)
     assert (
         sum(int(line.rpartition(" ")[2]) for line in folded.read_text().splitlines())
         == (kind["total"])
@@ -135,8 +133,8 @@ def test_reports_can_be_weighted_by_latency(path, tmp_path):
 
 
 def test_a_filter_does_not_change_how_many_threads_run_in_parallel(path):
-    (whole,) = json.loads(invoke("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
-    (selected,) = json.loads(invoke("--weight", "latency", "--json", "-t", "2", path))["kinds"]
+    (whole,) = json.loads(run("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
+    (selected,) = json.loads(run("--weight", "latency", "--json", "-t", "2", path))["kinds"]
     weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]
     assert weights == [selected["total"]]
 
@@ -146,6 +144,4 @@ def test_a_filter_does_not_change_how_many_threads_run_in_parallel(path):
     [(["--by", "part"], "cannot be combined"), (["clickhouse://h:1/d"], "needs all threads")],
 )
 def test_latency_weighting_is_rejected_for_sources_that_may_lack_threads(path, words, message):
-    done = CliRunner().invoke(report.command, ["--weight", "latency", str(path), *words])
-    assert done.exit_code == 2
-    assert message in done.output
+    assert message in run("--weight", "latency", path, *words, status=2)

@@ -131,8 +131,7 @@ def test_a_truncated_json_line_is_skipped(tmp_path):
 def test_complete_messages_of_a_truncated_gzip_file_are_read(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
     expected = ["the compressed data is truncated", "skipped damaged data"]
-    result = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
-    assert load_samples(result).count == 4
+    assert load_samples(read(tmp_path, (parts[0] + parts[1])[:-40], expected)).count == 4
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.formats import html
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line, SpanLink, Stack, WindowSample
 from otel_kprofiler.otlp import decode_windows
+from tests.commands import invoke
 from tests.page import data
 from tests.windows import LIBC, make_frame, make_stack, make_window, write_otlp
 
@@ -57,14 +57,11 @@ def profile(tmp_path):
 
 
 def report(*arguments):
-    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
+    return invoke(command, *arguments).output
 
 
 def fails(*arguments):
-    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert done.exit_code == 1, done.output
+    done = invoke(command, *arguments, status=1)
     return str(done.exception), done.exception.hint
 
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.analysis import Filter
 from otel_kprofiler.cli.diff import command as diff
@@ -21,6 +20,7 @@ from otel_kprofiler.model import (
     WindowWaker,
 )
 from otel_kprofiler.otlp import read_profiles
+from tests.commands import invoke
 from tests.page import data, unpacked
 from tests.windows import make_stack, make_window, write_otlp
 
@@ -55,9 +55,7 @@ def profile(tmp_path):
 
 
 def report(*arguments):
-    done = CliRunner().invoke(command, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done
+    return invoke(command, *arguments)
 
 
 # ± is √(2 (3² + 3² + 1²)), because waits longer than the threshold have no error.
@@ -182,12 +180,11 @@ def test_profile_files_include_idle_waits(profile, tmp_path):
 
 def test_comparisons_and_views_omit_idle_waits(profile):
     times = ["--time-before", "0s..1s", "--time-after", "0s..1s"]
-    runner = CliRunner()
-    without = runner.invoke(diff, [profile, "--by", "cause", "--json", *times])
+    without = invoke(diff, profile, "--by", "cause", "--json", *times)
     assert "1 idle wait left out; --idle shows them" in without.stderr
     rows = json.loads(without.stdout)["kinds"][0]["groups"]
     assert {row["name"] for row in rows} == {"pipe", "run_queue"}
-    with_idle = runner.invoke(diff, [profile, "--by", "cause", "--idle", "--json", *times])
+    with_idle = invoke(diff, profile, "--by", "cause", "--idle", "--json", *times)
     assert with_idle.stderr == ""
     rows = json.loads(with_idle.stdout)["kinds"][0]["groups"]
     assert {row["name"] for row in rows} == {"pipe", "run_queue", "poll"}

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.model import (
@@ -17,6 +16,7 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
+from tests.commands import invoke
 from tests.windows import make_frame, make_profile, make_stack, write_otlp
 
 MS = 1_000_000
@@ -41,11 +41,10 @@ def write(path, *timeline, service=None):
             times = [START + (at + more) * MS for more in range(length)]
             running.append(WindowSample(STACKS[what], tid, "shop", 0, link, times))
         else:
-            wait = WindowWait(WaitState.INTERRUPTIBLE, WaitCause(what))
             waiting.append(
                 WindowSample(
                     STACKS["kernel"], tid, "shop", 0, link, [START + at * MS], [length * MS], (),
-                    wait,
+                    WindowWait(WaitState.INTERRUPTIBLE, WaitCause(what)),
                 )
             )  # fmt: skip
     named = {"service.name": service} if service else {}
@@ -58,9 +57,7 @@ def write(path, *timeline, service=None):
 
 
 def parts(*arguments):
-    done = CliRunner().invoke(command, ["--by", "part", "--json", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.output)
+    result = json.loads(invoke(command, "--by", "part", "--json", *arguments).output)
     assert result["total"] == sum(row["self"] for row in result["groups"])
     return {row["name"]: row["self"] // MS for row in result["groups"]}
 
@@ -124,8 +121,8 @@ def test_simultaneous_samples_may_be_inside_and_outside_a_span(tmp_path):
 
 
 def test_the_span_part_table_is_printed(synchronous):
-    done = CliRunner().invoke(command, ["--by", "part", "--thread", "7", synchronous])
-    assert done.output.splitlines() == [
+    output = invoke(command, "--by", "part", "--thread", "7", synchronous).output
+    assert output.splitlines() == [
         "2 traces, 16.0 ms on threads",
         " ms  share  samples  part",
         "6.0  37.5%        1  wait: futex",
@@ -138,28 +135,25 @@ def test_the_span_part_table_is_printed(synchronous):
 @pytest.mark.parametrize("by", ["part", "trace"])
 def test_the_error_for_missing_spans_suggests_how_to_record_them(tmp_path, by):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
-    done = CliRunner().invoke(command, ["--by", by, path])
-    assert done.exit_code == 1
+    done = invoke(command, "--by", by, path, status=1)
     assert "no sample belongs to a span" in str(done.exception)
     assert "docs/spans.md" in done.exception.hint
 
 
 @pytest.mark.parametrize("by", ["part", "trace"])
 def test_span_times_are_available_only_as_a_table(synchronous, tmp_path, by):
-    done = CliRunner().invoke(command, ["--by", by, "-o", tmp_path / "x.html", synchronous])
-    assert done.exit_code == 2
+    done = invoke(command, "--by", by, "-o", tmp_path / "x.html", synchronous, status=2)
     assert "omit -o" in done.output
 
 
 def times(*arguments):
     """Returns the user, kernel and waiting time of spans, in milliseconds."""
-    done = CliRunner().invoke(command, ["--by", "trace", "--json", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
+    output = invoke(command, "--by", "trace", "--json", *arguments).output
     return {
         (span["service"], span["span_id"]): (
             span["user"] // MS, span["kernel"] // MS, span["waited"] // MS,
         )
-        for span in json.loads(done.output)["spans"]
+        for span in json.loads(output)["spans"]
     }  # fmt: skip
 
 
@@ -200,9 +194,8 @@ def test_spans_of_a_trace_are_grouped_and_show_their_service(tmp_path):
         (("stock", CHILD.span_id.hex()), (0, 4, 0)),
         (("stock", B.span_id.hex()), (20, 0, 0)),
     ]
-    words = ["--by", "trace", "-n", "2", *files]
     trace = A.trace_id.hex()
-    assert CliRunner().invoke(command, words).output.splitlines() == [
+    assert invoke(command, "--by", "trace", "-n", "2", *files).output.splitlines() == [
         "2 traces, 3 spans, 56.0 ms on threads",
         "user ms  kernel ms  waited ms  service  endpoint  trace" + " " * 29 + "span",
         f"    1.0        1.0       30.0  front    GET /a    {trace}  {A.span_id.hex()}",

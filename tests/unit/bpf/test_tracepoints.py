@@ -29,8 +29,7 @@ def test_tracepoint_arguments_are_listed_by_type():
     number = made.add("unsigned int", 1, 4, tail=bytes(4))
     request = made.struct("request", 8, [])
     pointer = made.add("", 2, made.add("", 10, request))  # const
-    size = made.add("size_t", 8, number)
-    made.tracepoint("block", pointer, number, size)
+    made.tracepoint("block", pointer, number, made.add("size_t", 8, number))
     made.tracepoint("empty")
     data = made.pack()
     types = KernelTypes(data)

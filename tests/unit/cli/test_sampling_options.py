@@ -1,12 +1,12 @@
 """Options of sampling commands determine the sampler's settings for waits and events."""
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.record import command as record
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.host import Access, EventSpec
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.commands import invoke
 
 OPTIONS = {
     "pids": (), "comms": (), "cgroups": (), "containers": (), "pods": (), "units": (),
@@ -64,7 +64,5 @@ def test_selected_events_replace_the_clock_unless_it_is_also_selected():
     ],
 )
 def test_contradictory_options_are_rejected(options, message, tmp_path):
-    done = CliRunner().invoke(record, [*options, "-o", str(tmp_path / "x.otlp")])
-    assert done.exit_code == 2
-    assert message in done.output
+    assert message in invoke(record, *options, "-o", tmp_path / "x.otlp", status=2).output
     assert not list(tmp_path.iterdir())

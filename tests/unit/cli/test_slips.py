@@ -1,20 +1,19 @@
 """The error for an unknown command suggests what the user probably meant."""
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.main import cli, main
+from tests.commands import invoke
 
 
 @pytest.mark.parametrize(("slip", "meant"), [("reprot", "report"), ("recrod", "record")])
 def test_a_similar_command_is_suggested(slip, meant):
-    said = CliRunner().invoke(cli, [slip, "-h"])
-    assert said.exit_code == 2
-    assert f"no such command: '{slip}'; did you mean {meant}?" in said.output
+    output = invoke(cli, slip, "-h", status=2).output
+    assert f"no such command: '{slip}'; did you mean {meant}?" in output
 
 
 def test_no_command_is_suggested_for_a_word_unlike_any_command():
-    assert "did you mean" not in CliRunner().invoke(cli, ["xyzzy"]).output
+    assert "did you mean" not in invoke(cli, "xyzzy", status=2).output
 
 
 @pytest.mark.parametrize(("word", "fix"), [("5s", "use -d 5s"), ("5", "use -d 5"), ("x5", "PATH")])

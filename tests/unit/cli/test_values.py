@@ -24,8 +24,7 @@ GROUPS = [
 def write(path, values, kind=KIND):
     rows = []
     for number, value in enumerate(values):
-        names = (f"leaf{number % 5}", f"caller{number % 3}", "root")
-        stack = make_stack(*names)
+        stack = make_stack(f"leaf{number % 5}", f"caller{number % 3}", "root")
         rows.append(WindowSample(stack, number % 4, "dd", 0, None, [START + number], [value]))
     group = {"process.pid": 7, "process.executable.name": "dd"}, rows
     write_otlp(path, make_window(START, START + 1000, group, kind=kind, period_ns=0))

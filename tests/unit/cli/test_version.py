@@ -6,18 +6,17 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.cli.main import cli
 from otel_kprofiler.version import __version__
+from tests.commands import invoke
 
 pytestmark = pytest.mark.system
 
 
 def test_the_version_option_prints_the_loader_interpreter_and_kernel_versions():
-    said = CliRunner().invoke(cli, ["--version"])
-    assert said.exit_code == 0
+    said = invoke(cli, "--version")
     assert re.fullmatch(
         rf"otel-kprofiler {re.escape(__version__)} \((libbpf [0-9.]+|bcc|no loader), CPython"
         rf" {platform.python_version()}, Linux {re.escape(platform.release())} \w+\)\n",

@@ -1,6 +1,11 @@
 """Answers of receivers that reject profiles or requests."""
 
+import gzip
+from concurrent import futures
+
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2
+
+from tests.waiting import wait_until
 
 
 def partial_success(rejected=0, message=""):
@@ -18,3 +23,28 @@ def refuse(code, text="no", details=None):
         context.abort(code, text)
 
     return answer
+
+
+def accept_only(receiver, fits, status=413, text=b""):
+    """Makes an HTTP receiver reject bodies that do not fit, and returns the accepted ones."""
+    taken = []
+
+    def answer(handler):
+        _, headers, body = receiver.requests[-1]
+        if headers["Content-Encoding"] == "gzip":
+            body = gzip.decompress(body)
+        if fits(body):
+            taken.append(body)
+            handler.reply(200)
+        else:
+            handler.reply(status, text, Content_Type="text/plain")
+
+    receiver.answer(answer)
+    return taken
+
+
+def start_export(exporter, batch, receiver):
+    """Exports a batch in a thread. Returns its future once the receiver has got the request."""
+    result = futures.ThreadPoolExecutor(1).submit(exporter.export, batch)
+    wait_until(lambda: receiver.requests)
+    return result

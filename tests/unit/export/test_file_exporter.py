@@ -159,8 +159,7 @@ def test_files_are_rotated_by_age_and_old_backups_removed(open_file, batch, tmp_
     for _ in range(12):
         exporter.export(batch(b"{}"))
         clock[0] += 30
-    lines = [path.read_bytes().count(b"\n") for path in sorted(tmp_path.glob("out-2*"))]
-    assert lines == [2, 2]
+    assert [path.read_bytes().count(b"\n") for path in sorted(tmp_path.glob("out-2*"))] == [2, 2]
     assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n{}\n"
     assert (tmp_path / "out-other.jsonl").exists()
 

@@ -22,7 +22,7 @@ from otel_kprofiler.export import (
 from otel_kprofiler.model import LossCause
 from tests.servers import free_port
 from tests.unit.export.answers import partial_success as partial
-from tests.unit.export.answers import refuse
+from tests.unit.export.answers import refuse, start_export
 
 pytestmark = pytest.mark.system
 
@@ -240,32 +240,22 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, is_r
     grpc_receiver.answer(unavailable if is_refused else lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)
     exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", timeout_s=60, retry=policy)
-    results = []
-    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
-    thread.start()
-    while not grpc_receiver.requests:
-        time.sleep(0.01)
+    result = start_export(exporter, batch(), grpc_receiver)
     assert not exporter.force_flush(10)
     started = time.monotonic()
     exporter.shutdown(100)
-    thread.join()
+    assert result.result().lost == {LossCause.SHUTDOWN: 3}
     assert time.monotonic() - started < 30
     done.set()
-    assert results[0].lost == {LossCause.SHUTDOWN: 3}
     exporter.shutdown()
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
 def test_shutdown_lets_a_running_export_attempt_finish(grpc_receiver, exporter, batch):
     grpc_receiver.answer(lambda *_: time.sleep(0.3) or b"")
-    results = []
-    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
-    thread.start()
-    while not grpc_receiver.requests:
-        time.sleep(0.01)
+    result = start_export(exporter, batch(), grpc_receiver)
     exporter.shutdown(60_000)
-    thread.join()
-    assert results[0].exported == 3
+    assert result.result().exported == 3
 
 
 CLIENT = {"cert_file": "client.pem", "key_file": "client.key"}

@@ -28,6 +28,7 @@ from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
 from tests.servers import free_port
 from tests.unit.export.answers import partial_success as partial
+from tests.unit.export.answers import start_export
 
 pytestmark = pytest.mark.system
 
@@ -82,9 +83,7 @@ def test_one_connection_serves_several_batches(http_receiver, open_exporter, bat
 
     def answer(handler):
         ports.add(handler.client_address[1])
-        handler.send_response(200)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
+        handler.reply(200)
         handler.handle_one_request()
 
     exporter = open_exporter()
@@ -172,8 +171,7 @@ def test_the_retry_after_header_is_parsed(value, delay):
 def answer_chunked(handler):
     body = gzip.compress(partial(1, "old"))
     handler.send_response(200)
-    for name, value in PROTOBUF.items():
-        handler.send_header(name, value)
+    handler.send_header("Content-Type", PROTOBUF["Content-Type"])
     handler.send_header("Content-Encoding", "gzip")
     handler.send_header("Transfer-Encoding", "chunked")
     handler.end_headers()
@@ -293,10 +291,7 @@ def test_the_body_of_a_redirect_is_not_read_beyond_the_limit(http_receiver, open
 
 def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
     def cut_off(handler):
-        handler.send_response(503)
-        handler.send_header("Content-Length", "100")
-        handler.end_headers()
-        handler.wfile.write(b"half")
+        handler.reply(503, b"half", Content_Length="100")
 
     http_receiver.answer(lambda _: None, cut_off, (200, {}, b""))
     assert open_exporter().export(batch()).outcome is SUCCESS
@@ -461,17 +456,12 @@ def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch
 def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_exporter, batch, answer):
     http_receiver.answer(answer)
     exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
-    results = []
-    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
-    thread.start()
-    while not http_receiver.requests:
-        time.sleep(0.01)
+    result = start_export(exporter, batch(), http_receiver)
     time.sleep(0.1)
     started = time.monotonic()
     exporter.shutdown(100)
-    thread.join()
+    assert result.result().lost == {LossCause.SHUTDOWN: 3}
     assert time.monotonic() - started < 20
-    assert results[0].lost == {LossCause.SHUTDOWN: 3}
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 

@@ -12,7 +12,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import exporter_from_environment
 from otel_kprofiler.model import LossCause, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
-from tests.unit.export.answers import partial_success, refuse
+from tests.unit.export.answers import accept_only, partial_success, refuse
 from tests.windows import make_window
 
 pytestmark = pytest.mark.system
@@ -156,19 +156,8 @@ def test_rejected_samples_are_saved_and_the_hint_shows_how_to_send_them(grpc_rec
 
 def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver):
     """The hint names the setting to change before the samples are sent again."""
-    taken = []
     never = ((1_700_000_000 + 1) * SECOND).to_bytes(8, "little")  # start of the second window
-
-    def answer(handler):
-        body = http_receiver.requests[-1][2]
-        fits = len(body) < 1000 and never not in body
-        if fits:
-            taken.append(body)
-        handler.send_response(200 if fits else 413)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    http_receiver.answer(answer)
+    taken = accept_only(http_receiver, lambda body: len(body) < 1000 and never not in body)
     address = http_receiver.endpoint
     sending = send(address, [window(number, samples=100) for number in range(3)])
     (account,) = sending.accounts()

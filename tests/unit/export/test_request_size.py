@@ -1,7 +1,6 @@
 """Batches are split if a receiver accepts only small requests, and later batches are smaller."""
 
 import contextlib
-import gzip
 import itertools
 from collections import Counter
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from otel_kprofiler.export.request_size import MIN_LEARNED_BYTES
 from otel_kprofiler.model import OFF_CPU, ON_CPU, LossCause, Stack, Window, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.servers import serve_grpc
-from tests.unit.export.answers import refuse
+from tests.unit.export.answers import accept_only, refuse
 from tests.waiting import wait_until
 from tests.windows import make_profile, make_window
 
@@ -96,23 +95,7 @@ def http_exporter(http_receiver, quick):
 
 def limit_http(receiver, limit, status=413, body=b""):
     """Makes a receiver reject requests above an uncompressed size. Returns the accepted ones."""
-    taken = []
-
-    def answer(handler):
-        _, headers, content = receiver.requests[-1]
-        if headers["Content-Encoding"] == "gzip":
-            content = gzip.decompress(content)
-        fits = len(content) <= limit
-        if fits:
-            taken.append(content)
-        handler.send_response(200 if fits else status)
-        handler.send_header("Content-Type", "text/plain")
-        handler.send_header("Content-Length", str(0 if fits else len(body)))
-        handler.end_headers()
-        handler.wfile.write(b"" if fits else body)
-
-    receiver.answer(answer)
-    return taken
+    return accept_only(receiver, lambda content: len(content) <= limit, status, body)
 
 
 def check_all_arrived(exporter, batches, taken):
@@ -126,8 +109,7 @@ def check_all_arrived(exporter, batches, taken):
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_a_grpc_receivers_size_limit_is_learned(limited, quick, compression, caplog):
     (batch,) = make()
-    limit = len(batch.payload) // 3
-    server = limited(limit)
+    server = limited(len(batch.payload) // 3)
     with opened(
         OtlpGrpcExporter(server.endpoint, retry=quick, compression=compression)
     ) as exporter:

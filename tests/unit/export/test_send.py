@@ -11,7 +11,7 @@ import pytest
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.model import Form, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, read_profiles
-from tests.unit.export.answers import partial_success, refuse
+from tests.unit.export.answers import accept_only, partial_success, refuse
 from tests.windows import encode, make_window, write_otlp
 
 pytestmark = pytest.mark.system
@@ -123,18 +123,8 @@ def test_a_request_above_the_message_limit_is_split(grpc_receiver, tmp_path, cap
 
 
 def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsys):
-    taken = []
-
-    def answer(handler):
-        body = http_receiver.requests[-1][2]
-        fits = len(body) < 3000 and b"x" * 1000 not in body
-        if fits:
-            taken.append(body)
-        handler.send_response(200 if fits else 413)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    http_receiver.answer(answer)
+    huge = b"x" * 1000
+    taken = accept_only(http_receiver, lambda body: len(body) < 3000 and huge not in body)
     (tmp_path / "x.otlp").write_bytes(request(0, Form.PROTOBUF, 500))
     address = http_receiver.endpoint
     status, out, err = run(capsys, "x.otlp", address)

@@ -46,6 +46,14 @@ def abandon(spool):
     spool._release()
 
 
+def written(directory, count, end=Spool.close, **options):
+    """Writes batches, ends their spool, and returns them with the path of the only segment."""
+    spool, stored = fill(directory, count, **options)
+    end(spool)
+    (path,) = segments(directory)
+    return stored, path
+
+
 def total(stored):
     return sum((batch.samples for batch in stored), SampleCounts())
 
@@ -117,9 +125,7 @@ def test_settled_batches_are_not_recovered(tmp_path, open_spool):
 
 @pytest.mark.system
 def test_a_truncated_segment_is_recovered_up_to_its_last_intact_record(tmp_path):
-    spool, stored = fill(tmp_path / "whole", 2, fsync=False)
-    abandon(spool)
-    (whole,) = segments(tmp_path / "whole")
+    stored, whole = written(tmp_path / "whole", 2, abandon, fsync=False)
     data = whole.read_bytes()
     ends = [frame.offset + frame.size for frame in stored]
     assert ends[-1] == len(data)
@@ -143,9 +149,7 @@ def test_a_truncated_segment_is_recovered_up_to_its_last_intact_record(tmp_path)
 
 @pytest.mark.system
 def test_a_damaged_byte_loses_only_its_record(tmp_path):
-    spool, stored = fill(tmp_path / "whole", 4, fsync=False)
-    spool.close()
-    (whole,) = segments(tmp_path / "whole")
+    stored, whole = written(tmp_path / "whole", 4, fsync=False)
     data = whole.read_bytes()
     for position in range(len(data)):
         if position == len(MAGIC) - 1:
@@ -166,9 +170,8 @@ def test_a_damaged_byte_loses_only_its_record(tmp_path):
 
 
 def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, caplog):
-    spool, stored = fill(tmp_path, 3)
-    spool.close()
-    damage(*segments(tmp_path), stored[1].offset + 20)
+    stored, path = written(tmp_path, 3)
+    damage(path, stored[1].offset + 20)
     queue = ExportQueue(Nowhere(), spool=Spool(str(tmp_path)))
     counts = queue.counts().kinds
     assert {kind: one.lost for kind, one in counts.items()} == {
@@ -189,26 +192,21 @@ def test_numbers_of_settled_batches_are_not_reused(tmp_path, open_spool):
     assert (len(again.waiting), again.damaged) == (0, {})
     again.append(numbered(3))
     abandon(again)
-    last = open_spool()
-    assert [batch.payload[:2] for batch in waiting(last)] == [b"3:"]
+    assert [batch.payload[:2] for batch in waiting(open_spool())] == [b"3:"]
 
 
 @pytest.mark.parametrize("size", [0, 5, 60])
 def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, open_spool, size):
-    fill(tmp_path, 3)[0].close()
-    (path,) = segments(tmp_path)
+    _, path = written(tmp_path, 3)
     os.truncate(path, size)
     again = Spool(str(tmp_path))
     assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, {}, 1)
     again.close()
-    last = open_spool()
-    assert last.unknown_since_unix_ns == 0
+    assert open_spool().unknown_since_unix_ns == 0
 
 
 def test_duplicated_records_are_delivered_once(tmp_path, open_spool):
-    spool, _ = fill(tmp_path, 3)
-    spool.close()
-    (path,) = segments(tmp_path)
+    _, path = written(tmp_path, 3)
     path.write_bytes(path.read_bytes() * 2)
     again = open_spool()
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:"]
@@ -234,9 +232,7 @@ def test_an_unreadable_block_loses_only_its_records(tmp_path, open_spool, monkey
 
 
 def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
-    spool, _ = fill(tmp_path, 2)
-    spool.close()
-    (path,) = segments(tmp_path)
+    _, path = written(tmp_path, 2)
     content = b"kpspool1" + path.read_bytes()[len(MAGIC) :]
     path.write_bytes(content)
     for _ in range(3):
@@ -293,8 +289,7 @@ def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path, open_sp
     middle = list(by_segment)[1]
     change_version(middle)
     middle.rename(f"{middle}.aside")
-    again = open_spool()
-    assert again.damaged == {}
+    assert open_spool().damaged == {}
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
@@ -309,16 +304,14 @@ def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, open_spoo
         path.write_bytes(kept)
     aside(by_segment, 0)
     damage(last_path, last[-1].offset + 20)
-    again = open_spool()
-    assert again.damaged == last[-1].samples
+    assert open_spool().damaged == last[-1].samples
 
 
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, (1 << 64) - 1, 10**20 - 1])
 def test_a_spool_file_whose_number_is_out_of_range_is_ignored(tmp_path, caplog, number):
-    spool, stored = fill(tmp_path, 2)
-    spool.close()
-    planted = tmp_path / f"{number:020}.spool"
-    planted.write_bytes(segments(tmp_path)[0].read_bytes())
+    stored, path = written(tmp_path, 2)
+    planted = path.with_name(f"{number:020}.spool")
+    planted.write_bytes(path.read_bytes())
     again = Spool(str(tmp_path))
     assert [batch.samples for batch in again.waiting] == [batch.samples for batch in stored]
     assert "is ignored: its number is out of range" in caplog.text
@@ -336,9 +329,7 @@ def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
 
 
 def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path, open_spool):
-    spool, stored = fill(tmp_path, 2)
-    abandon(spool)
-    (path,) = segments(tmp_path)
+    stored, path = written(tmp_path, 2, abandon)
     os.truncate(path, 8 << 30)
     tracemalloc.start()
     again = open_spool()
@@ -351,9 +342,7 @@ def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path, open_spool):
 
 
 def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path, open_spool):
-    spool, stored = fill(tmp_path, 3)
-    spool.close()
-    (path,) = segments(tmp_path)
+    stored, path = written(tmp_path, 3)
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, stored[1].offset + 4, 1 << 30)
     path.write_bytes(data)
@@ -469,8 +458,7 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path, open_spool)
     with pytest.raises(OSError, match="another spool is now at this path"):
         spool.append(numbered(2))
     spool.close()
-    again = open_spool(tmp_path / "spool")
-    assert len(again.waiting) == 2
+    assert len(open_spool(tmp_path / "spool").waiting) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change the owner of files")

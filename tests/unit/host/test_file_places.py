@@ -23,8 +23,7 @@ def test_a_file_is_searched_for_in_the_directories_of_files_seen_earlier(tmp_pat
 def test_a_changed_directory_is_read_again(tmp_path):
     (tmp_path / "first").touch()
     places = FilePlaces([str(tmp_path)])
-    places_before = [*places.find(inode(tmp_path / "first"))]
-    assert places_before == [str(tmp_path / "first")]
+    assert [*places.find(inode(tmp_path / "first"))] == [str(tmp_path / "first")]
     os.rename(tmp_path / "first", tmp_path / "second")
     os.utime(tmp_path, ns=(0, 1))  # changes even a coarse timestamp
     assert [*places.find(inode(tmp_path / "second"))] == [str(tmp_path / "second")]

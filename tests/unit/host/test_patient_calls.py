@@ -131,8 +131,7 @@ def test_functions_run_in_the_calling_thread_after_shutdown():
 
 def test_stopping_abandons_hanging_calls_at_the_deadline(fuse, calls):
     fuse.freeze("open")
-    path = fuse.point / "file"
-    assert not calls.call(THERE, path.read_bytes)
+    assert not calls.call(THERE, (fuse.point / "file").read_bytes)
     began = time.monotonic()
     with stop_within(0.5):
         assert not join_all(calls.stop())

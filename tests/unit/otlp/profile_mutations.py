@@ -122,8 +122,7 @@ def profile_id_twice(m):
 @breaks("timestamps")
 def timestamp_at_the_end(m):
     profile = m.profile()
-    end = profile.time_unix_nano + profile.duration_nano
-    profile.samples[0].timestamps_unix_nano.append(end)
+    profile.samples[0].timestamps_unix_nano.append(profile.time_unix_nano + profile.duration_nano)
 
 
 @breaks("timestamps")

@@ -13,6 +13,7 @@ from benchmarks.bench_otlp import HOST
 from otel_kprofiler.model import OFF_CPU, Profile, Stack, WaitTotals, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.processes import Grain, merge_resources
+from tests import strict_receiver
 from tests.further import further_of
 from tests.windows import make_window, timed_values
 
@@ -54,15 +55,7 @@ def samples_of_processes(of_processes):
 
 def labels_of(payload):
     """Returns Pyroscope's identifying labels of each profile in a request."""
-    request = ExportProfilesServiceRequest.FromString(payload)
-    strings = request.dictionary.string_table
-    results = []
-    for group in request.resource_profiles:
-        labels = frozenset((item.key, str(item.value)) for item in group.resource.attributes)
-        for profile in (profile for scope in group.scope_profiles for profile in scope.profiles):
-            kind = strings[profile.sample_type.type_strindex]
-            results.append((labels, kind, profile.time_unix_nano))
-    return results
+    return list(strict_receiver.labels_of(ExportProfilesServiceRequest.FromString(payload)))
 
 
 RESOURCES = {

@@ -36,13 +36,18 @@ def roots(monkeypatch):
 
 
 @pytest.fixture
-def tracer(roots):
+def processor(roots):
     class Processor(LocalRootSpanProcessor):
         on_start = roots.start
         on_end = roots.end
 
+    return Processor()
+
+
+@pytest.fixture
+def tracer(processor):
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(Processor())
+    provider.add_span_processor(processor)
     return provider.get_tracer("test")
 
 
@@ -177,16 +182,12 @@ def test_spans_that_never_end_are_not_kept_alive(roots, tracer):
     assert result.get_name() == ""
 
 
-def test_spans_started_before_the_processor_was_added_become_local_roots(roots):
-    class Processor(LocalRootSpanProcessor):
-        on_start = roots.start
-        on_end = roots.end
-
+def test_spans_started_before_the_processor_was_added_become_local_roots(roots, processor):
     provider = TracerProvider(shutdown_on_exit=False)
     tracer = provider.get_tracer("test")
     early = tracer.start_span("early")
     inner = child_of(tracer, early)
-    provider.add_span_processor(Processor())
+    provider.add_span_processor(processor)
     assert name_of(roots, child_of(tracer, inner)) is None
     assert name_of(roots, child_of(tracer, early)) == "early"
     assert name_of(roots, child_of(tracer, inner)) == "early"

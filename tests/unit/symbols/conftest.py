@@ -24,8 +24,7 @@ def clones_folder():
 @pytest.fixture(scope="session")
 def boundaries():
     """Returns the symbols that delimit code in linker scripts."""
-    lines = (DATA / "boundaries.txt").read_bytes().splitlines()
-    return [line.split()[0] for line in lines]
+    return [line.split()[0] for line in (DATA / "boundaries.txt").read_bytes().splitlines()]
 
 
 @pytest.fixture(scope="session")

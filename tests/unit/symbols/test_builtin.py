@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.model import Unresolved
@@ -20,6 +19,7 @@ from otel_kprofiler.symbols.kernel.builtin import (
     parse_builtin_ranges,
     parse_kallmodsyms,
 )
+from tests.commands import invoke
 
 DATA = Path(__file__).parents[2] / "data" / "kernel" / "6.12-builtin"
 FIXTURES = Path(os.environ.get("KPROFILER_FIXTURES", ""), "6.12-builtin-ranges")
@@ -199,11 +199,10 @@ def test_where_ranges_overlap_the_one_with_the_later_start_is_used():
 
 
 def symbolize_all(folder, symbols, *more):
-    arguments = ["--json", "--kallsyms", str(folder / "kallsyms.xz"), *more, "-"]
-    words = "\n".join(f"{address:x}" for address, _, _ in symbols)
-    done = CliRunner().invoke(command, arguments, input=words)
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.output.splitlines()]
+    words = ("--json", "--kallsyms", folder / "kallsyms.xz", *more, "-")
+    addresses = "\n".join(f"{address:x}" for address, _, _ in symbols)
+    output = invoke(command, *words, input=addresses).output
+    return [json.loads(line) for line in output.splitlines()]
 
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES does not name the fixtures")

@@ -7,13 +7,13 @@ import struct
 
 import pytest
 import zstandard
-from click.testing import CliRunner
 
 from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import ElfSymbols, KernelSymbolizer, make_file_id
 from otel_kprofiler.symbols.kernel import elf_functions, elf_image
+from tests.commands import invoke
 
 ET_REL, ET_EXEC = 1, 2
 CODE, DATA = 6, 2
@@ -202,9 +202,7 @@ def test_the_error_for_a_file_that_is_not_elf_names_it(tmp_path, content):
 
 
 def run(*arguments, status=0, text=None):
-    done = CliRunner().invoke(command, [str(argument) for argument in arguments], input=text)
-    assert done.exit_code == status, done.output
-    return done.output
+    return invoke(command, *arguments, status=status, input=text).output
 
 
 def test_symbolize_resolves_rvas_to_functions(module):

@@ -365,8 +365,7 @@ def once(act):
 def interrupts():
     """An exception from a signal handler is raised. An exception in the span's own code is not."""
     variable = context._RUNTIME_CONTEXT._current_context
-    span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
-    inside = trace.set_span_in_context(span)
+    inside = trace.set_span_in_context(OtherSpan(trace.SpanContext(1, 2, is_remote=False)))
     around = contextvars.copy_context()
     around.run(variable.set, inside)
     token = None

@@ -26,7 +26,7 @@ from tests.unit.unwinding.go_files import (
     go_file,
     pack_words,
 )
-from tests.unit.unwinding.test_go_frames import ADDRESS, decode
+from tests.unit.unwinding.test_go_frames import ADDRESS, decode, read_rows
 
 SP, FP, LINK = 31, 29, 30
 AARCH64 = 183
@@ -51,13 +51,7 @@ def rows(made):
     entries = decode(maker.frames)
     start = max(entries)
     assert maker.pairs[-1][0] == start
-    results = []
-    for row in entries[start].get_decoded().table:
-        cfa = row["cfa"]
-        where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
-        rules = [(row[r].type, row[r].arg) if r in row else None for r in (FP, LINK)]
-        results.append((row["pc"] - start, where, *rules))
-    return results
+    return read_rows(entries, start, FP, LINK)
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
@@ -208,8 +202,7 @@ def test_systemstack_of_other_go_versions_has_no_unwind_rule(words):
 
 
 def test_functions_called_by_mcall_do_not_return_to_it():
-    words = [NOP, CALL, NOP, *LOAD_SP, CALL, NOP, NOP]
-    made = switching(b"runtime.mcall", words, ((64, 0),))
+    made = switching(b"runtime.mcall", [NOP, CALL, NOP, *LOAD_SP, CALL, NOP, NOP], ((64, 0),))
     assert [(at, ra) for at, _, _, ra in made] == [(0, None), (4, UNKNOWN), (20, LOST)]
 
 

@@ -42,20 +42,24 @@ def decode(frames, address=ADDRESS):
     return {e["initial_location"]: e for e in info.get_entries() if isinstance(e, FDE)}
 
 
+def read_rows(entries, start, *registers):
+    """Returns the rows of the function at ``start``: offset, CFA, and the rule of each register."""
+    results = []
+    for row in entries[start].get_decoded().table:
+        cfa = row["cfa"]
+        where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
+        rules = [(row[r].type, row[r].arg) if r in row else None for r in registers]
+        results.append((row["pc"] - start, where, *rules))
+    return results
+
+
 def rows(*functions, **options):
     """Returns the last function's rows: offset, CFA, rule of rbp, rule of the return address."""
     file, table, segments = go_file([*[ORDINARY] * 10, *functions], **options)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64)
     entries = decode(maker.frames)
     assert [(start, at >= ADDRESS) for start, at in maker.pairs] == [(s, True) for s in entries]
-    start = max(entries)
-    results = []
-    for row in entries[start].get_decoded().table:
-        cfa = row["cfa"]
-        where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
-        rules = [(row[r].type, row[r].arg) if r in row else None for r in (RBP, RIP)]
-        results.append((row["pc"] - start, where, *rules))
-    return results
+    return read_rows(entries, max(entries), RBP, RIP)
 
 
 SAVED, RETURN = ("OFFSET", -16), ("OFFSET", -8)

@@ -281,8 +281,7 @@ def test_directories_of_killed_processes_are_removed(monkeypatch, tmp_path):
         (tmp_path / name / "samples.db").write_bytes(b"x")
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
     with SampleStore(now_ns=lambda: NOW) as used:
-        mine = os.path.dirname(used.path)
-        os.utime(mine, (time.time() - 3600,) * 2)
+        os.utime(os.path.dirname(used.path), (time.time() - 3600,) * 2)
         with SampleStore(now_ns=lambda: NOW) as store:
             kept = {"otel-kprofiler-view-new", "other"}
             named = {os.path.basename(os.path.dirname(one.path)) for one in (used, store)}

@@ -26,8 +26,7 @@ def mount(run, options="size=8m", name="disk"):
 
 
 def remount(run, options, name="disk"):
-    command = ["mount", "-o", f"remount,{options}", run.directory / name]
-    subprocess.run(command, check=True)
+    subprocess.run(["mount", "-o", f"remount,{options}", run.directory / name], check=True)
 
 
 def fill_up(directory):
@@ -105,8 +104,7 @@ def change_mode(run):
 
 def limit_file_size(run):
     """Sets RLIMIT_FSIZE just above the file's size. SIGXFSZ would kill an unprepared process."""
-    size = run.witness.stat().st_size
-    largest = max(size, run.receiver.path.stat().st_size)
+    largest = max(run.witness.stat().st_size, run.receiver.path.stat().st_size)
     before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (largest + 30_000, before[1]))
     wait(run)

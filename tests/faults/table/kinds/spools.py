@@ -71,8 +71,7 @@ def cut(data, at):
 
 def with_segment(name, content):
     def damage(run, segments):
-        path = segments[0].with_name(name)
-        path.write_bytes(content(segments) if callable(content) else content)
+        segments[0].with_name(name).write_bytes(content(segments) if callable(content) else content)
 
     return damage
 

@@ -60,11 +60,10 @@ def lines(program=b"", files=b"a.c\0\0\0\0"):
 def dwarf(info, lines=None, strings=b"f\0", abbreviations=ABBREVIATIONS, others=()):
     """Returns a program with three functions and the given DWARF sections."""
     entries, names = make_symbols(3)
-    table = (b".symtab", 2, 0, 0, entries, 3, 24)
     return make_elf(
         [
             CODE,
-            table,
+            (b".symtab", 2, 0, 0, entries, 3, 24),
             (b".strtab", 3, 0, 0, names, 0, 0),
             (b".debug_info", 1, 0, 0, info, 0, 0),
             (b".debug_abbrev", 1, 0, 0, abbreviations, 0, 0),

@@ -35,8 +35,7 @@ def main(good, hostile, limit, count, detail):
     results = set()
     for number, path in enumerate(files):
         file = open_regular(Access(), path)
-        details = FileDetails(path, None, FileId(f"{number:032x}"))
-        names.add(FileKey(number, 8, 0), details, file)
+        names.add(FileKey(number, 8, 0), FileDetails(path, None, FileId(f"{number:032x}")), file)
         os.close(file.fd)
         names.finish(120)
         results.add(tuple(line.function for line in names.name(FileKey(0, 8, 0), TEXT).lines))

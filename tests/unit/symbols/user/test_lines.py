@@ -344,8 +344,7 @@ def test_the_cpu_limit_is_based_on_the_decompressed_size_of_dwarf(build, opened,
 def test_lines_that_cannot_be_cached_are_not_written_to_a_temporary_file(build, cache, opened):
     """A temporary file might stay in memory for as long as the lines are used."""
     os.rmdir(cache.path)
-    message = f"cannot be kept in {cache.path}: No such file"
-    with pytest.raises(LinesError, match=message) as caught:
+    with pytest.raises(LinesError, match=f"cannot be kept in {cache.path}: No such file") as caught:
         SymbolicLines(cache).open(opened(build("pie")))
     assert (caught.value.problem, caught.value.may_pass) == (LinesProblem.NOT_KEPT, True)
 
