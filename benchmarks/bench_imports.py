@@ -1,4 +1,4 @@
-"""The memory that each import adds, in the order of the agent's imports."""
+"""Measures the memory that each import adds, in the order of the agent's imports."""
 
 import subprocess
 import sys

@@ -59,7 +59,7 @@ def _measure() -> dict[str, float]:
 
 
 def _enter_greenlet(inside: otel_context.Context) -> greenlet.greenlet:
-    """Returns a greenlet that is in a span, and that switches back at once."""
+    """Returns a greenlet that runs inside a span and immediately switches back to its caller."""
     outside = greenlet.getcurrent()
 
     def switch_back() -> None:

@@ -33,7 +33,10 @@ class ConfigReader:
         self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
-        """Request a read of the configuration. Requests made before the read starts are merged."""
+        """Request that the configuration be reread.
+
+        Requests made before the read starts are merged.
+        """
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:

@@ -15,7 +15,7 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread within the context, and permanently in threads started there.
+    """Block signals in this thread within the context, and in threads started there until they end.
 
     The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c). A
     verification may take half a second, longer than the timer interval of some services.

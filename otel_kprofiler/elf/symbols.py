@@ -24,7 +24,7 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym`` or, if that has no match, ``.symtab``.
+    """Returns defined symbols by name, from ``.dynsym`` or, if none match, ``.symtab``.
 
     Raises ``ElfError`` if a symbol table is damaged or too large.
     """

@@ -81,7 +81,7 @@ class OtlpGrpcExporter(OtlpSender):
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
-        ExportError: the endpoint, a header, the compression or a TLS file is unusable.
+        ExportError: the endpoint, a header, the compression or a TLS file is invalid.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class QueueCounts(NamedTuple):
     Attributes:
         accepted: number of samples put into the queue.
         exported: samples that the exporter reported as delivered.
-        lost: samples not delivered, or dropped by the queue, by cause.
+        lost: samples that were not delivered or that the queue dropped, by cause.
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in counts of a single kind,
             because a batch may contain samples of several kinds.

@@ -81,7 +81,8 @@ class FrameSource(enum.IntEnum):
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found by frame pointer. The return address follows a call. The callee may be missing."""
+    """Found through the frame pointer. The return address follows a call. The callee may be
+    missing."""
     GUESS = 3
     """Caller of a leaf without an unwind entry. The top of the stack holds an address that follows
     a call."""

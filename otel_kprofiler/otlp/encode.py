@@ -215,7 +215,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode samples as several requests. Split samples that are too large by their timestamps."""
+    """Encode samples as several requests. Split oversized samples by timestamp."""
     batches = []
     too_large = SampleCounts()
     position = 0

@@ -214,7 +214,7 @@ class CpuEvents(PerCpuEvents):
     def between_samples(self, action: Callable[[], None]) -> None:
         """Just after a sample on this thread's CPU, run a function that calls bpf(2).
 
-        The kernel skips samples on a CPU that is inside bpf(2), so the function should return
+        The kernel skips samples on a CPU that is executing bpf(2), so the function should return
         before the next sample. This method waits for up to one period.
         """
         allowed = os.sched_getaffinity(0)

@@ -75,7 +75,10 @@ class RecordWaiter:
             self._flag.wake_since(NO_WAKEUP_NS)
 
     def wake(self) -> None:
-        """End the current or next ``wait`` call. Safe in any thread or signal handler."""
+        """End the current or next ``wait`` call.
+
+        May be called from any thread or signal handler.
+        """
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

@@ -134,8 +134,8 @@ def _typed(key: str, text: str) -> Any:
 def make_plan(settings: Settings) -> Plan:
     """Convert settings to a plan.
 
-    Raises ``ConfigError`` if a key is only for the agent, ``target_pids`` does not fit the target,
-    or a baggage key is not a valid label name.
+    Raises ``ConfigError`` if a key is only for the agent, ``target_pids`` is incompatible with the
+    target, or a baggage key is not a valid label name.
     """
     for key in _OF_AGENTS:
         if getattr(settings, key) != Receiver.model_fields[key].default:

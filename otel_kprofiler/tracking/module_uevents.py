@@ -3,7 +3,7 @@
 A kernel datagram is ``ACTION@DEVPATH`` followed by ``KEY=VALUE`` variables, each terminated by a
 zero byte (lib/kobject_uevent.c). The kernel sends ``add@/module/NAME`` after a module's init
 function has succeeded, and ``remove@/module/NAME`` after its exit function has returned, before the
-module's memory is freed. If the init function fails, the kernel sends nothing.
+module's memory is freed. If the init function fails, the kernel sends no uevent.
 """
 
 import enum

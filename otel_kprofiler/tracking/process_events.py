@@ -69,9 +69,9 @@ class ProcessEvents(ForkAware):
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by a few milliseconds, so that
-    events of all CPUs can be sorted. If the kernel's buffers fill up between calls to :meth:`poll`,
-    or a CPU comes online, ``Lost`` is reported, and all processes are read again. In a forked
-    child, the stream is closed.
+    events from all CPUs can be sorted. If the kernel's buffers fill up between calls to
+    :meth:`poll`, or a CPU comes online, ``Lost`` is reported, and all processes are read again. In
+    a forked child, the stream is closed.
 
     Args:
         pids: ids of the processes to report; empty for all.

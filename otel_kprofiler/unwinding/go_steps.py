@@ -67,7 +67,7 @@ class StepMaker:
         self._count = 0
 
     def find(self, packed: bytes) -> Shape | None:
-        """Returns the shape of packed frame sizes; None if they start with a frame or are unusual.
+        """Returns the shape of packed frame sizes; None if unusual or if the first size is not 0.
 
         ``packed`` must not contain a zero byte, except as its last byte.
         """

@@ -132,7 +132,10 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the tables of a file, which must stay open. Raises :class:`TableRefused` on failure."""
+    """Finds the unwind tables of a file, which must stay open.
+
+    Raises :class:`TableRefused` on failure.
+    """
     with refusing():
         return _find(code.source, code.elf, code.file, index)
 

@@ -256,7 +256,7 @@ class Snapshot:
         return Explanation(address, frame, section, names, start, end, freed, reason)
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the symbols outside modules, with length 0, because kallsyms has no lengths."""
+        """Returns the symbols outside modules, with length 0, because kallsyms lists no lengths."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks

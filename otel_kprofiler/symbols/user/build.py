@@ -5,8 +5,8 @@ functions without names, ``.symtab`` is followed by ``.symtab`` of the debug fil
 ``.gnu_debugdata`` (an ELF file compressed with xz), and the table of Go's runtime. Later sources do
 not name code inside functions of earlier sources.
 
-A symbol without a size ends where its unwind entry ends, at the next symbol or at the end of its
-section. A symbol whose end is uncertain names only its first byte.
+A symbol without a size ends at the end of its unwind entry, at the next symbol or at the end of its
+section, whichever comes first. A symbol whose end is uncertain names only its first byte.
 """
 
 from __future__ import annotations

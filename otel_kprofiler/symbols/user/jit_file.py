@@ -1,4 +1,4 @@
-"""Reads the files in which processes describe runtime-generated code, as the files grow."""
+"""Incrementally reads the growing files in which processes describe runtime-generated code."""
 
 import os
 import stat
