@@ -29,3 +29,11 @@ def invoke(command, *words, status=0, **options):
     done = CliRunner().invoke(command, list(map(str, words)), **options)
     assert done.exit_code == status, done.output
     return done
+
+
+def run_python(code, *words, by=(sys.executable,), **options):
+    """Runs Python code that must succeed in a new interpreter, and returns what it prints."""
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    done = subprocess.run([*by, "-c", code, *words], **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

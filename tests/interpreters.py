@@ -45,8 +45,7 @@ def find_pythons():
     places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
     results = {}
     for place in filter(None, places):
-        root = Path(place).expanduser()
-        for directory in Path("/").glob(str(root).lstrip("/")):
+        for directory in Path("/").glob(str(Path(place).expanduser()).lstrip("/")):
             for version in VERSIONS:
                 command = directory / f"python{version}"
                 if command.exists():

@@ -1,6 +1,7 @@
 """Waits in tests, for as long as a busy machine may need."""
 
 import time
+from concurrent import futures
 
 
 def wait_until(condition, seconds=60, say=str):
@@ -16,3 +17,8 @@ def wait_until(condition, seconds=60, say=str):
         ended = time.monotonic()
         assert ended < deadline, say()
         time.sleep(min(max(0.01, ended - began), 0.2))  # checks a slow condition less often
+
+
+def call_in_thread(function, *arguments):
+    """Calls a function in a new thread, and returns a future of its result."""
+    return futures.ThreadPoolExecutor(1).submit(function, *arguments)

@@ -377,8 +377,7 @@ def test_insignificant_differences_have_no_colour(browser):
     profile = replace(window(("x", 1, samples)), end_unix_ns=10**18 + 10**10)
     intervals = "#baseline=1000000000000-1000000005000&range=1000000005000-1000000009990"
     browser.show([profile], intervals)
-    colours = [fill(browser, name) for name in ("one", "other", "all")]
-    assert len(set(colours)) == 1
+    assert len({fill(browser, name) for name in ("one", "other", "all")}) == 1
     hover(browser, "one")
     assert "may be chance" in text(browser, "details")
 

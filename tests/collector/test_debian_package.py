@@ -88,8 +88,7 @@ class CleanRoot(Root):
                 results[relative] = (oct(about.st_mode), about.st_uid, about.st_gid, content)
             names[:] = [name for name in names if name not in ("dev", "proc", "sys")]
         for name in ACCOUNTS:
-            lines = (self.path / "etc" / name).read_text().splitlines()
-            results[f"etc/{name}"] = sorted(lines)
+            results[f"etc/{name}"] = sorted((self.path / "etc" / name).read_text().splitlines())
         return results
 
 

@@ -68,8 +68,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
 def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
-    words = [*RECORD, "--idle", "-o", "x.otlp", "--export", collector.http_endpoint]
-    command = [*COMMAND, *words]
+    command = [*COMMAND, *RECORD, "--idle", "-o", "x.otlp", "--export", collector.http_endpoint]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     collector.requests(1)
     collector.process.kill()

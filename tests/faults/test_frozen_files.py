@@ -102,8 +102,7 @@ def count_waiting(agent):
 def stop(agent):
     began = time.monotonic()
     agent.process.send_signal(signal.SIGTERM)
-    line = agent.process.stdout.readline()
-    return parse_account(line), time.monotonic() - began
+    return parse_account(agent.process.stdout.readline()), time.monotonic() - began
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from otel_kprofiler.unwinding.go_frames import make_tables
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.refusal import TableRefused
 from otel_kprofiler.unwinding.table import find_tables
+from tests.fuzz.damage import NUMBERS, damage
 from tests.unit.unwinding.files import NAMES, content
 from tests.unit.unwinding.go_files import ARM64_ORDINARY, ORDINARY, go_file
 
 pytestmark = pytest.mark.fuzz
 EXAMPLES = settings(max_examples=1000, deadline=10_000)
 SEEDS = [content(name) for name in NAMES]
-NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
 def places(data):
@@ -38,19 +38,8 @@ def places(data):
 PLACES = [places(data) for data in SEEDS]
 
 
-@st.composite
-def damaged(draw):
-    """Draws a small real file with numbers in headers or tables changed, or its end cut off."""
-    which = draw(st.integers(0, len(SEEDS) - 1))
-    data = bytearray(SEEDS[which])
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.sampled_from(PLACES[which]))
-        size = draw(st.sampled_from([1, 2, 4, 8]))
-        number = draw(st.sampled_from(NUMBERS) | st.integers(0, len(data)) | st.integers(0, 255))
-        data[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
-    if draw(st.integers(0, 9)) == 0:
-        del data[draw(st.integers(0, len(data))) :]
-    return bytes(data)
+def damaged():
+    return st.sampled_from(range(len(SEEDS))).flatmap(lambda at: damage(SEEDS[at], PLACES[at]))
 
 
 @pytest.mark.long

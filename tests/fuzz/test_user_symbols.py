@@ -17,12 +17,12 @@ from otel_kprofiler.symbols.user.build import read_functions
 from otel_kprofiler.symbols.user.debug_files import DebugFile, parse_debug_link
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable, parse_symbols
 from tests.fuzz.bounds import READ, REFUSED, read_within
+from tests.fuzz.damage import NUMBERS, damage
 from tests.unit.symbols.user.elf_programs import ASSEMBLY, build, tool
 from tests.unit.unwinding.files import content
 
 pytestmark = pytest.mark.fuzz
 EXAMPLES = settings(max_examples=600, deadline=10_000)
-NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 TABLES = (b".symtab", b".dynsym", b".strtab", b".rela.plt", b".rela.dyn", b".plt", b".plt.sec",
           b".eh_frame", b".eh_frame_hdr", b".gnu_debugdata", b".dynamic")  # fmt: skip
 
@@ -57,18 +57,8 @@ def places(data):
     return [at for at in result if at < len(data)]
 
 
-@st.composite
-def damaged(draw):
-    data, where = draw(st.sampled_from(range(5)).map(lambda which: seeds()[which]))
-    data = bytearray(data)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.sampled_from(where))
-        size = draw(st.sampled_from([1, 2, 4, 8]))
-        number = draw(st.sampled_from(NUMBERS) | st.integers(0, len(data)) | st.integers(0, 255))
-        data[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
-    if draw(st.integers(0, 9)) == 0:
-        del data[draw(st.integers(0, len(data))) :]
-    return bytes(data)
+def damaged():
+    return st.sampled_from(range(5)).flatmap(lambda which: damage(*seeds()[which]))
 
 
 def check(table, addresses):

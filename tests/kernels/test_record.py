@@ -116,17 +116,15 @@ def find_functions(stacks):
     return {frame for seen in stacks for frame in seen.user}
 
 
-def find_variants():
-    return sorted(path.name for path in PROGRAMS.glob("chains*")) or ["chains"]
-
-
 def test_doctor_reports_no_problem_as_root():
     """`doctor` finds everything that profiling needs, as root."""
     done = run_command("doctor", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("variant", find_variants())
+@pytest.mark.parametrize(
+    "variant", sorted(path.name for path in PROGRAMS.glob("chains*")) or ["chains"]
+)
 def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
     """`record` shows complete, correct stacks in signals, system calls, waits and leaves."""
     functions = {*CALLERS, "handle", "compare"}

@@ -13,8 +13,7 @@ from otel_kprofiler.analysis.chance import chance_of_counts, chance_of_means, ma
 def test_chance_of_counts_is_twice_the_smaller_binomial_tail(first, second, share):
     total = first + second
     terms = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
-    tail = min(sum(terms[: first + 1]), sum(terms[first:]))
-    expected = min(1.0, 2 * tail)
+    expected = min(1.0, 2 * min(sum(terms[: first + 1]), sum(terms[first:])))
     result = chance_of_counts(first, second, share)
     # Near the mean, the larger tail may be chosen; both tails are then close to one half.
     assert result == pytest.approx(expected, rel=1e-6) or min(result, expected) > 0.5

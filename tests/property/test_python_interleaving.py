@@ -149,6 +149,5 @@ def test_nameless_eval_loops_are_recognized_by_address():
 
 
 def test_stacks_without_native_user_frames_are_unchanged():
-    one = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    kernel, _, own = one.sides()
+    kernel, _, own = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], []).sides()
     assert Interleaver()((kernel, own)) == (kernel, own)

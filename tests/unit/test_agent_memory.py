@@ -1,11 +1,9 @@
 """Unmapping unmodified pages keeps the agent's memory small."""
 
-import subprocess
-import sys
-
 import pytest
 
 from otel_kprofiler.agent.memory import find_clean_mappings
+from tests.commands import run_python
 
 pytestmark = pytest.mark.system
 
@@ -53,5 +51,4 @@ def test_code_still_runs_after_its_startup_pages_are_unmapped():
         "assert after < before, (before, after)\n"
         "print(hashlib.sha256(json.dumps({}).encode()).hexdigest()[:8])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "44136fa3\n"
+    assert run_python(code) == "44136fa3\n"

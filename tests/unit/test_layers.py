@@ -3,8 +3,6 @@
 import ast
 import functools
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import accumulate
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run_python
 from tests.packages import MODULES, PACKAGES, PAGE, modules, page
 from tests.sources import PACKAGE, syntax_trees
 
@@ -181,5 +180,4 @@ def test_unwinding_is_imported_only_for_user_stacks():
         "import sys, otel_kprofiler.agent.agent, otel_kprofiler.pipeline.composition\n"
         "print([name for name in sys.modules if name.startswith('otel_kprofiler.unwinding')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+    assert run_python(program) == "[]\n"

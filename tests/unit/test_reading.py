@@ -1,12 +1,11 @@
 """Files and streams are read up to a size limit."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 
 from otel_kprofiler.reading import read_up_to
+from tests.commands import run_python
 
 MEMORY = 1 << 30
 
@@ -38,5 +37,4 @@ resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
 with open(sys.argv[1], "rb") as file:
     print(read_up_to(file, {4 * MEMORY}))
 """
-    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
-    assert done.stdout == "b'content'\n", done.stderr
+    assert run_python(program, file) == "b'content'\n"

@@ -81,10 +81,9 @@ class Received:
     def _add_control(self, dictionary, profile) -> None:
         strings, functions = dictionary.string_table, dictionary.function_table
         for sample in profile.samples:
-            stack = dictionary.stack_table[sample.stack_index]
             names = {
                 strings[functions[line.function_index].name_strindex]
-                for at in stack.location_indices
+                for at in dictionary.stack_table[sample.stack_index].location_indices
                 for line in dictionary.location_table[at].lines
             }
             named = CONTROL_FUNCTION in names

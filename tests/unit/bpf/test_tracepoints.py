@@ -27,8 +27,7 @@ def test_a_tracepoint_value_is_read_from_an_argument_or_a_struct_member():
 def test_tracepoint_arguments_are_listed_by_type():
     made = Btf()
     number = made.add("unsigned int", 1, 4, tail=bytes(4))
-    request = made.struct("request", 8, [])
-    pointer = made.add("", 2, made.add("", 10, request))  # const
+    pointer = made.add("", 2, made.add("", 10, made.struct("request", 8, [])))  # const
     made.tracepoint("block", pointer, number, made.add("size_t", 8, number))
     made.tracepoint("empty")
     data = made.pack()

@@ -4,13 +4,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import click
 import pytest
 
 from otel_kprofiler.cli.main import COMMANDS, cli
 from tests import man
+from tests.commands import run_python
 
 pytestmark = pytest.mark.system
 
@@ -23,9 +23,8 @@ def test_the_pages_are_up_to_date():
         pytest.skip("the manual pages were made with another version of click")
     # Runs in a new process, because click keeps the help options that earlier tests requested.
     program = "import json, sys; from tests import man; json.dump(man.pages(), sys.stdout)"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, check=True, cwd=man.FOLDER.parents[1])
-    assert written == json.loads(done.stdout), "run make generated"
+    output = run_python(program, cwd=man.FOLDER.parents[1])
+    assert written == json.loads(output), "run make generated"
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])

@@ -2,15 +2,13 @@
 
 import platform
 import re
-import subprocess
-import sys
 
 import pytest
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.cli.main import cli
 from otel_kprofiler.version import __version__
-from tests.commands import invoke
+from tests.commands import invoke, run_python
 
 pytestmark = pytest.mark.system
 
@@ -35,10 +33,7 @@ try:
 finally:
     print(signal.getsignal(signal.SIGCHLD).name)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "SIG_DFL"
+    assert run_python(code, "--version").splitlines()[-1] == "SIG_DFL"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +46,4 @@ def test_shells_complete_commands_and_options(words, expected):
         "COMP_CWORD": str(len(words.split())),
     }
     code = "from otel_kprofiler.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [f"plain,{expected}"]
+    assert run_python(code, env=environment).splitlines() == [f"plain,{expected}"]

@@ -8,6 +8,7 @@ import pytest
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import PendingConfig, load_config
 from otel_kprofiler.errors import ConfigError, KProfilerError
+from tests.commands import run_python
 
 pytestmark = pytest.mark.system
 
@@ -94,5 +95,4 @@ def test_the_parent_does_not_import_the_parsing_libraries(tmp_path, fork):
         f"PendingConfig({str(path)!r}, agent_config, fork={fork}).get()\n"
         "print([m for m in ('pydantic', 'ruamel.yaml', 'grpc', 'requests') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"

@@ -1,11 +1,10 @@
 """Answers of receivers that reject profiles or requests."""
 
 import gzip
-from concurrent import futures
 
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2
 
-from tests.waiting import wait_until
+from tests.waiting import call_in_thread, wait_until
 
 
 def partial_success(rejected=0, message=""):
@@ -45,6 +44,6 @@ def accept_only(receiver, fits, status=413, text=b""):
 
 def start_export(exporter, batch, receiver):
     """Exports a batch in a thread. Returns its future once the receiver has got the request."""
-    result = futures.ThreadPoolExecutor(1).submit(exporter.export, batch)
+    result = call_in_thread(exporter.export, batch)
     wait_until(lambda: receiver.requests)
     return result

@@ -46,6 +46,11 @@ def numbered(number, size=100):
     )
 
 
+def put(queue, *numbers):
+    for number in numbers:
+        queue.put(numbered(number))
+
+
 def numbers(receiver):
     return [int(payload) for payload in receiver.arrived]
 
@@ -82,8 +87,7 @@ def kill(queue):
 def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
-    for number in range(1, 8):
-        queue.put(numbered(number))
+    put(queue, *range(1, 8))
     wait_until(lambda: receiver.attempts > 3)
     assert check(queue).queued == 28
     receiver.up.set()
@@ -95,8 +99,7 @@ def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
 def test_the_next_run_delivers_samples_pending_at_shutdown(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
-    for number in range(1, 4):
-        queue.put(numbered(number))
+    put(queue, *range(1, 4))
     started = time.monotonic()
     queue.shutdown(60_000)
     assert time.monotonic() - started < 30, "shutdown does not wait for an unreachable receiver"
@@ -113,8 +116,7 @@ def test_the_next_run_delivers_samples_pending_at_shutdown(open_queue):
 def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     receiver = Receiver()
     queue = open_queue(receiver)
-    for number in range(1, 4):
-        queue.put(numbered(number))
+    put(queue, *range(1, 4))
     assert queue.force_flush(60_000)
     real, arrived, killed = receiver.export, threading.Event(), threading.Event()
 
@@ -125,8 +127,7 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
         return result
 
     receiver.export = export
-    queue.put(numbered(4))
-    queue.put(numbered(5))
+    put(queue, 4, 5)
     assert arrived.wait(60)
     kill(queue)
     killed.set()
@@ -142,9 +143,8 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
 def test_each_exporter_keeps_a_separate_position_in_its_spool(open_queue):
     down, up = Receiver(up=False), Receiver()
     slow, quick = open_queue(down, name="a"), open_queue(up, name="b")
-    for number in range(1, 4):
-        slow.put(numbered(number))
-        quick.put(numbered(number))
+    put(slow, 1, 2, 3)
+    put(quick, 1, 2, 3)
     assert quick.force_flush(60_000)
     quick.shutdown(0)
     slow.shutdown(0)
@@ -201,8 +201,7 @@ def test_batches_wait_in_memory_while_the_disk_is_full(open_queue, monkeypatch, 
     queue = open_queue(receiver, queue={"size": 3})
     queue.put(numbered(1))
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    for number in range(2, 7):
-        queue.put(numbered(number))
+    put(queue, *range(2, 7))
     assert check(queue).lost == {LossCause.QUEUE_FULL: 5}
     assert "batches wait in memory" in caplog.text
     monkeypatch.undo()
@@ -216,8 +215,7 @@ def test_batches_wait_in_memory_while_the_disk_is_full(open_queue, monkeypatch, 
 def test_an_unreadable_batch_is_counted_as_lost(open_queue, tmp_path):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
-    for number in (1, 2):
-        queue.put(numbered(number))
+    put(queue, 1, 2)
     wait_until(lambda: receiver.attempts)
     (path,) = (tmp_path / "spool").glob("*.spool")
     data = bytearray(path.read_bytes())
@@ -240,8 +238,7 @@ def test_a_rejected_batch_does_not_block_the_next(open_queue):
 
     receiver.export = export
     queue = open_queue(receiver)
-    for number in (1, 2, 3):
-        queue.put(numbered(number))
+    put(queue, 1, 2, 3)
     assert queue.force_flush(60_000)
     assert numbers(receiver) == [3]
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
@@ -273,7 +270,7 @@ def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue, monk
         settle(*settled)
 
     queue._spool.settle = slow
-    putting = threading.Thread(target=lambda: [queue.put(numbered(n)) for n in range(1, 12)])
+    putting = threading.Thread(target=put, args=(queue, *range(1, 12)))
     putting.start()
     assert entered.wait(60)
     threading.Timer(0.2, go_on.set).start()

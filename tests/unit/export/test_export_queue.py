@@ -15,7 +15,7 @@ from otel_kprofiler.export import (
 from otel_kprofiler.model import Form, LossCause
 from tests.queues import check
 from tests.raising import raising
-from tests.waiting import wait_until
+from tests.waiting import call_in_thread, wait_until
 
 
 class Gate(ProfileExporter):
@@ -129,18 +129,16 @@ def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch, mon
     queue.put(batch(b"first"))
     wait_until(lambda: gate.seen)
     assert not queue.force_flush(20)
-    done, begun, settled = [], threading.Event(), queue._settled
+    begun, settled = threading.Event(), queue._settled
     monkeypatch.setattr(queue, "_settled", lambda last: begun.set() or settled(last))
-    thread = threading.Thread(target=lambda: done.append(queue.force_flush(60_000)))
-    thread.start()
+    flush = call_in_thread(queue.force_flush, 60_000)
     assert begun.wait(60)
     for _ in range(9):  # drops batches, which must not count as awaited
         queue.put(batch())
     time.sleep(0.05)
-    assert not done
+    assert not flush.done()
     gate.permits.release(1)
-    thread.join()
-    assert done == [True]
+    assert flush.result() is True
     assert queue.counts().batches == 4
 
 

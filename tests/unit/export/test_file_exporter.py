@@ -11,6 +11,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import DebugExporter, ExportOutcome, FileExporter, Rotation, Verbosity
 from otel_kprofiler.model import Form, LossCause
 from tests.raising import raising
+from tests.waiting import call_in_thread
 
 SUCCESS = ExportOutcome.SUCCESS
 
@@ -194,14 +195,11 @@ def test_shutdown_does_not_close_a_file_during_an_export(open_file, batch, tmp_p
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", slow)
-    results = []
-    thread = threading.Thread(target=lambda: results.append(exporter.export(batch(b"{}"))))
-    thread.start()
+    result = call_in_thread(exporter.export, batch(b"{}"))
     assert entered.wait(60)
     exporter.shutdown(0)
     resume.set()
-    thread.join()
-    assert results[0].outcome is SUCCESS
+    assert result.result().outcome is SUCCESS
     assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n"
     assert str(tmp_path / "out.jsonl") not in open_files()
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}

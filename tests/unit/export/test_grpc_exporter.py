@@ -2,8 +2,6 @@
 
 import logging
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -20,6 +18,7 @@ from otel_kprofiler.export import (
     Tls,
 )
 from otel_kprofiler.model import LossCause
+from tests.commands import run_python
 from tests.servers import free_port
 from tests.unit.export.answers import partial_success as partial
 from tests.unit.export.answers import refuse, start_export
@@ -314,8 +313,7 @@ with _instrumentation_suppressed():
 
 
 def test_an_export_waits_for_a_concurrent_import_of_the_api():
-    command = [sys.executable, "-c", EXPORT_DURING_IMPORT]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
+    assert run_python(EXPORT_DURING_IMPORT) == "True\n"
 
 
 def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, batch, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
+from tests.commands import run_python
 from tests.interpreters import ROOT, VERSIONS, environment, find_missing, find_pythons
 
 MIB = 1 << 20
@@ -76,6 +77,5 @@ print(late.communicate(timeout=60), late.cpu_ns)
 
 @pytest.mark.system
 def test_the_cpu_time_of_children_reaped_by_the_kernel_counts_as_0():
-    command = [sys.executable, "-c", _WITHOUT_STATUS]
-    ran = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert ran.stdout == "(b'output\\n', None) 0\n(b'', None) 0\n", ran.stderr
+    output = run_python(_WITHOUT_STATUS, env=environment())
+    assert output == "(b'output\\n', None) 0\n(b'', None) 0\n"

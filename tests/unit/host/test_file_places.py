@@ -4,6 +4,7 @@ import os
 import threading
 
 from otel_kprofiler.host.file_places import MAX_DIRECTORIES, FilePlaces
+from tests.waiting import call_in_thread
 
 
 def inode(path):
@@ -52,7 +53,7 @@ def test_an_unresponsive_directory_blocks_only_one_thread(tmp_path, monkeypatch)
     file = tmp_path / "file"
     file.touch()
     places, answer = FilePlaces([str(tmp_path)]), threading.Event()
-    asked, result, scan = threading.Event(), [], os.scandir
+    asked, scan = threading.Event(), os.scandir
 
     def wait(path):
         asked.set()
@@ -60,12 +61,10 @@ def test_an_unresponsive_directory_blocks_only_one_thread(tmp_path, monkeypatch)
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", wait)
-    thread = threading.Thread(target=lambda: result.extend(places.find(inode(file))))
-    thread.start()
+    result = call_in_thread(lambda: [*places.find(inode(file))])
     try:
         assert asked.wait(60)
         assert [*places.find(inode(file))] == []
     finally:
         answer.set()
-        thread.join()
-    assert result == [*places.find(inode(file))] == [str(file)]
+    assert result.result() == [*places.find(inode(file))] == [str(file)]

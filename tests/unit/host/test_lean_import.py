@@ -1,12 +1,12 @@
 """A module of a package is imported without the package's other modules."""
 
-import subprocess
 import sys
-import threading
 
 import pytest
 
 from otel_kprofiler.host.lean_import import import_module_alone
+from tests.commands import run_python
+from tests.waiting import call_in_thread
 
 pytestmark = pytest.mark.system
 
@@ -71,17 +71,8 @@ def test_a_package_that_fails_to_import_fails_at_each_use(package, tmp_path):
 def test_concurrent_imports_return_the_same_module(package, tmp_path):
     (tmp_path / package / "heavy.py").write_text("import time\ntime.sleep(0.1)\nHeavy = object()\n")
     import_module_alone(f"{package}.wanted")
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(sys.modules[package].Heavy))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4
-    assert len(set(results)) == 1
+    results = [call_in_thread(lambda: sys.modules[package].Heavy) for _ in range(4)]
+    assert len({result.result() for result in results}) == 1
 
 
 @pytest.mark.parametrize("name", ["no_such_package.module", "json.no_such_module"])
@@ -105,8 +96,4 @@ with IPRoute() as routes:
 
 
 def test_pyroute2_can_be_used_as_usual_afterwards():
-    done = subprocess.run(
-        [sys.executable, "-c", PYROUTE2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 1
+    assert int(run_python(PYROUTE2)) >= 1

@@ -1,7 +1,6 @@
 """Children that read a file have limits, and report why they fail."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from otel_kprofiler.host import (
     child_memory,
 )
 from otel_kprofiler.host.child_memory import MemoryLeft
+from tests.commands import run_python
 from tests.interpreters import environment
 
 pytestmark = pytest.mark.system
@@ -76,12 +76,10 @@ for code in (
 
 
 def test_a_child_with_an_unknown_exit_status_succeeds_only_with_an_intact_report():
-    ran = subprocess.run(
-        [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
-    )
+    output = run_python(_IGNORING, env=environment())
     lost = "FAILED True ended early; its status is unknown, since this process ignores SIGCHLD"
-    lines = [line.removesuffix(" or reaps all children") for line in ran.stdout.splitlines()]
-    assert lines == [lost, "b'result\\n'", lost, "FAILED True damaged"], ran.stderr
+    lines = [line.removesuffix(" or reaps all children") for line in output.splitlines()]
+    assert lines == [lost, "b'result\\n'", lost, "FAILED True damaged"]
 
 
 def test_a_child_is_limited_to_its_granted_memory(run):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from otel_kprofiler.host import children_time_ns
 from otel_kprofiler.host.child_cpu import MeteredChild
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
+from tests.waiting import call_in_thread
 
 pytestmark = pytest.mark.system
 
@@ -102,8 +102,7 @@ BURNS = "while time.process_time() < 0.3: pass"
 
 
 def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
-    children, other_ns = PatientChildren(), []
-    began_ns = children_time_ns()
+    children, began_ns = PatientChildren(), children_time_ns()
     children.wait(start(f"import time\n{BURNS}"), HERE, LONG_S)
     first_ns = children_time_ns() - began_ns
     endless = start("print('begins', flush=True)\nwhile True: pass")
@@ -111,10 +110,7 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     with pytest.raises(subprocess.TimeoutExpired):
         children.wait(endless, HERE, 0.1)
     assert 0.3e9 <= first_ns < children_time_ns() - began_ns
-    thread = threading.Thread(target=lambda: other_ns.append(children_time_ns()))
-    thread.start()
-    thread.join()
-    assert other_ns == [0]
+    assert call_in_thread(children_time_ns).result() == 0
 
 
 def test_the_cpu_time_of_an_abandoned_child_is_counted(start_lingering):

@@ -1,11 +1,11 @@
 """Only threads started in a block get coarse timers, according to the kernel."""
 
 import ctypes
-import threading
 
 import pytest
 
 from otel_kprofiler.host import coarse_timers
+from tests.waiting import call_in_thread
 
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 COARSE_NS, BEFORE_NS = 100_000_000, 70_000
@@ -19,34 +19,21 @@ def slack():
     return prctl(PR_GET_TIMERSLACK)
 
 
-@pytest.fixture
-def in_thread():
+def in_thread(function, slack_ns=BEFORE_NS):
     """Runs a function in a new thread with a given timer slack. Returns the function's result."""
 
-    def run(function, slack_ns=BEFORE_NS):
-        results = []
+    def run():
+        prctl(PR_SET_TIMERSLACK, slack_ns)
+        return function()
 
-        def body():
-            prctl(PR_SET_TIMERSLACK, slack_ns)
-            results.append(function())
-
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-        return results[0]
-
-    return run
+    return call_in_thread(run).result()
 
 
 def inherited():
-    results = []
-    thread = threading.Thread(target=lambda: results.append(slack()))
-    thread.start()
-    thread.join()
-    return results[0]
+    return call_in_thread(slack).result()
 
 
-def test_only_threads_started_in_the_block_have_coarse_timers(in_thread):
+def test_only_threads_started_in_the_block_have_coarse_timers():
     def measure():
         with coarse_timers():
             inside = inherited()
@@ -55,7 +42,7 @@ def test_only_threads_started_in_the_block_have_coarse_timers(in_thread):
     assert in_thread(measure) == (COARSE_NS, BEFORE_NS, BEFORE_NS)
 
 
-def test_the_timer_slack_is_restored_after_an_exception(in_thread):
+def test_the_timer_slack_is_restored_after_an_exception():
     def measure():
         with pytest.raises(OSError, match="refused"), coarse_timers():
             raise OSError("refused")
@@ -64,7 +51,7 @@ def test_the_timer_slack_is_restored_after_an_exception(in_thread):
     assert in_thread(measure) == BEFORE_NS
 
 
-def test_a_timer_slack_already_above_the_requested_value_is_kept(in_thread):
+def test_a_timer_slack_already_above_the_requested_value_is_kept():
     def measure():
         with coarse_timers():
             return slack()

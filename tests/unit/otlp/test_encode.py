@@ -343,8 +343,7 @@ def test_equal_resources_are_merged(window):
     first, second = window.profiles[0].resources
     twin = ResourceSamples(replace(first.resource), first.samples)
     reader = Reader(encoded(with_resources(window, [first, second, twin])).payload)
-    sizes = [sum(len(s.timestamps_unix_nano) for s in p.samples) for p in reader.profiles]
-    assert sizes == [14, 4]
+    assert [sum(len(s.timestamps_unix_nano) for s in p.samples) for p in reader.profiles] == [14, 4]
 
 
 @pytest.mark.parametrize("form", AttributeForm)

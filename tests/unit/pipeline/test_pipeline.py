@@ -210,12 +210,10 @@ def test_a_miscount_in_the_kernel_is_reported_as_a_gap(parts):
 
 def test_an_hour_of_suspend_creates_no_windows(parts):
     pipeline, sampler, _symbols, windows, time = parts
-    start = time.boot
-    sampler.ready = [raw(start + 5)]
+    sampler.ready = [raw(time.boot + 5)]
     pipeline.step(0.1)
     time.boot += 3600 * SECOND
-    woken = time.boot
-    sampler.ready = [raw(woken - 2)]
+    sampler.ready = [raw(time.boot - 2)]
     pipeline.step(0.1)
     sampler.ready = [raw(time.boot)]
     pipeline.step(2.5)

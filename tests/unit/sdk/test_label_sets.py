@@ -98,8 +98,7 @@ def test_concurrent_threads_get_the_numbers_of_their_label_sets():
     def use(first):
         for turn in range(3000):
             wanted = (("n", f"{(first * 7 + turn) % 90}"),)
-            number = sets.number(wanted)
-            if sets.find(number) not in {wanted, ()}:
+            if sets.find(sets.number(wanted)) not in {wanted, ()}:
                 wrong.append(wanted)
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]

@@ -25,6 +25,7 @@ from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_pro
 from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+from tests.commands import run_python
 from tests.fuse import mounted
 from tests.raising import raising
 from tests.raw_forks import raw_fork, run_in_child
@@ -167,7 +168,7 @@ def test_a_child_of_a_publishing_parent_exits_cleanly():
         "gc.collect()\n"
         "sys.exit(0 if not pid else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    run_python(code)
 
 
 @pytest.mark.parametrize("first", ["publish", "withdraw", "nothing"])
@@ -183,8 +184,7 @@ def test_a_child_forked_in_c_does_not_touch_the_page_of_its_parent(first):
         context = read_process_context(os.getpid())
         return context and context.resource["service.name"]
 
-    expected = "child" if first == "publish" else "None"
-    assert run_in_child(raw_fork, child) == (expected, 0)
+    assert run_in_child(raw_fork, child) == ("child" if first == "publish" else "None", 0)
     assert read_process_context(os.getpid()).resource["service.name"] == "parent"
 
 
@@ -207,8 +207,7 @@ print(read_process_context(os.getpid()).resource["service.name"])
 
 
 def test_kernels_without_the_noexec_seal_are_supported():
-    command = [sys.executable, "-c", PUBLISH_ON_AN_OLD_KERNEL]
-    assert subprocess.run(command, capture_output=True, check=True).stdout == b"created\na\n"
+    assert run_python(PUBLISH_ON_AN_OLD_KERNEL) == "created\na\n"
 
 
 def test_a_process_context_mapping_without_a_name_is_an_error(monkeypatch):

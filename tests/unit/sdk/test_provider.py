@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -28,6 +26,7 @@ from otel_kprofiler.sdk.declarative import read_configuration_file
 from otel_kprofiler.sdk.exporters import find_exporters
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.schema import read_settings
+from tests.commands import run_python
 from tests.windows import make_window
 
 
@@ -162,12 +161,9 @@ if FIRST != "nothing":
     metrics.set_meter_provider(MeterProvider(resource=Resource.create({"service.name": "m"})))
 print(ProfilerProvider().resource.attributes["service.name"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", f"FIRST = {first!r}\n{code}"],
-        capture_output=True, text=True, env={"OTEL_SERVICE_NAME": "e"}, check=True,
-    )  # fmt: skip
+    output = run_python(f"FIRST = {first!r}\n{code}", env={"OTEL_SERVICE_NAME": "e"})
     # As in the SDK, the environment provides the name if no other name is set.
-    assert done.stdout.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
+    assert output.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
 
 
 def test_an_explicit_resource_is_used_unchanged():

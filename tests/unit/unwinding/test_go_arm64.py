@@ -339,8 +339,7 @@ def test_the_special_prologue_of_asyncpreempt_is_recognized(words, made_at, fram
         (made_at + 4, (SP, cfa), saved(cfa + 8), saved(cfa)),
         (60, (SP, 16), saved(cfa + 8), UNKNOWN),
     ]
-    others = [words[0], NOP, *words[1:], *LEAVE]
-    assert assembly(others, sizes, b"runtime.asyncPreempt") == WITHOUT
+    assert assembly([words[0], NOP, *words[1:], *LEAVE], sizes, b"runtime.asyncPreempt") == WITHOUT
 
 
 def test_go_function_tables_for_other_machines_are_rejected():

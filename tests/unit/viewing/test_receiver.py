@@ -39,7 +39,7 @@ from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
 from tests.raising import raising
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import answer, expected, shown
-from tests.waiting import wait_until
+from tests.waiting import call_in_thread, wait_until
 from tests.windows import encode, make_stack, make_window
 from tests.wire import pack_field
 
@@ -301,14 +301,11 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
         policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
         (batch,) = encode_window(window()).batches
-        results = []
-        sender = threading.Thread(target=lambda: results.append(exporter.export(batch)))
-        sender.start()
+        result = call_in_thread(exporter.export, batch)
         while intake.counts.refused < 4:
             time.sleep(0.01)
-    sender.join(20)
+    assert result.result(20).exported == 3
     exporter.shutdown()
-    assert results[0].exported == 3
     assert intake.counts.kept == 3
 
 

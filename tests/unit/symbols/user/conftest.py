@@ -5,6 +5,7 @@ import os
 import pytest
 
 from otel_kprofiler.elf import FileSource
+from otel_kprofiler.host import CacheDirectory
 
 
 @pytest.fixture
@@ -19,3 +20,10 @@ def opened():
     yield open_source
     for fd in fds:
         os.close(fd)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 26)
+    yield directory
+    directory.close()

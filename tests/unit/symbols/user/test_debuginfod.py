@@ -10,7 +10,6 @@ import time
 import pytest
 
 from otel_kprofiler.elf import FileSource, read_elf
-from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.symbols.user.debug_files import WantedDebugFile
 from otel_kprofiler.symbols.user.debuginfod import Debuginfod, DownloadLimits, find_servers
 from tests.servers import HttpServer
@@ -56,13 +55,6 @@ class Server:
 def serve():
     with contextlib.ExitStack() as stack:
         yield lambda answer: stack.enter_context(contextlib.closing(Server(answer)))
-
-
-@pytest.fixture
-def cache(tmp_path):
-    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 24)
-    yield directory
-    directory.close()
 
 
 def wanted(build_id):

@@ -19,7 +19,6 @@ from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import (
     FIRST_HOLD_S,
-    CacheDirectory,
     CpuRate,
     RefusedFiles,
     child_command,
@@ -64,13 +63,6 @@ def build(tmp_path_factory):
         return made[name]
 
     return build
-
-
-@pytest.fixture
-def cache(tmp_path):
-    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 26)
-    yield directory
-    directory.close()
 
 
 def code_addresses(path, count):

@@ -88,7 +88,6 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
     (root / "tmp").mkdir()
     perf_map = PerfMap(ME, Access(), Clock(), str(root))
     written_code = []  # time and function
-    answered = {}
     now = 0
     with open(root / "tmp" / f"perf-{ME.tgid}.map", "wb", buffering=0) as file:
         for codes in rounds:
@@ -115,7 +114,6 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
                     assert result is None
                 elif owner and result:
                     assert result == MadeFunction(owner.start, owner.end, owner.name.decode())
-                answered[at] = result
                 if at == now:
                     assert bool(owner) == bool(result)
     perf_map.close()

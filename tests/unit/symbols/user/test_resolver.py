@@ -121,10 +121,9 @@ def test_an_address_outside_all_segments_is_shown_as_a_file_offset(resolve):
 
 
 def test_frames_are_shared_by_all_processes(resolve):
-    other = {**BIAS, LIBC: 0x7F77_0000_0000}
     frames = (0x30000, LIBC, REGISTERS), (0x30020, LIBC, TABLE)
     first = resolve(raw(*frames)).frames
-    second = resolve(raw(*frames, biases=other)).frames
+    second = resolve(raw(*frames, biases={**BIAS, LIBC: 0x7F77_0000_0000})).frames
     assert list(map(id, first)) == list(map(id, second))
     assert [frame.address for frame in second] == [0x30000, 0x3001F]
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
