@@ -75,6 +75,16 @@ def read_samples(path) -> list[tuple[Resource, WindowSample]]:
     return [pair for window in read_profiles(str(path)) for pair in window.samples]
 
 
+def read_stacks(path):
+    """Returns the stacks of a file's samples in order of time."""
+    stacks = [
+        (time_ns, sample.stack)
+        for _, sample in read_samples(path)
+        for time_ns in sample.timestamps_unix_ns
+    ]
+    return [stack for _, stack in sorted(stacks, key=lambda timed: timed[0])]
+
+
 def send(window: Window, form=Form.PROTOBUF) -> Window:
     """Returns what a receiver decodes from a window's payload. The payload must be valid."""
     payload = encode(window, form)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, bcc, get_loader
+from otel_kprofiler.host import Access
 from otel_kprofiler.sampling import on_cpu
+from otel_kprofiler.symbols import KernelSymbolizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -76,3 +78,12 @@ def receiver():
     receiver = StrictReceiver()
     yield receiver
     receiver.close()
+
+
+@pytest.fixture(scope="module")
+def symbolizer():
+    """Returns the running kernel's symbols, if the kernel does not hide them."""
+    result = KernelSymbolizer.live(Access())
+    if result.hidden:
+        pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
+    return result

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from samplers import spawned
 from unwind_maps import compile_c
 
 from tests.commands import run_checked, run_command
-from tests.windows import read_samples
+from tests.windows import read_stacks
 
 pytestmark = pytest.mark.live
 
@@ -65,14 +64,10 @@ def record(pid, directory, seconds):
     return [(stack.split(";"), int(count)) for stack, _, count in lines]
 
 
-def read_stacks(directory):
-    """Returns the stacks of all samples in order of time, outermost function first."""
-    samples = [
-        (time_ns, [frame.function for frame in reversed(sample.stack.frames)])
-        for _, sample in read_samples(directory / "x.otlp")
-        for time_ns in sample.timestamps_unix_ns
-    ]
-    return [stack for _, stack in sorted(samples, key=itemgetter(0))]
+def read_functions(directory):
+    """Returns the functions of all samples in order of time, outermost function first."""
+    stacks = read_stacks(directory / "x.otlp")
+    return [[frame.function for frame in reversed(stack.frames)] for stack in stacks]
 
 
 def record_moved(command, directory, is_enough=bool):
@@ -105,7 +100,7 @@ def test_stacks_in_moved_text_are_complete_and_named(tmp_path):
 
     stacks, maps = record_moved([program], tmp_path, has_whole)
     assert holes(maps, str(program)), maps
-    samples = read_stacks(tmp_path)
+    samples = read_functions(tmp_path)
     in_text = [stack for stack in samples if stack[-1] == "inner"]
     assert len(in_text) > 0.7 * len(samples), stacks
     is_whole = [stack[-4:] == WHOLE for stack in in_text]

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from itertools import dropwhile
-from operator import itemgetter
 
 import pytest
 from planted import HOT, write_program
@@ -15,7 +14,7 @@ from services import ask
 
 from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE
 from tests.commands import COMMAND, run_checked
-from tests.windows import read_samples
+from tests.windows import read_stacks
 
 pytestmark = pytest.mark.live
 
@@ -37,16 +36,6 @@ def hot_line(program):
 def record(path, *words):
     run_checked("record", "-o", path, *words)
     return read_stacks(path)
-
-
-def read_stacks(path):
-    """Returns the stacks of a file's samples in order of time."""
-    stacks = [
-        (time_ns, sample.stack)
-        for _, sample in read_samples(path)
-        for time_ns in sample.timestamps_unix_ns
-    ]
-    return [stack for _, stack in sorted(stacks, key=itemgetter(0))]
 
 
 def innermost_lines(stacks, entry="getdents64"):

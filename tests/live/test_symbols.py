@@ -6,21 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.names import is_marker
 from otel_kprofiler.symbols.kernel.read import read_pieces
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture(scope="module")
-def symbolizer():
-    result = KernelSymbolizer.live(Access())
-    if result.hidden:
-        pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
-    return result
 
 
 def test_every_text_symbol_resolves_to_itself(symbolizer):

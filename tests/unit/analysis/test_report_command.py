@@ -37,17 +37,15 @@ USER = stack(user=("compute", "main"))
 @pytest.fixture
 def profile(tmp_path):
     """Writes six samples of nginx of 1 s each: 3 in read, 2 in write, 1 in user mode."""
-    nginx = {"process.pid": 7, "process.executable.name": "nginx"}
-    dd = {"process.pid": 8, "process.executable.name": "dd\x1b[2J"}
     groups = [
-        (nginx, [
+        ({"process.pid": 7, "process.executable.name": "nginx"}, [
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8, "GET /\x1b"),
                          [START, START + SECOND]),
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8),
                          [START + 2 * SECOND]),
             WindowSample(USER, 7, "nginx", 1, None, [START]),
         ]),
-        (dd, [
+        ({"process.pid": 8, "process.executable.name": "dd\x1b[2J"}, [
             WindowSample(WRITE, 8, "dd", 1, None, [START], (), (("tenant.id", "acme"),)),
             WindowSample(WRITE, 8, "dd", 1, None, [START + SECOND]),
         ]),

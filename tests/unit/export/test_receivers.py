@@ -1,7 +1,6 @@
 """Commands probe receivers before sending, and save the samples that are not accepted."""
 
 import socket
-import time
 
 import grpc
 import pytest
@@ -13,6 +12,7 @@ from otel_kprofiler.export import exporter_from_environment
 from otel_kprofiler.model import LossCause, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
 from tests.unit.export.answers import accept_only, partial_success, refuse
+from tests.waiting import wait_until
 from tests.windows import make_window
 
 pytestmark = pytest.mark.system
@@ -190,8 +190,7 @@ def test_queued_batches_are_saved_when_sending_stops(http_receiver, capsys):
         with Sending(address, exporter_from_environment(address), "profile") as sending:
             for one in map(window, range(3)):
                 sending(one)
-            while not http_receiver.requests or sending._reporter._tasks():
-                time.sleep(0.01)
+            wait_until(lambda: http_receiver.requests and not sending._reporter._tasks())
             raise SystemExit(130)
 
     with pytest.raises(SystemExit):

@@ -130,7 +130,7 @@ def test_a_process_that_execs_or_exits_is_released(processes, journal, own, slee
 
 
 def test_a_program_without_an_interpreter_is_skipped(processes, journal, sleeping):
-    wait_until_loaded(sleeping)
+    wait_until(lambda: b"nanosleep" in Path(f"/proc/{sleeping}/wchan").read_bytes())
     code = list(parse_mappings(read_maps(Access(), sleeping), only_code=True))
     file = next(one for one in code if one.path.endswith("/sleep"))
     pages = (
@@ -181,10 +181,6 @@ def test_a_process_whose_file_could_not_be_read_is_examined_again(journal, own, 
     assert not failures
     assert not journal.passed_over
     assert counts.refused == {Refusal.NOT_OPENED: 1}
-
-
-def wait_until_loaded(pid):
-    wait_until(lambda: b"nanosleep" in Path(f"/proc/{pid}/wchan").read_bytes())
 
 
 def test_exited_processes_are_detected(processes, journal, own, sleeping):

@@ -1,7 +1,6 @@
 """Processes whose memory is on a hanging file system do not delay other reads."""
 
 import os
-import time
 
 import pytest
 
@@ -9,6 +8,7 @@ from otel_kprofiler.host import MAX_LEFT, Access
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.processes.hanging_processes import MAX_OF_USER, HangingProcesses
 from tests.fuse import mounted
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -48,9 +48,7 @@ def test_hanging_processes_block_neither_callers_nor_reads_for_other_users(tmp_p
         assert not call(keys[THIRD][0]), "it would hold the caller"
         assert read == [SECOND]
         fuse.thaw()
-        until = time.monotonic() + 60
-        while not (call_quick(FIRST) and call_quick(THIRD)):
-            assert time.monotonic() < until
+        wait_until(lambda: call_quick(FIRST) and call_quick(THIRD))
         assert read[-1] == THIRD
         for thread in processes.stop():
             thread.join(60)

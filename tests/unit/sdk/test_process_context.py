@@ -332,14 +332,12 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
     (before,) = close_window(resources, resources.get(sample))
     assert "service.name" not in before.attributes
     process()
-    deadline = time.monotonic() + 60  # processes without a context are scanned less often
-    while True:
+
+    def read_name():  # processes without a context are scanned less often
         (after,) = close_window(resources, resources.get(sample))
-        if "service.name" in after.attributes:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert after.attributes["service.name"] == "svc"
+        return after.attributes.get("service.name")
+
+    assert wait_until(read_name) == "svc"
     payload = encode_process_context(ProcessContext({"service.name": "new", "host.name": "x"}, {}))
     process(at=78, payload=payload)
     (changed,) = close_window(resources, resources.get(sample))
@@ -406,9 +404,7 @@ def test_contexts_are_read_even_while_reading_another_process_hangs(process, tmp
             contexts.expect(key)
         assert list(contexts.look(keys)) == keys[1:]
         fuse.thaw()
-        until = time.monotonic() + 60
-        while list(contexts.look(keys)) != keys:
-            assert time.monotonic() < until
+        wait_until(lambda: list(contexts.look(keys)) == keys)
         fuse.freeze("read")
         assert list(contexts.look(keys)) == keys
         assert keys[0] in contexts._calls._users

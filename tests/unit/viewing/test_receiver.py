@@ -302,8 +302,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
         (batch,) = encode_window(window()).batches
         result = call_in_thread(exporter.export, batch)
-        while intake.counts.refused < 4:
-            time.sleep(0.01)
+        wait_until(lambda: intake.counts.refused >= 4)
     assert result.result(20).exported == 3
     exporter.shutdown()
     assert intake.counts.kept == 3

@@ -90,10 +90,6 @@ def grow(path):
         file.write(lines(20_000))
 
 
-def shrink(path):
-    os.truncate(path, os.stat(path).st_size // 2)
-
-
 def rename(path):
     text(lines(100))(path + ".new")
     os.replace(path + ".new", path)
@@ -116,7 +112,8 @@ MAPS = {
     "device with endless output": lambda path: os.symlink("/dev/zero", path),
 }  # fmt: skip
 CHANGES = {"grows by 20,000 lines 20 times a second": grow,
-           "is repeatedly truncated to half its size": shrink,
+           "is repeatedly truncated to half its size":
+               lambda path: os.truncate(path, os.stat(path).st_size // 2),
            "is constantly rewritten": text(lines(2000, name=b"other")),
            "is constantly replaced": rename}  # fmt: skip
 
