@@ -20,7 +20,7 @@ from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
 
 SETTLE_S = 15.0
-"""The time until the start-up threads have exited and empty windows have their full length."""
+"""Time in seconds until start-up threads have exited and empty windows have reached full length."""
 GOAL = "<= 0.15 %"
 _SHOWN = 3
 _WAKING = """

@@ -124,7 +124,7 @@ def code_objects() -> list[CodeType]:
 
 
 def description_bytes(code: CodeType) -> int:
-    """Returns the size of a code object's description in the ring, if its names are ASCII."""
+    """Returns the size of a code object's description in the ring, assuming ASCII names."""
     size = _DESCRIPTION_BYTES + len(code.co_filename) + len(code.co_qualname)
     pieces = -(-len(code.co_linetable) // _PIECE_BYTES)
     heads = (1 + pieces) * _RING_HEADER + pieces * _PIECE_HEADER

@@ -51,7 +51,7 @@ LEAST_SAMPLES = 100
 
 
 class Usage(NamedTuple):
-    """The CPU seconds of a process, its children and its BPF programs, and its resident bytes."""
+    """CPU seconds of a process, its children and its BPF programs; the process's resident bytes."""
 
     process_s: float
     children_s: float

@@ -1,6 +1,6 @@
 """Publishes the current span of each thread, for any profiler outside this process.
 
-Needs neither sampling nor privileges::
+Publishing requires neither sampling nor privileges::
 
     from otel_kprofiler import thread_context
 

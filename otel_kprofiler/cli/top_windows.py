@@ -43,7 +43,7 @@ class Part:
     """The samples of a short interval, grouped for the views on the screen.
 
     Attributes:
-        samples: samples taken in the interval, without idle waits if these are hidden.
+        samples: samples taken in the interval, excluding idle waits if they are hidden.
         weight: total weight of the samples, in nanoseconds of CPU or wait time, or in events.
     """
 

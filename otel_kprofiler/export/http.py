@@ -200,7 +200,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 
 
 def _read_body(response: requests.Response) -> Body:
-    """Returns a response's body without decompressing it, or a problem if it is too large."""
+    """Returns a response's body without decompressing it, or a problem if the body is too large."""
     content = bytearray()
     # Read once more after the end, because only this detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):

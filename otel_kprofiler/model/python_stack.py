@@ -1,7 +1,7 @@
 """The Python side of a sample, as recorded by the BPF program.
 
 Layout: a header, then one word per frame, leaf first. The header is ``struct python_head`` in
-``bpf/programs/``; change both together. Equal stacks of a process are encoded as equal bytes.
+``bpf/programs/``; change both together. Equal stacks of a process are encoded as identical bytes.
 """
 
 from __future__ import annotations

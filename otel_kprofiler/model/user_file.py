@@ -73,10 +73,10 @@ FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
 
 
 class KnownFiles:
-    """Keeps details of files; evicts the oldest first. Lookups are thread-safe and lock-free.
+    """Caches details of files; evicts the oldest entries first.
 
-    ``most`` is the maximum number of files. ``on_opened`` is called with each opened file, before
-    the file's details are added, and must not block.
+    Lookups are thread-safe and lock-free. ``most`` is the maximum number of files. ``on_opened`` is
+    called with each opened file, before the file's details are added, and must not block.
     """
 
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:

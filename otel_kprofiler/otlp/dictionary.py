@@ -76,7 +76,7 @@ _MAX_INTEGER: Final = 1 << 63
 
 
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
-    """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
+    """Returns the placeholder for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
     For code without a file, returns only the reason, because the code's address differs in each
     process.

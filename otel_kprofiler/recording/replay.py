@@ -60,7 +60,7 @@ class ReplaySampler:
         """Does nothing, because no wait blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Returns the samples of the next drain, or sets :attr:`exhausted` if there is none."""
+        """Returns the samples of the next drain, or sets :attr:`exhausted` if no drain is left."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True

@@ -1,4 +1,4 @@
-"""Finds the BPF function, trampoline, ftrace page or kprobe page at an address at a given time.
+"""Finds the BPF function, trampoline, ftrace page or kprobe page at a given address and time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
 times. One thread changes the table while others look up symbols without a lock. A change replaces

@@ -14,7 +14,8 @@ from typing import IO, Final, NamedTuple
 from otel_kprofiler.errors import describe_error
 
 MIN_MAPPED_BYTES: Final = 128 << 10
-"""Smaller tables stay in memory, because a read of a mapped page maps up to 64 KiB around it."""
+"""Smaller tables stay in memory, because reading a mapped page maps up to 64 KiB around the
+page."""
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10

@@ -12,7 +12,8 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""Limit on bytes read from a file. A perf map of this size lists about five million functions."""
+"""Limit on bytes read from a file. A perf map of this size contains about five million
+functions."""
 MAX_UPDATE_BYTES: Final = 256 << 10
 """Maximum number of bytes read per update: about 5,000 perf map lines, which takes 25 ms."""
 MAX_NAME_BYTES: Final = 1024
