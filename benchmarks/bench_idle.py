@@ -1,8 +1,8 @@
 """CPU time and wake-ups of an agent with nothing to sample, by thread.
 
 The first two cases sample only one process, which sleeps or wakes now and then, as on an idle host.
-These cases do not need a quiet machine. The last case uses the defaults and is meaningful only on
-an idle host, because other work adds samples.
+Neither of these cases needs a quiet machine. The last case uses the defaults and is meaningful only
+on an idle host, because other work adds samples.
 """
 
 import contextlib

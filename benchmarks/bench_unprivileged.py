@@ -50,7 +50,7 @@ name."""
 
 
 class Seen(NamedTuple):
-    """The samples of a process, and how many of them have a complete user stack."""
+    """The number of samples of a process, and of samples with a complete user stack."""
 
     samples: int
     whole: int

@@ -1,7 +1,8 @@
 """``python -m benchmarks.compare BASE [TOPIC ...]``: compares this checkout with another commit.
 
-First compares the payloads that the two commits encode from one recording. Then measures each topic
-on the two commits in turn, so that other load on the machine affects both commits alike.
+First compares the payloads that the two commits encode from one recording. After that, alternates
+between the two commits for each topic, so that other load on the machine affects both commits
+alike.
 """
 
 from __future__ import annotations

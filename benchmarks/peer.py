@@ -1,7 +1,7 @@
 """``python -m benchmarks.peer PROGRAM``: compares this agent with opentelemetry-ebpf-profiler.
 
-Both sample the same load at the same time and send to a receiver in this process, so that other
-load affects both. The program is built from a clone of that project::
+Both profilers sample the same load at the same time and send to a receiver in this process, so that
+other load affects both alike. The program is built from a clone of that project::
 
     go build -o ebpf-profiler .
 

@@ -11,8 +11,8 @@ class SpanLayout(NamedTuple):
     integer, a word with the digit count comes next, and then the 30-bit digits.
 
     Attributes:
-        span_context_type: type of span contexts. They are tuples that begin with the trace id, the
-            span id, whether the span is remote, and the trace flags.
+        span_context_type: type of span contexts. Span contexts are tuples that begin with the trace
+            id, the span id, whether the span is remote, and the trace flags.
         int_type: type of trace ids and span ids.
         flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.

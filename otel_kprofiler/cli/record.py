@@ -116,7 +116,7 @@ def command(
     The recording of a COMMAND ends when COMMAND exits. Children of COMMAND that have not exited
     keep running. If the duration ends first, COMMAND and its children are sent SIGTERM. If a signal
     arrives first, it is forwarded to COMMAND and its children. Processes that are still running
-    five seconds later are sent SIGKILL. The exit status is that of COMMAND. It is 128+n if signal n
+    five seconds later are sent SIGKILL. The exit status is that of COMMAND: 128+n if signal n
     killed COMMAND, 127 if COMMAND was not found, 126 if COMMAND cannot be executed, and 0 if the
     recording ended first. If the --export receiver did not accept everything, the exit status is 1,
     and the samples that were not accepted are kept in a file.

@@ -27,7 +27,7 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
 """Default sampling rate of an event (``-e``) on each CPU, per second. At a lower rate, a sample
-would stand for thousands of events, some of them from other programs."""
+would represent thousands of events, some caused by other programs."""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 

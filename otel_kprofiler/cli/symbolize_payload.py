@@ -29,7 +29,7 @@ def name_payload(
     """Write OTLP profiles with names added to unnamed native and kernel frames.
 
     The output has the same encoding as the input; the path ``-`` is standard output. ``elf_files``
-    are files that may contain the frames' code. They are matched by id, not by name. If
+    are files that may contain the frames' code. Files are matched by id, not by name. If
     ``as_json``, counts are printed as JSON. Returns True if any name was added, or if none was
     missing. Raises ``HostError`` or ``PayloadError`` for the input, and ``ExportError`` for the
     output.

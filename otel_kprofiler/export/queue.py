@@ -69,11 +69,11 @@ class ExportQueue:
         size: maximum number of batches in memory, >= 1.
         max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
         on_export: called on the worker thread after each export, with the result and the duration
-            in seconds, retries included. It is not called for a batch abandoned at shutdown.
+            in seconds, retries included. Batches abandoned at shutdown are not reported.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
             disk. The queue closes the spool.
-        on_lost: called when a batch in memory is counted as lost, unless parts of it arrived. It is
-            called on any thread, one call at a time, and must not raise.
+        on_lost: called when a batch in memory is counted as lost, unless parts of it arrived.
+            ``on_lost`` is called on any thread, one call at a time, and must not raise.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class ExportQueue:
         unreachable receiver. Aborting the exporter may take a second longer than the timeout.
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
-        they have been reported already. It is called after the export in progress and, if there is
-        a spool, once more at the very end.
+        they have been reported already. ``final_request`` is called after the export in progress
+        and, if there is a spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s

@@ -68,16 +68,17 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments of a spool's directory, oldest first.
 
-    Segments written by other versions are renamed to ``NUMBER.spool.aside``. Their samples are not
-    delivered, and count neither as recovered nor as lost. Anything that is not a regular file owned
-    by this user is left unchanged. Raises ``OSError`` if the directory cannot be listed.
+    Segments written by other versions are renamed to ``NUMBER.spool.aside``. The samples in renamed
+    segments are not delivered, and count neither as recovered nor as lost. Anything that is not a
+    regular file owned by this user is left unchanged. Raises ``OSError`` if the directory cannot be
+    listed.
 
     Attributes:
         totals: the latest totals recorded in the segments.
         last: the highest batch number in use; new batches are given higher numbers.
         sizes: size of each segment in bytes, by segment number.
-        damaged: number of undelivered samples that are unreadable, by kind. These are the samples
-            of damaged batches, and the samples of the last window that were not appended before the
+        damaged: number of undelivered samples that are unreadable, by kind. Includes the samples of
+            damaged batches, and the samples of the last window that were not appended before the
             process was killed.
         waiting, earlier, earlier_lost, unknown_since_unix_ns: see :class:`~.spool.Spool`.
     """

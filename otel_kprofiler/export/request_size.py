@@ -63,8 +63,8 @@ class RequestSize:
         """Note that the receiver has rejected all parts of a batch as too large.
 
         If samples of the previous batch were accepted, the rejection may apply only to this batch.
-        Otherwise, batches are sent undivided for a minute. Further rejections do not extend this
-        minute.
+        If no sample of the previous batch was accepted, batches are sent undivided for a minute.
+        Further rejections do not extend this minute.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

@@ -304,8 +304,8 @@ def assemble(
         nodes: columns ``parent`` (-1 if there is none) and ``frame``.
         processes: name and pid of each process. The pid is None if unknown.
         threads: name, thread id and index of the process, for each thread.
-        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These
-            columns and those in ``nodes`` are emptied to save memory.
+        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. The
+            columns of ``samples`` and ``nodes`` are emptied to save memory.
     """
     strings: dict[str, int] = {"": 0}
     frame_rows = [

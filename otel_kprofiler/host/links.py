@@ -20,7 +20,7 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
     If ``is_root``, follows only links that no user except root and this user can have created.
-    Otherwise, applies the rules of ``fs.protected_symlinks``.
+    Without ``is_root``, applies the rules of ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:

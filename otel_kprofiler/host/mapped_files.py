@@ -257,8 +257,8 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Inode, size, modification time and device must match, because inode numbers may be reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
-    the inode's device. The device is then ignored if the request has a size, or if the file was
-    opened through ``map_files`` (``mapped``).
+    the inode's device. On such file systems, the device is ignored if the request has a size, or if
+    the file was opened through ``map_files`` (``mapped``).
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False

@@ -128,8 +128,8 @@ class ProcessMaps:
         """Returns the current mapping at an address; None if nothing is mapped there.
 
         Raises ``OSError``. If anonymous executable memory exactly fills a hole in the mappings of a
-        file, the process has moved the file's text into this memory. Such memory is returned as a
-        mapping of the file.
+        file, the process has moved the file's text into this memory. Memory with moved text is
+        returned as a mapping of the file.
 
         To provide the build id, the kernel reads the file's first page, so this call may wait for
         the disk. On kernels before 6.11, all mappings are read, without build ids.

@@ -2,7 +2,7 @@
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, but
 must not block reads of other files. A thread is abandoned if a single wait for storage exceeds
-:data:`PATIENCE_S`. No other thread then reads from the device of the abandoned thread.
+:data:`PATIENCE_S`. No other thread reads from the device of an abandoned thread.
 """
 
 from __future__ import annotations

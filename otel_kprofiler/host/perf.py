@@ -86,7 +86,7 @@ def enable_event(event_fd: int) -> None:
 
 
 def disable_event(event_fd: int) -> None:
-    """Disable an event. Its BPF program no longer runs once this function has returned."""
+    """Disable an event. The event's BPF program no longer runs once this function has returned."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 

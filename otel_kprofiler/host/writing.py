@@ -162,7 +162,7 @@ class AppendedFile:
     """A file that is appended to, and can be renamed and replaced by a new file.
 
     Args:
-        path: path of the file, which is created if missing. It may be a pipe or a device.
+        path: path of the file, which is created if missing. The path may name a pipe or a device.
         mode: permissions of the file if it is created, less the umask.
 
     Raises:

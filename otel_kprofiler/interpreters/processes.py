@@ -309,7 +309,7 @@ class PythonTracking:
             self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Examine sampled processes. Returns False if the kernel denies access to any of them."""
+        """Examine sampled processes. Returns False if the kernel denies access to any process."""
         permitted = True
         for seen in processes:
             earlier = self._retries.pop(seen.tgid, None)

@@ -14,7 +14,7 @@ _WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
-    """The span that was current in the sampled thread. Its ids (16 and 8 bytes) are not zero.
+    """The span that was current in the sampled thread. The ids (16 and 8 bytes) are not zero.
 
     ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
     """

@@ -121,7 +121,8 @@ LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning. Others, except ``otel_kprofiler.*``, are labels."""
+"""Sample attributes with a defined meaning. All other sample attributes, except
+``otel_kprofiler.*``, are labels."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}

@@ -11,7 +11,7 @@ def refuse_negative_values(windows: Iterable[Window]) -> None:
     """Raise ``PayloadError`` if a sample value is negative.
 
     A profile with negative values is the difference of two profiles. OTLP allows such profiles
-    (profiles.proto, ``Sample.values``), but percentages and flame graphs of them are meaningless.
+    (profiles.proto, ``Sample.values``), but their percentages and flame graphs are meaningless.
     """
     negative = sum(
         value < 0

@@ -174,7 +174,10 @@ def make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
-    """Returns a resolver for whole stacks. Its ``close`` also closes the resolvers of the sides."""
+    """Returns a resolver for whole stacks.
+
+    The resolver's ``close`` also closes the resolvers of the sides.
+    """
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,

@@ -1,7 +1,7 @@
 """Detects processes that profile themselves, so that no CPU time is counted twice.
 
-Such processes publish :data:`TARGET` in their process context. Any process can publish this
-attribute, so it is trusted only if the process has open BPF maps. Where unprivileged BPF is
+Self-profiling processes publish :data:`TARGET` in their process context. Any process can publish
+this attribute, so it is trusted only if the process has open BPF maps. Where unprivileged BPF is
 disabled, creating a map requires the privileges of a profiler.
 """
 

@@ -104,7 +104,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes still running after ``grace_s``; return whether there were any."""
+        """Kill processes still running after ``grace_s``; return whether any were killed."""
         until = time.monotonic() + grace_s
         running = self._ending
         while running and (left_s := until - time.monotonic()) > 0:

@@ -1,7 +1,8 @@
 """Restricts sampling to containers, pods and units, following them as they start and stop.
 
 Where possible, the BPF program filters by cgroup v2, so that each process is sampled from its first
-instruction on. Otherwise, it filters by process ids, which are looked up once a second.
+instruction on. Where cgroups cannot be used, the BPF program filters by process ids, which are
+looked up once a second.
 """
 
 import logging

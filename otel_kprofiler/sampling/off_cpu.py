@@ -17,7 +17,7 @@ class OffCpuConfig:
     """The settings for sampling waits. The total time of all waits is always counted.
 
     Attributes:
-        samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000. This
+        samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000. The
             rate determines the sampling threshold. If the rate is 0, only totals are counted.
         min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits are counted
             only in totals.

@@ -74,7 +74,8 @@ class SamplerConfig:
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
         span_path: location of the current span in this process's threads, used if the loader
-            supports the program that reads it. Otherwise, spans are read from thread contexts.
+            supports the program that reads it. Without such a program, spans are read from thread
+            contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
             outside this namespace contain ids of the initial namespace.
@@ -86,8 +87,8 @@ class SamplerConfig:
         verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
             logged at level INFO.
         off_cpu: how waits are sampled; None if waits are not sampled.
-        events: other perf events and tracepoints to sample, at most 16. Each becomes a separate
-            sample kind. Requires libbpf and BTF.
+        events: other perf events and tracepoints to sample, at most 16. Each event becomes a
+            separate sample kind. Requires libbpf and BTF.
     """
 
     samples_per_second: int = 19

@@ -179,7 +179,7 @@ class WaitFollower:
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
-        """Returns the samples that these records complete, and the samples taken by :meth:`read`.
+        """Returns the samples that the new records complete, and the samples taken by :meth:`read`.
 
         ``now_ns`` is the current ``CLOCK_MONOTONIC`` time.
         """

@@ -127,8 +127,8 @@ class WaitJoiner:
     ) -> list[RawSample]:
         """Sample the time that ongoing waits have taken since the last call.
 
-        Includes only waits that exceed the threshold and whose start record was received. Each is
-        sampled with a probability proportional to its time since the last call, so that at most
+        Includes only waits that exceed the threshold and whose start record was received. Each wait
+        is sampled with a probability proportional to its time since the last call, so that at most
         ``most`` are sampled on average. A wait is always sampled if this time is at least
         :attr:`lasting_threshold_ns`.
 

@@ -2,8 +2,8 @@
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the span of each sample
-when it drains the sample. It looks up the roots' names when it closes a window, so that a route
-that is set late is included.
+when it drains the sample. The profiler looks up the roots' names when it closes a window, so that a
+route that is set late is included.
 """
 
 import time

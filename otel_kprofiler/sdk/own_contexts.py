@@ -1,8 +1,8 @@
 """Reads this process's thread contexts, for spans that the sampler cannot otherwise read.
 
-Such spans have a class that is not the SDK's, or run in an interpreter whose objects the sampler
-cannot follow (:mod:`.span_path`). Reading thread contexts of this process requires neither a
-process context nor privileges.
+Spans are unreadable if their class is not the SDK's, or if they run in an interpreter whose objects
+the sampler cannot follow (:mod:`.span_path`). Reading thread contexts of this process requires
+neither a process context nor privileges.
 """
 
 import logging

@@ -7,8 +7,8 @@ changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leav
 From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
 In CPython versions before 3.14, the library replaces ``Context.run``, which event loops and
 executors call. If C code enters a context directly, the library notices only if a shared library
-imports the function that enters it (``imports.c``). If the function is linked into the interpreter,
-a span attached in such a context is not published.
+imports the function that enters it (``imports.c``). If that function is linked into the
+interpreter, spans attached in a directly entered context are not published.
 """
 
 import asyncio
@@ -246,7 +246,10 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write thread contexts without announcing them; return why it failed, or "". Thread-safe."""
+    """Write thread contexts without announcing them; return the reason for a failure, or "".
+
+    Thread-safe.
+    """
     try:
         _writer.write()
     except HostError as error:

@@ -76,7 +76,7 @@ class SideResolver(Protocol[StateT]):
     def finish(self, timeout_s: float) -> None:
         """Wait for pending reads. No new samples may arrive after this call.
 
-        Provisional samples are then resolved again.
+        Provisional samples are resolved again after this call.
         """
 
     def close(self) -> None:

@@ -84,8 +84,8 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
-    All processes are then reread, and changes are reported as events with the time of this read. If
-    a process called execve(2) in between, only its changed mappings are reported.
+    After a loss, all processes are reread, and changes are reported as events with the time of the
+    read. If a process called execve(2) in between, only its changed mappings are reported.
     """
 
     since_ns: int

@@ -59,8 +59,8 @@ _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Generates the unwind rows of a function.
 
-    ``saves`` states whether the caller's rbp is saved at the top of each frame. Otherwise, the
-    location of the caller's rbp is unknown.
+    ``saves`` states whether the caller's rbp is saved at the top of each frame. If ``saves`` is
+    False, the location of the caller's rbp is unknown.
     """
     rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:

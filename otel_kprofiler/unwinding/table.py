@@ -2,8 +2,9 @@
 
 ``.eh_frame_hdr`` consists of a 12-byte header and a sorted table of pairs: the start of a function
 and its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of
-``.eh_frame_hdr`` (Linux Standard Base, "Exception Frames"). Both tables are copied unchanged. The
-BPF program checks every bound again, because the file may change between this check and the copy.
+``.eh_frame_hdr`` (Linux Standard Base, "Exception Frames"). Both the search table and ``.eh_frame``
+are copied unchanged. The BPF program checks every bound again, because the file may change between
+this check and the copy.
 """
 
 import struct

@@ -63,7 +63,7 @@ class LoadedKsymbol:
     """A symbol, and the period in which it is loaded. When it is unloaded, ``until_ns`` is set.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
-    have been unloaded and replaced. The period from ``sure_ns`` on is then represented by a
+    have been unloaded and replaced. The uncertain period from ``sure_ns`` on is represented by a
     separate entry, whose ``is_uncertain`` is set and whose frames have no name.
     """
 

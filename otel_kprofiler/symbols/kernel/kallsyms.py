@@ -1,8 +1,8 @@
 r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for symbols outside vmlinux
-(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address. They are
-followed by unsorted blocks: the live modules, ftrace's clones of modules' init functions, the
+(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address, followed by
+unsorted blocks: the live modules, ftrace's clones of modules' init functions, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
 
@@ -57,7 +57,8 @@ class Kallsyms(NamedTuple):
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. This line and its module, if any, are skipped.
+        cut: whether the last line is incomplete. An incomplete line and its module, if any, are
+            skipped.
     """
 
     core: SymbolTable

@@ -15,7 +15,10 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """Builds the kernel side of a stack. It is provisional if a frame may be resolved later."""
+    """Builds the kernel side of a stack.
+
+    The side is provisional if a frame may be resolved later.
+    """
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 

@@ -66,9 +66,9 @@ class KernelSymbolizer:
 
     Args:
         files: files that ``reload`` reads; None if symbols cannot change.
-        ksymbols: tracks BPF programs and other code outside modules. It must have been started
-            before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
-            symbols for such code apply at all times.
+        ksymbols: tracks BPF programs and other code outside modules. The tracker must have been
+            started before ``snapshot`` was read, and is closed with the symbolizer. If None, the
+            snapshot's symbols for code outside modules apply at all times.
         modules: tracks loaded modules; started and closed like ``ksymbols``.
         known_ksymbols: initial ksymbols, instead of those in the snapshot.
     """
@@ -135,8 +135,8 @@ class KernelSymbolizer:
             version: copy of ``/proc/version``.
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
-            elf: vmlinux, ``.ko`` or debug files. They contain function sizes, which kallsyms lacks,
-                so that code past a function's end is not given the function's name.
+            elf: vmlinux, ``.ko`` or debug files. ELF files contain function sizes, which kallsyms
+                lacks, so that code past a function's end is not attributed to the function.
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
@@ -220,7 +220,8 @@ class KernelSymbolizer:
     def count_lost_records(self) -> Mapping[str, int]:
         """Returns the number of lost records about code outside modules, by cause.
 
-        After a loss, the symbols are reread from the kernel. Until then, frames may be unresolved.
+        After a loss, the symbols are reread from the kernel. Until symbols have been reread, frames
+        may be unresolved.
         """
         return self._source.count_lost() if self._source else {}
 

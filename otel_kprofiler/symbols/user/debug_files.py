@@ -87,7 +87,7 @@ class DebugFileFinder(Protocol):
     """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open, verified candidates, the best first. The caller closes each of them."""
+        """Yields open, verified candidates, the best first. The caller closes each candidate."""
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:

@@ -160,7 +160,7 @@ class GoTable:
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions. Each extends to the start of the next."""
+        """Returns the functions. Each function extends to the start of the next one."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1

@@ -11,8 +11,8 @@ may be too late by the length of the suspension. To be safe, the old name of rep
 earlier by the length of the suspension. If a file uses another clock, its records take effect when
 they are read.
 
-Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
-then, lookups at their addresses return the names of the former code.
+Compilers that buffer their output, such as V8, write their latest functions with a delay. Until a
+function has been written, lookups at its address return the name of the former code.
 """
 
 import struct

@@ -25,8 +25,8 @@ class LineTables:
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Open the source lines in a file or its debug file; the caller closes them.
 
-        Lookups take microseconds. They take longer if the DWARF is split or shared with other
-        files; see :class:`DrgnLines`. Raises :class:`LinesError` if the lines cannot be opened, or
+        Lookups take microseconds, or longer if the DWARF is split or shared with other files; see
+        :class:`DrgnLines`. Raises :class:`LinesError` if the lines cannot be opened, or
         :class:`ElfError` if the file cannot be read.
         """
         table = self._symbolic.open(source)

@@ -35,7 +35,7 @@ from otel_kprofiler.symbols.user.loader_files import (
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
-"""Limit on queued files. Each holds a descriptor."""
+"""Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Long-term share of one CPU that reading may use. A burst may use 1 s of CPU time."""
@@ -60,8 +60,8 @@ class SymbolLoader(ForkAware):
     Files with the same build ID and file ID are read only once, for all processes.
 
     Args:
-        code: names code that is not in a file; closed with the loader. If None, such code has no
-            names.
+        code: names code that is not in a file; closed with the loader. If ``code`` is None, code
+            outside files has no names.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for symbol tables and for reading files. Large tables and tables not
             used recently are evicted first. A table larger than half of the limit is refused.

@@ -156,11 +156,11 @@ class LoaderCounts(NamedTuple):
         loaded: files that were read, even if evicted later.
         refused: files that are damaged, too large or unreadable. Retries are counted neither here
             nor in ``gone`` or ``lines_refused``.
-        dropped: files that were not read because the queue was full. They are requested again if
-            needed.
+        dropped: files that were not read because the queue was full. Dropped files are requested
+            again if needed.
         evicted: files whose symbols were dropped from memory to make room for others.
         gone: files that could not be reopened, because no visible process maps them and their paths
-            lead to other files. They are retried at increasing intervals.
+            lead to other files. Reopening is retried at increasing intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files.
         cpu_ns: CPU time that this process spent on reading.
