@@ -131,8 +131,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     assert totals.lost[LossCause.SELF_PROFILED] > 0
     check_formulas(totals, sent)
     assert account["exporters"]["file"]["exported"] == sent
-    accounted = sum(account["lost"].values()) + account["received"]
-    assert accounted == account["taken"]
+    assert sum(account["lost"].values()) + account["received"] == account["taken"]
 
 
 @pytest.mark.long

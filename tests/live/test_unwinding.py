@@ -155,9 +155,8 @@ def test_unwinding_stops_at_the_work_limit(built, compiled):
 @needs_gcc
 @pytest.mark.parametrize("kind", costly.KINDS)
 def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_path, kind):
-    command = costly.build(tmp_path, kind, files=6, entries=2000)
     with (
-        running(*command) as pid,
+        running(*costly.build(tmp_path, kind, files=6, entries=2000)) as pid,
         dumps.Dumps(built, max_work=DEFAULT_MAX_WORK, forgetting=True) as dumper,
     ):
         loaded = take_loaded(dumper, pid, 60)

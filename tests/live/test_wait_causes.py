@@ -217,8 +217,7 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
     written = tmp_path / "waits.otlp"
     program = FRAME.format(body=body)
     words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "10000", "-o", written]
-    waiter = [python, "-c", program, place, TIMES]
-    run_checked("record", *words, "--", *waiter, timeout=300)
+    run_checked("record", *words, "--", python, "-c", program, place, TIMES, timeout=300)
     assert check_file(str(written)) == []
     result, weights = Counter(), Counter()
     for window in read_profiles(str(written)):

@@ -32,8 +32,7 @@ class Oracle:
         start = below[-1][0]
         here = [s for s in below if s[0] == start]
         functions = [s for s in here if is_function(s)]
-        pads = [s for s in here if is_pad(s)]
-        if pads:
+        if any(map(is_pad, here)):
             start += PAD
             functions = [s for s in self.symbols if s[0] == start and is_function(s)]
         if not functions or address - start >= MAX_FUNCTION_BYTES:

@@ -121,8 +121,7 @@ def test_simultaneous_samples_may_be_inside_and_outside_a_span(tmp_path):
 
 
 def test_the_span_part_table_is_printed(synchronous):
-    output = invoke(command, "--by", "part", "--thread", "7", synchronous).output
-    assert output.splitlines() == [
+    assert invoke(command, "--by", "part", "--thread", "7", synchronous).output.splitlines() == [
         "2 traces, 16.0 ms on threads",
         " ms  share  samples  part",
         "6.0  37.5%        1  wait: futex",
