@@ -89,7 +89,7 @@ def _empty(counts) -> int:
 
 
 def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
-    """Drains a sampler for some seconds, and returns how often user stacks ended in each way."""
+    """Drains a sampler for ``seconds``, and counts the user stacks by status."""
     statuses, until = Counter[int](), time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))

@@ -12,7 +12,7 @@ from otel_kprofiler import KernelProfiler
 
 
 def copy_many(count: int) -> int:
-    """Writes a file, copies it a number of times, and returns the number of bytes copied."""
+    """Writes a file, copies it ``count`` times, and returns the number of bytes copied."""
     copied = 0
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
         source.write(os.urandom(1 << 20))

@@ -77,7 +77,7 @@ class ForkGate:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
-        """Wait for running work, and let no new work start."""
+        """Wait for work in progress to finish, and prevent new work from starting."""
         with self._changed:
             self._forking = True
             self._changed.wait_for(lambda: not self._working, _MAX_WAIT_S)

@@ -9,7 +9,10 @@ class Readable(Protocol):
     """A binary file or stream."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns up to ``size`` bytes. The result is empty only at the end."""
+        """Returns up to ``size`` bytes.
+
+        The result is empty only at the end of the file or stream.
+        """
         ...
 
 

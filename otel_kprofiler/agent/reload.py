@@ -40,7 +40,7 @@ class ConfigReader:
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Start a requested read of the file.
+        """Start reading the configuration file if a reload was requested.
 
         If a read has finished, return its result once; otherwise None.
         """

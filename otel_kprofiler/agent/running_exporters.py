@@ -47,7 +47,7 @@ Running = Mapping[str, RunningExporter]
 
 
 def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
-    """Open new and changed exporters. If one raises ``ExportError``, close those already opened."""
+    """Open new and changed exporters. On ``ExportError``, close those already opened."""
     opened: dict[str, OpenedExporter] = {}
     try:
         for name, settings in wanted.items():

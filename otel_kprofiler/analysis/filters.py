@@ -85,7 +85,7 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns whether each Resource matches; None if the filter also has other conditions."""
+        """Returns whether each Resource matches; None if the filter has conditions on samples."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):

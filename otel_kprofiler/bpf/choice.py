@@ -15,7 +15,7 @@ def get_loader(name: str = "auto") -> Loader:
     """Returns a loader by name; ``auto`` selects libbpf if it is installed, otherwise bcc.
 
     A loader requested by name is returned even if its library is missing; see :meth:`Loader.load`.
-    Raises ``ValueError`` for other names, and ``DependencyError`` if ``auto`` finds no library.
+    Raises ``ValueError`` for unknown names, and ``DependencyError`` if ``auto`` finds no library.
     """
     if name not in LOADERS:
         raise ValueError(f"unknown loader {name!r}; use one of {', '.join(LOADERS)}")

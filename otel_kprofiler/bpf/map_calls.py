@@ -47,8 +47,8 @@ class _CreateAttributes(ctypes.Structure):
 def create_map(name: str, shape: MapShape, entries: int) -> int:
     """Create a map with ``max_entries`` set to ``entries``; the caller closes the descriptor.
 
-    The name may have at most 15 letters, digits, dots and underscores. Raises ``OSError``, for
-    example with ``EPERM`` (a capability is missing) or ``ENOMEM``.
+    The name may consist of at most 15 letters, digits, dots and underscores. Raises ``OSError``,
+    for example with ``EPERM`` (a capability is missing) or ``ENOMEM``.
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(

@@ -43,7 +43,8 @@ class PythonLayout(NamedTuple):
         frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``
             includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
-        generator_state_back: distance in bytes from a generator's state byte to its frame.
+        generator_state_back: distance in bytes from a generator's state byte to the generator's
+            frame.
         generator_executing: value of a generator's state while the generator runs.
         code_bytes: size in bytes of the part before the instructions.
         code_traceable: index of the first instruction that belongs to the function itself (32

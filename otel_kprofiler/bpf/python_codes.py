@@ -46,7 +46,7 @@ class ProcessSeen(NamedTuple):
 
 
 class CodeParser:
-    """Assembles code objects from their descriptions. Only one thread at a time may use it."""
+    """Assembles code objects from their descriptions; must not be used concurrently."""
 
     def __init__(self) -> None:
         # Each CPU describes one code object at a time: the line table in pieces, then the rest.

@@ -48,7 +48,7 @@ class SpanPath(NamedTuple):
         labels_key: key of the current label set's number in OpenTelemetry's ``Context``.
         attribute: name of the attribute in which a span keeps its span context.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
-        classes: classes of spans seen so far, up to :data:`MAX_SPAN_CLASSES`.
+        classes: span classes encountered so far, up to :data:`MAX_SPAN_CLASSES`.
     """
 
     tgid: int
@@ -92,5 +92,5 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Make the BPF program find spans through ``path``, not thread slots. Raises ``OSError``."""
+    """Make the BPF program find spans via ``path``, not via thread slots. Raises ``OSError``."""
     update_map(map_fd, _FIRST, pack_span_path(path))

@@ -61,11 +61,11 @@ class ContextPlace(NamedTuple):
         offset: offset in bytes from the thread pointer, or in the module's TLS block.
         module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
             pointer.
-        generation: lowest generation of a DTV that contains the module; 0 disables the check.
+        generation: lowest generation at which a DTV contains the module; 0 disables the check.
         stride: size of a DTV entry, in bytes.
         length_at: byte offset of the DTV's length from the DTV's address.
         vector_at: byte offset of the DTV pointer from the thread pointer.
-        wrap_at: byte offset, in the wrapping object, of the record pointer, for ``WRAPPED_IN_V8``.
+        wrap_at: byte offset of the record pointer in the wrapping object, for ``WRAPPED_IN_V8``.
         go: struct offsets in Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
     """
 

@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Returns a table's lines, header first. ``width`` limits their length; None for no limit."""
+    """Returns a table's lines, header first, each of at most ``width`` columns (None: no limit)."""
     kept = list(columns)
 
     def used() -> int:

@@ -55,7 +55,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a text for each finding, without the fixes that are printed elsewhere."""
+    """Yields the text of each finding, omitting fixes that are printed elsewhere."""
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)

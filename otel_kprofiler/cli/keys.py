@@ -57,7 +57,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """Returns the keys in the pending input. Call it when no more input follows."""
+        """Returns the keys in the pending input; call only when no more input follows."""
         keys = []
         while self._text:
             keys += self._take()

@@ -251,7 +251,7 @@ def split_suffix(path: str) -> tuple[str, str]:
 
 
 def refusal(path: str, option: str, error: OSError) -> ExportError:
-    """Returns the error for a path that cannot be written."""
+    """Returns the error to raise for a path that is not writable."""
     if isinstance(error, BlockingIOError):
         return ExportError(
             f"another recording is being written to {path}",

@@ -97,7 +97,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether the whole screen must be drawn, as after startup, a resize or a stop."""
+        """Returns whether the whole screen must be drawn, as after startup, resizing or Ctrl-Z."""
         return not self._shown
 
     def take_keys(self) -> list[str]:

@@ -71,7 +71,7 @@ def _hexadecimal(number: int | None) -> str | None:
 
 
 def parse_address(word: str) -> int | None:
-    """Parses a hexadecimal number; None if the word may be a name.
+    """Parses a hexadecimal number; None if ``word`` may be a name.
 
     Names such as "add" or "face" are also valid hexadecimal numbers. However, no name starts with a
     digit, and all kernel addresses are longer than such names.

@@ -93,7 +93,7 @@ def command(
     batch: bool,
     **options: Any,
 ) -> None:
-    """Show what is running on this host, from the last few seconds of samples.
+    """Show what is running on this host, based on the last few seconds of samples.
 
     With --off-cpu, show where threads wait. With -e, show where an event happens.
 

@@ -19,7 +19,8 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Minimum pause between reads, in seconds. Each pause is also at least as long as the last read."""
+"""Minimum pause between reads, in seconds. Each pause lasts at least as long as the preceding
+read."""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
 """Time limit for a pending read at exit, in seconds."""

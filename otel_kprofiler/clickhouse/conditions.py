@@ -1,7 +1,8 @@
 """Translates filters to SQL conditions.
 
-Conditions merely reduce the number of rows that are read. The caller then applies the filter to the
-samples. A condition may therefore match more rows than the filter, but never fewer.
+Conditions merely reduce the number of rows that are read. The caller applies the filter itself to
+the samples that were read. A condition may therefore match more rows than the filter, but never
+fewer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

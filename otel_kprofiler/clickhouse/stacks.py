@@ -137,7 +137,7 @@ class Stacks:
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yields the rows of each frame, which are consecutive, distinct and have the same address."""
+    """Yields the rows of each frame, which are consecutive and distinct, and share an address."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
         frames: list[_Row] = []
         for row in group:

@@ -81,9 +81,9 @@ class LoadedElf(NamedTuple):
     writable: tuple[tuple[int, int], ...] = ()
 
     def at(self, tag: int) -> int | None:
-        """Returns the runtime address in the dynamic entry with this tag; None if there is none.
+        """Returns the runtime address in the dynamic entry with the given tag; None if missing.
 
-        glibc adds the bias to these addresses in memory, but musl does not.
+        glibc adds the bias to the addresses in the dynamic section in memory, but musl does not.
         """
         value = self.dynamic.get(tag)
         if value is None:

@@ -54,7 +54,7 @@ class Tls:
         ca_file: path of CA certificates to trust instead of the system's.
         cert_file: path of the client certificate; requires ``key_file``.
         key_file: path of the client's private key; requires ``cert_file``.
-        insecure_skip_verify: whether to accept any certificate of the receiver (HTTP only).
+        insecure_skip_verify: whether to accept any certificate from the receiver (HTTP only).
     """
 
     insecure: bool = False
@@ -116,9 +116,10 @@ class ClientSettings:
         endpoint: address of the receiver. For gRPC, the endpoint is ``host:port``,
             ``http://host:port`` (plain text), ``https://host:port`` (TLS, regardless of
             ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme, TLS is used
-            unless ``tls.insecure`` is set. The port defaults to 4317, or to 443 for https. For
-            HTTP, ``/v1development/profiles`` is appended to the path of the address. An empty
-            endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see :func:`open_client`.
+            unless ``tls.insecure`` is set. For gRPC, the port defaults to 4317, or to 443 with
+            https. For HTTP, ``/v1development/profiles`` is appended to the path of the address. An
+            empty endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see
+            :func:`open_client`.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.

@@ -181,7 +181,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns the address with ``path``, and its credentials, or raises ``ExportError``."""
+    """Returns the address with ``path`` appended, and its credentials; raises ``ExportError``."""
     try:
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)

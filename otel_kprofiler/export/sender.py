@@ -104,7 +104,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
-        """Send a request once. Receiver and network failures are results, not exceptions."""
+        """Send a request once. Receiver and network failures are returned, not raised."""
 
     @abc.abstractmethod
     def _close(self) -> None:

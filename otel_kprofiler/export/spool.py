@@ -10,7 +10,7 @@ data is ever written after a damaged record.
   kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
-- A *close* is a mark that ends the log cleanly.
+- A *close* record is a mark at the end of a cleanly closed log.
 
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
@@ -288,7 +288,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open the spool if that failed at startup, and recreate files that have been removed."""
+        """Open the spool if it could not be opened at startup, and recreate removed files."""
         self._check_open()
         if self._directory is None:
             self._open()

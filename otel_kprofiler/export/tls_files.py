@@ -1,7 +1,8 @@
 """Reads TLS files that may be replaced while an exporter uses them, and finds problems with them.
 
-A renewal replaces the certificate and the key one after the other. For a moment, the two do not
-match, or a file is missing. Until the two match again, the existing connection stays in use.
+A renewal replaces the certificate and the key one after the other. For a moment, the certificate
+and the key do not match, or a file is missing. Until they match again, the existing connection
+stays in use.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Builds the data of the HTML page: tables of values, and of indices into other tables.
+"""Builds the data for the HTML page: tables of values and of indices into other tables.
 
 ``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
 :mod:`array` module, a colon, and the little-endian numbers in base64. Browsers read this format ten

@@ -14,7 +14,10 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample and its weight. ``root`` names the kind; empty if all samples are of one kind."""
+    """A sample and its weight.
+
+    ``root`` is the kind's name; empty if all samples are of one kind.
+    """
 
     root: str
     resource: Resource

@@ -58,7 +58,7 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Reads the names of pods' containers, by container id, from the kubelet's log file names.
+    """Reads pod and container names, by container id, from the names of the kubelet's log files.
 
     The names have the form ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
     """

@@ -14,7 +14,7 @@ _MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a process, as ``os.pidfd_open`` does; the caller closes the descriptor.
+    """Open a pidfd, as ``os.pidfd_open`` does; the caller closes the descriptor.
 
     Requires Linux 5.3 or later. Raises ``OSError``.
     """

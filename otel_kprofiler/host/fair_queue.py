@@ -121,10 +121,10 @@ class FairQueue(Generic[T]):
                 self._group_costs[group] += cpu_ns + children_ns
 
     def drop_last(self) -> T | None:
-        """Remove the newest work of the owner with the most work; None if the queue is empty.
+        """Remove the newest item of the owner with the most items; None if the queue is empty.
 
-        Considers only owners in the group with the most work. Among owners with equal work, chooses
-        the one that has waited for the shortest time.
+        Considers only owners in the group with the most items. Among owners with equally many
+        items, chooses the owner that has waited for the shortest time.
         """
         if not self._waiting:
             return None

@@ -57,8 +57,8 @@ class PatientCalls:
         ``find_hanging`` identifies the device that hangs. Pass ``find_hanging`` if ``job`` also
         reads files on devices other than ``device``.
 
-        Returns True if the call has returned, and False if the device hangs. In that case, ``job``
-        is called, or returns, once the device responds.
+        Returns True if the call has returned, and False if the device hangs. If the device hangs,
+        ``job`` is called, or returns, once the device responds.
         """
         with self._lock:
             if device in self._left:

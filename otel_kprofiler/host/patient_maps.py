@@ -1,7 +1,7 @@
 """Reads the memory maps of processes that may hold their own mmap_lock forever.
 
 Reads of ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the process's ``mmap_lock``.
-A thread in mmap(2) holds this lock while it waits for a dead file server.
+A thread in mmap(2) holds ``mmap_lock`` while it waits for a dead file server.
 """
 
 import re

@@ -191,9 +191,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Combines the sampler's and the exporters' accounts into the account of all kinds.
 
-        ``sampled`` has the account of each kind up to the last closed window. ``exporters`` are
-        added to the accounts, and may have samples of additional kinds. ``earlier`` has the number
-        of samples from earlier runs, by kind.
+        ``sampled`` contains the account of each kind up to the last closed window. ``exporters``
+        are added to the accounts, and may have samples of additional kinds. ``earlier`` contains
+        the number of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:

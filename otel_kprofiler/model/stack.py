@@ -272,7 +272,8 @@ class Side(NamedTuple):
     """One side of a stack.
 
     Attributes:
-        frames: frames of the side, leaf first. Frames in a tuple live as long as the side.
+        frames: frames of the side, leaf first. Frames stored in a tuple live as long as the side
+            does.
         status: outcome of collecting the side.
         is_provisional: whether more of the side may be resolved when the window closes.
         entries: for a Python side, the index plus one of each frame that was entered from C code.

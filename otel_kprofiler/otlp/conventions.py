@@ -116,7 +116,8 @@ their duration."""
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Prefix of attributes of a request's first lock wait profile, followed by a lock type from
 ``LOCK_TYPES`` or ``other``. The value is the exact number of waits that ended in the window. With
-``uncounted`` instead of a lock type, it is the number of waits whose start or end was not seen."""
+``uncounted`` instead of a lock type, the value is the number of waits whose start or end was not
+seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 

@@ -56,8 +56,8 @@ def decode_windows(
 
     ``on_damage`` is called for each unreadable or truncated message. If it returns, the readable
     part of the message is used. By default, only the last message may be truncated. Raises
-    ``PayloadError`` if the data is not OTLP profiles, has an older layout than that of
-    opentelemetry-proto 1.43, or exceeds ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
+    ``PayloadError`` if the data is not OTLP profiles, has a layout older than opentelemetry-proto
+    1.43, or exceeds ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:

@@ -149,7 +149,7 @@ class _RawLocations(dict[int, Token]):
 
 
 class _ModuleMappings:
-    """The mapping tokens of a module, with and without its range, created on first use."""
+    """Tokens of a module's two mappings (with and without address range), created on first use."""
 
     __slots__ = ("end", "start", "tokens")
 

@@ -160,7 +160,7 @@ def _owner(resource: Resource) -> _Owner:
 def _encode_account(options: _Options) -> Iterator[Batch]:
     """Yields a request with the accounts of sample kinds that have a Resource, if there are any.
 
-    Each profile has one sample of value 0, because Collectors drop requests without samples.
+    Each profile contains one sample with value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
     counted = [

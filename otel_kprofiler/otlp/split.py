@@ -1,7 +1,7 @@
 """Re-encodes messages from any producer in the form and size that a receiver accepts.
 
 Resource and scope attributes that refer to the dictionary are written inline, because most
-receivers do not resolve references. Apart from this, a small enough message stays unchanged. A
+receivers do not resolve references. A message that is small enough is not otherwise changed. A
 larger message is split into parts with fewer samples each, until the parts fit. Each part's
 dictionary contains only the values that the part uses.
 """

@@ -1,4 +1,4 @@
-"""Converts waits, and the wait totals of resources, to OTLP attributes and back."""
+"""Converts waits and the wait totals of Resources to OTLP attributes and back."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -100,7 +100,7 @@ class Process:
     def add(self, mapping: FileMapping) -> int:
         """Adds a mapping, and returns the result of :meth:`AddressSpace.add`.
 
-        Considers the first mapped file to be the program.
+        Treats the first mapped file as the program.
         """
         copied = self.space.add(mapping)
         self.stacks.clear()

@@ -167,7 +167,7 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, this one first waits up to ``idle_s`` for a sample. As long as no new
+        yielded few samples, the step first waits up to ``idle_s`` for a sample. As long as no new
         process is sampled, the timeout is extended to ``min(longest_s, idle_s)``, if that is
         longer. If less than ``min(longest_s, idle_s)`` seconds have passed since samples were last
         processed, and the window has not ended, the step only identifies new processes.

@@ -159,7 +159,7 @@ class ThreadDumper:
         join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
-        """Read the threads. The first call reads them twice, in order to find their contexts."""
+        """Read the threads. The first call reads the threads twice, to find their contexts."""
         reading = self._read_stacks()
         if self._looks_for_contexts:
             self._looks_for_contexts = False

@@ -2,8 +2,8 @@
 
 A Go program contains a note with its build id and, in writable data, a block with its Go version
 (debug/buildinfo). Each thread has a thread-local variable ``g``, a pointer to the current
-goroutine. In static programs, ``g`` is at offset -8 from the thread pointer. In programs that are
-not static, ``g`` is in ``runtime.tlsg``, the program's only thread-local variable. The layouts of
+goroutine. In statically linked programs, ``g`` is at offset -8 from the thread pointer. In other
+programs, ``g`` is in ``runtime.tlsg``, the program's only thread-local variable. The layouts of
 runtime/runtime2.go for 64-bit processors are taken from the DWARF of each version's first and last
 release.
 """

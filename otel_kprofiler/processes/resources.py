@@ -117,7 +117,7 @@ class ProcessResources:
             once, so that creation times do not change when the clock is adjusted.
         base: the attributes of every Resource: those of the host, and the configured ones.
         attributes_of: the complete attributes of processes that are not read from ``/proc``.
-        capacity: the maximum number of Resources kept. Each uses about 1.5 kB.
+        capacity: the maximum number of Resources kept. A Resource uses about 1.5 kB.
         on_new: called with a process and its Resource when the process is first seen, and when its
             Resource changes.
         contexts: reads what processes publish about themselves (service.name, …); closed with this

@@ -1,8 +1,8 @@
 """Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
 According to the "Environment Variable Specification", ``OTEL_SERVICE_NAME`` takes precedence over
-``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. ``OTEL_RESOURCE_ATTRIBUTES`` has percent-encoded
-values, and is ignored if any part is malformed.
+``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. The values in ``OTEL_RESOURCE_ATTRIBUTES`` are
+percent-encoded, and the variable is ignored if any part of it is malformed.
 """
 
 import os

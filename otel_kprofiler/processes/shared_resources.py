@@ -26,7 +26,7 @@ class SharedResources:
 
     The program is known only if the process was forked by a process that has been read. Once there
     are :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the given
-    attributes, and with those common to all Resources.
+    attributes and those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:

@@ -1,8 +1,8 @@
 """Tracks processes that publish thread contexts (OTEP 4947), and decodes the contexts.
 
 A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
-``threadlocal.attribute_key_map``, an append-only list of attribute names.
-The writer for Node.js may add offsets within its objects (:func:`find_variable`).
+``threadlocal.attribute_key_map``, an append-only list of attribute names. In Node.js, the process
+context may also contain offsets within the writer's objects (:func:`find_variable`).
 """
 
 import logging

@@ -135,7 +135,7 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames and of code that is not backed by a file. Call this once."""
+        """Add the names of user frames and of code that is not backed by a file; call only once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 

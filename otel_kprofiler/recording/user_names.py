@@ -22,12 +22,12 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
-"""Archive member with the names of user frames. A row has the build id and hash of a file, an
+"""Archive member with the names of user frames. A row contains a file's build id and hash, an
 address (SVMA), the start of the function at the address (0 if there is none), the reason for a
-missing name (otherwise empty), and the lines."""
+missing name (otherwise empty), and the source lines."""
 
 CODE_NAME: Final = "code_names.json"
-"""Archive member with the names of code that belongs to no file, such as JIT code. A row has a
+"""Archive member with the names of code that belongs to no file, such as JIT code. A row contains a
 process key, an address, and the names at the address. Each name consists of the boottimes of the
 first and the last sample that it applies to, in nanoseconds, and the last three fields of a row of
 :data:`NAME`."""

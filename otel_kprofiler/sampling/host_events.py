@@ -29,7 +29,7 @@ class EventSet(Events, Protocol):
         """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
+        """Sample only the given CPUs. CPUs that are already being sampled are not interrupted."""
 
 
 class HostEvents:

@@ -13,7 +13,7 @@ _START_NS: Final = 50_000_000
 
 
 class RecordWaiter:
-    """Blocks until records are ready. Only one thread may use it, except for :meth:`wake`.
+    """Blocks until records are ready; for use by a single thread, except for :meth:`wake`.
 
     ``lines`` shows which records are in flight. ``flag`` selects the records that wake the reader.
     """

@@ -41,7 +41,8 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of encoded endpoint names kept. A service may have more if names contain ids."""
+"""Maximum number of encoded endpoint names kept. A service may have more endpoints if their names
+contain ids."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 

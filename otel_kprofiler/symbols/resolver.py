@@ -69,8 +69,8 @@ class SideResolver(Protocol[StateT]):
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
 
-        Returns the boottime up to which information is complete. A sample waits until this boottime
-        passes the sample's timestamp, but at most half a second.
+        Returns the boottime up to which information is complete. A sample is held until the
+        returned boottime passes the sample's timestamp, but for at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:

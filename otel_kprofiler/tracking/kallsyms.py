@@ -72,7 +72,7 @@ class IteratedKallsyms:
 
 
 def read_kallsyms() -> bytes:
-    """Read all symbols with addresses through the iterator, in kallsyms format.
+    """Read all kernel symbols and their addresses with the BPF iterator, in kallsyms format.
 
     Raises ``OSError``, or ``KProfilerError`` if libbpf is missing or the program is rejected.
     """

@@ -46,7 +46,7 @@ class KsymbolCounts(NamedTuple):
 
     Attributes:
         lost: number of lost records by cause and CPU; a loss of unknown size is counted as one.
-        readings: number of times that all programs were reread after losses.
+        readings: number of times that all programs were reread after records were lost.
         kallsyms_reads: number of times that ``/proc/kallsyms`` was read.
         wakeups: number of times that the thread was woken.
     """

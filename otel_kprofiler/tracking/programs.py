@@ -282,7 +282,7 @@ def find_btf(number: int) -> bytes | None:
 
 
 def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
-    """Fill ``data`` with BTF, as far as it has room, and return the full size."""
+    """Copy as much of the BTF as fits into ``data``, and return the full size."""
     info = (ctypes.c_uint64 * 2)(ctypes.addressof(data) if data else 0, len(data) if data else 0)
     read_info(fd, info)
     return info[1] & 0xFFFFFFFF

@@ -109,8 +109,8 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
     """A perf event per CPU. The constructor opens all of them, or raises and leaves none open.
 
     The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is
-    halved while the kernel refuses to lock that much memory. ``epoll`` wakes when a ring is half
-    full.
+    halved repeatedly until the kernel agrees to lock that much memory. ``epoll`` wakes when a ring
+    is half full.
     """
 
     def __init__(

@@ -21,10 +21,10 @@ _MAX_REQUEST_BYTES: Final = 1 << 16
 
 
 def serve_tables(make: Callable[[list[str], mmap.mmap], bytes]) -> None:
-    """Map each file that arrives on standard input, a socket, and write its tables.
+    """Map each file received from the socket at standard input, and write its unwind tables.
 
-    Each request has words, which are passed to ``make``, and a descriptor. The size of the tables
-    precedes them. Returns if the socket is closed. For errors, see ``write_tables``.
+    Each request contains arguments for ``make`` and the file's descriptor. Tables are preceded by
+    their size. Returns when the socket is closed. For errors, see ``write_tables``.
     """
     limit_memory()
     with socket.socket(fileno=0) as requests:

@@ -76,7 +76,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds gaps longer than padding that contain one of ``starts`` or exceed ``far_bytes``."""
+    """Finds gaps, other than padding, that contain one of ``starts`` or exceed ``far_bytes``."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:

@@ -36,7 +36,8 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum size of frames that two instructions may drop; the table shows only the second one."""
+"""Minimum size of a frame that may be dropped by two instructions, of which the table shows only
+the second."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -193,7 +194,7 @@ class Arm64:
 
 
 class _Proof(NamedTuple):
-    """Facts that a function's code proves.
+    """Facts proven by a function's code.
 
     Attributes:
         keeps_link: whether x30 never changes, so that it always contains the return address.
@@ -256,7 +257,7 @@ def _find_switch(code: bytes, start: int) -> int:
 
 
 def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
-    """Generates the rows of a function that is on another stack from ``left`` to ``back``."""
+    """Generates the rows of a function that runs on another stack from ``left`` to ``back``."""
     offset = frame + _SLOT
     rows = make_rows(sizes, frame)
     after = [row for row in rows if left < row[0]]

@@ -33,7 +33,8 @@ class Shape(NamedTuple):
     Attributes:
         size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
-        saving: instructions that must be in the code to save the caller's registers; may be empty.
+        saving: instructions that save the caller's registers, which the code must contain; may be
+            empty.
         program: CFA program; empty if the rules depend on the code.
     """
 

@@ -117,9 +117,9 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
     """Generates the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
-    C code may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
-    asmcgocall saves the goroutine and the distance of its frame from the end of the goroutine's
-    stack.
+    C code may call back into Go, and the runtime may then move the goroutine's stack. Because the
+    stack may move, asmcgocall saves the goroutine and the distance between asmcgocall's frame and
+    the end of the goroutine's stack.
     """
     parts = _CALL_OF_C.match(code)
     if not parts:

@@ -48,7 +48,10 @@ class RequestQueue:
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
-        """Queue an opened file for loading. If too many are open, close it; a worker reopens it."""
+        """Queue an opened file for loading.
+
+        If too many files are open, close the file, and let a worker reopen it later.
+        """
         with self._changed:
             if opened.code is not None and (self._stopping or self._open >= MAX_OPEN):
                 opened.code.close()

@@ -323,7 +323,7 @@ _READERS: Final[Mapping[int, Callable[[_Operands], tuple[int, int]]]] = {
 
 
 def _simple(code: bytes, start: int, at: int, rex: int, narrow: bool) -> Instruction:
-    """Decodes an instruction that has no ModRM byte. ``at`` follows the opcode."""
+    """Decodes an instruction that has no ModRM byte. ``at`` is the index after the opcode."""
     op = code[at - 1]
     register = op & 7 | (rex & _B) << 3
     if op & 0xF0 == 0x50:

@@ -56,7 +56,7 @@ class _Socket(NamedTuple):
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
-    """Returns the user of the process at the other end; None if the process is not on this host.
+    """Returns the user id of the process at a connection's other end; None if not on this host.
 
     The connection must be a TCP connection between loopback addresses. Raises ``OSError`` if the
     kernel's table of connections cannot be read.

@@ -100,7 +100,7 @@ class LoadedKsymbol:
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
     def make_uncertain(self, until_ns: int) -> LoadedKsymbol:
-        """Returns an entry for the uncertain period of this symbol: ``[sure_ns, until_ns)``."""
+        """Returns an entry for ``[sure_ns, until_ns)``, in which this symbol is uncertain."""
         made = self._uncertain
         if made is None or (made.since_ns, made.until_ns) != (self.sure_ns, until_ns):
             made = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_uncertain=True)
@@ -342,7 +342,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether an entry's symbol is still ``present``, without having been reloaded."""
+    """Returns whether an entry's symbol is still ``present`` and has not been reloaded."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -1,13 +1,13 @@
 """Finds modules built into vmlinux, using ``modules.builtin.ranges`` or ``/proc/kallmodsyms``.
 
-``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
-``section start-end module...`` with offsets from the start of a section in vmlinux. A line
+``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) consists of
+lines ``section start-end module...`` with offsets from the start of a section in vmlinux. A line
 ``section offset-offset = symbol`` is the section's anchor: the section starts at the symbol's
 address minus the offset. Sections without an anchor cannot be placed.
 
-``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) has lines ``address [size] type name
-[module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields before
-the first bracket shows whether a size is present. The sizes show where functions end;
+``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) consists of lines ``address [size] type
+name [module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields
+before the first bracket shows whether a size is present. The sizes show where functions end;
 ``/proc/kallsyms`` contains no sizes.
 """
 
@@ -309,8 +309,8 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Returns the built-in modules, and the symbols with function sizes added.
 
-    Uses ``ranges_of_build`` if given; otherwise, the first source that lists modules. Most kernels
-    have no such source. ``problems`` receives one sentence per unusable source.
+    Uses ``ranges_of_build`` if given; otherwise, the first source that lists modules. On most
+    kernels, no source lists modules. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core

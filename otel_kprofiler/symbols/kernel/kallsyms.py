@@ -53,7 +53,7 @@ class Kallsyms(NamedTuple):
     Attributes:
         core: the symbols of vmlinux, including init code.
         blocks: the other symbols, by the name in brackets, in file order.
-        freed: symbols that ftrace keeps for freed init functions. Frames never show these symbols.
+        freed: symbols that ftrace keeps for freed init functions. Frames never show freed symbols.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.

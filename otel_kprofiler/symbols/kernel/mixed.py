@@ -26,7 +26,8 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 class MixedSide:
     """The kernel side of a stack with addresses outside vmlinux and modules.
 
-    In ``side``, only addresses in vmlinux and modules are resolved. ``table`` resolves the others.
+    In ``side``, only addresses in vmlinux and modules are resolved. All other addresses are
+    resolved by ``table``.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")

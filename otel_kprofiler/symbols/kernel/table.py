@@ -141,10 +141,9 @@ class SymbolTable:
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
         """Returns the name and start of the function at an address; None in a gap.
 
-        The padding before a function is part of the function.
-        ``section`` is the section ``[start, end)`` that contains the address. A function extends to
-        the next symbol in the section. If there is none, the function has at most ``max_function``
-        bytes.
+        The padding before a function is part of the function. ``section`` is the section ``[start,
+        end)`` that contains the address. A function extends to the next symbol in the section.
+        Without a next symbol, the function has at most ``max_function`` bytes.
         """
         offset = address - self.base
         offsets = self._offsets

@@ -1,9 +1,9 @@
 """Keeps the history of loaded modules: builds a snapshot from each reading of the module list.
 
 A module runs before the kernel announces it. A new module therefore counts as loaded since the
-previous reading, or since the module that last used its memory was removed, whichever was later. A
-module is removed at some time between two polls of the announcements. Between these polls, its
-addresses belong to no module.
+previous reading, or since the module that last used its memory was removed, whichever was later.
+The time at which a module was removed is known only to lie between two polls for announcements.
+Between these two polls, the module's addresses belong to no module.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _DownloadError(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """A server, its number of consecutive failures, and the monotonic time of the next attempt."""
+    """A server, its consecutive failure count, and the monotonic time of the next attempt."""
 
     address: str
     failures: int = 0

@@ -22,7 +22,7 @@ from otel_kprofiler.symbols.user.columns import (
 )
 
 MAX_NAME_BYTES: Final = 1 << 16
-"""Longer names are truncated. Real names have at most a few hundred bytes."""
+"""Longer names are truncated. Real names are at most a few hundred bytes long."""
 MAX_SPAN_BYTES: Final = 1 << 32
 """Maximum size of a function. Functions farther than this from the first function are dropped."""
 
@@ -49,7 +49,7 @@ class Function(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names of a function: rank, length, name, and row in its table."""
+"""One of several names of a function: rank, length, name, and row in the table of names."""
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:

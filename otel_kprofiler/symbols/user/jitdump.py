@@ -8,8 +8,8 @@ A name is valid from the timestamp of its record until other code is recorded at
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
 which stops while the host is suspended. If the host was suspended since the last read, a timestamp
 may be too late by the length of the suspension. To be safe, the old name of replaced code expires
-earlier by the length of the suspension. If a file uses another clock, its records take effect when
-they are read.
+earlier by the length of the suspension. If a file uses a clock other than ``CLOCK_MONOTONIC``, its
+records take effect when they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until a
 function has been written, lookups at its address return the name of the former code.

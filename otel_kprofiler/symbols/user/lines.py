@@ -47,7 +47,7 @@ _OLD_HEADER: Final = struct.Struct(">4sQ")
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
-"""Failures that may occur after an entire conversion's CPU time has been used."""
+"""Failures that may occur after the CPU time for an entire conversion has been spent."""
 _PROBLEMS: Final = {
     ChildProblem.UNANSWERED: LinesProblem.UNANSWERED,
     ChildProblem.NO_PROCESS: LinesProblem.NO_PROCESS,
@@ -89,8 +89,8 @@ class SymbolicLines:
     and a hash of its size and its first and last page. Converts one file at a time, in a child
     process without capabilities.
 
-    ``cache`` keeps converted lines for later runs. If it is None, the lines are kept only while in
-    use. Raises ``DependencyError`` if symbolic is not installed.
+    ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are kept only
+    while in use. Raises ``DependencyError`` if symbolic is not installed.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def read_names(
     content: OpenFile | bytes,
     search: DebugSearch = HOST_SEARCH,
 ) -> FileSymbols:
-    """Reads the symbol names in an open file, or in its image in memory.
+    """Reads the symbol names in an open file or an in-memory image.
 
     Raises ``SymbolsRefused`` if the file is too large, damaged, or not an ELF file.
     """

@@ -42,8 +42,8 @@ class WantedFile(NamedTuple):
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
     """Reopens a file through a process that maps it, even if the file was deleted.
 
-    The opened file has the wanted inode number, size, modification time, hash and build id. If no
-    visible process maps the file, opens the file at the same path if it has the wanted hash and
+    The opened file matches the wanted inode number, size, modification time, hash and build id. If
+    no visible process maps the file, opens the file at the same path if it has the wanted hash and
     build id. Returns the file (which the caller closes), the vDSO's image, or None.
     """
     details = wanted.details

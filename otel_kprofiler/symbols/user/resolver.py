@@ -217,7 +217,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the latest names; the same object until a name is added."""
+        """Returns the side with the latest names; returns the same object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version

@@ -2,8 +2,7 @@
 
 Grammar of v0: https://rust-lang.github.io/rfcs/2603-rust-symbol-name-mangling-v0.html, with the
 constants added later (https://doc.rust-lang.org/rustc/symbol-mangling/v0.html). As in
-rustc-demangle's alternate form, the hashes of crates and the types of integer constants are
-omitted.
+rustc-demangle's alternate form, crate hashes and the types of integer constants are omitted.
 """
 
 import re
