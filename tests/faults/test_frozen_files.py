@@ -89,6 +89,16 @@ def count_functions(payloads):
     return counts
 
 
+def names_of_programs(payloads):
+    return {
+        samples.resource.attributes.get("process.executable.name")
+        for payload in payloads
+        for window in decode_windows(payload)
+        for profile in window.profiles
+        for samples in profile.resources
+    }
+
+
 def list_waits(agent):
     """Returns the kernel function in which each of the agent's threads waits."""
     return [place.read_text() for place in Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")]
@@ -117,7 +127,11 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     frozen(6, delay_s=delay_s)
     names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # excludes other tests' files
     agent = run_agent(receiver.endpoint, user_symbols="names", comms=names)
-    agent.wait_until(lambda: count_waiting(agent) >= 5, 150, lambda: list_waits(agent))
+    agent.wait_until(
+        lambda: count_waiting(agent) and names_of_programs(receiver.payloads) >= set(names[:-1]),
+        150,
+        lambda: (list_waits(agent), names_of_programs(receiver.payloads)),
+    )
     with running(compile_spins(tmp_path, "healthy")):
         agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)
     assert agent.get("/livez")[0] == 200

@@ -15,6 +15,7 @@ from otel_kprofiler.symbols.user.convert_lines import has_split_units
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
 from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
 from otel_kprofiler.symbols.user.lines_error import LinesError
+from tests.further import further
 
 pytestmark = pytest.mark.fuzz
 ROUNDS = int(os.environ.get("KPROFILER_DWARF_ROUNDS", "6"))
@@ -61,7 +62,7 @@ def damage(content, places, rng):
     return bytes(data)
 
 
-@pytest.mark.parametrize("reader", ["symbolic", "drgn"])
+@pytest.mark.parametrize("reader", ["symbolic", *further("drgn")])
 def test_damaged_dwarf_is_read_or_rejected(reader, program, tmp_path):
     content, places = program
     rng = random.Random(ROUNDS)

@@ -52,7 +52,7 @@ def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
         assert vmlinux.ranges[0].start <= part.start < part.end <= vmlinux.ranges[0].end
 
 
-def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
+def test_loading_symbols_takes_at_most_six_times_as_long_as_reading_them(symbolizer):
     """The test compares the CPU time of all threads. The benchmark reports the actual figure."""
     bare, load = [], []
     for _ in range(7):
@@ -65,7 +65,7 @@ def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
         parse_kallsyms(read_pieces(os.open("/proc/kallsyms", os.O_RDONLY)))
         bare.append(middle - started)
         load.append(time.process_time() - middle)
-    assert min(load) < 3 * min(bare)
+    assert min(load) < 6 * min(bare)
 
 
 def test_the_symbol_table_uses_at_most_28_bytes_per_symbol(symbolizer):

@@ -6,6 +6,7 @@ import subprocess
 from bisect import bisect_right
 from collections import Counter
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from samplers import drain_until, sampling, spawned
 from otel_kprofiler.bpf import DEFAULT_MAX_WORK, PAGE_BYTES
 from otel_kprofiler.model import USER_SIDE, FrameSource, StackEnd, parse_user_stack
 from otel_kprofiler.unwinding import Limits
+from tests.further import further_of
 from tests.needs import CLANG, LIBBPF, X86_64
 from tests.raw_forks import check_in_child
 from tests.truth import compare, costly, dumps
@@ -25,6 +27,13 @@ pytestmark = [pytest.mark.live, X86_64, LIBBPF]
 
 PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
 HZ = 997
+BUILDS = {
+    "pie": ("-O2", "-fomit-frame-pointer"),
+    "fixed address": ("-O2", "-no-pie", "-fomit-frame-pointer"),
+    "static": ("-O3", "-static", "-fomit-frame-pointer"),
+    "frame pointers": ("-O0",),
+}
+QUICK_CASES = [("pie", True), ("static", False)]
 STACKS = 250
 LONGEST_STEP = 400
 """The units of work by which a step (mapping, search, interpreter) may exceed the work limit."""
@@ -80,19 +89,12 @@ def assert_true(report, complete=0.98):
 @CLANG
 @needs_gcc
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("-O2", "-fomit-frame-pointer"),
-        ("-O2", "-no-pie", "-fomit-frame-pointer"),
-        ("-O3", "-static", "-fomit-frame-pointer"),
-        ("-O0",),
-    ],
-    ids=["pie", "fixed address", "static", "frame pointers"],
+    ("build", "top_of_stack"), further_of([*product(BUILDS, (False, True))], QUICK_CASES)
 )
-@pytest.mark.parametrize("top_of_stack", [False, True], ids=["pt_regs", "5.10"])
-def test_stacks_of_compiled_code_are_correct(built, compiled, flags, top_of_stack):
+def test_stacks_of_compiled_code_are_correct(built, compiled, build, top_of_stack):
+    """If ``top_of_stack``, user registers are read as on Linux 5.10."""
     with (
-        running(compiled(*flags), "signals", "threads") as pid,
+        running(compiled(*BUILDS[build]), "signals", "threads") as pid,
         dumps.Dumps(built, top_of_stack=top_of_stack) as dumper,
     ):
         loaded = take_loaded(dumper, pid)

@@ -250,7 +250,7 @@ def fixed_ids(count):
     return b"i" * count
 
 
-relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
 
 
 @relaxed

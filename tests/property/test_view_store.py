@@ -60,7 +60,7 @@ def moved(part, sample):
     return sample._replace(timestamps_unix_ns=times)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(windows(), max_size=3), max_size=3),
     st.tuples(st.integers(NOW - SPAN, NOW), st.integers(NOW - SPAN, NOW)),

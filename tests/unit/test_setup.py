@@ -106,6 +106,7 @@ def chosen(done):
     return done.stdout.strip()
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_system_python_is_preferred_over_pythons_on_the_path(clone, elsewhere, older):
     ages = set()
