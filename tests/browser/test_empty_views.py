@@ -18,7 +18,7 @@ def test_a_view_with_samples_shows_no_empty_state_message(page):
     assert page.evaluate(REASON) is None
 
 
-def test_contradictory_filters_are_listed_with_the_samples_that_each_hides(page):
+def test_contradictory_filters_are_listed_with_buttons_that_remove_them(page):
     go(page, "process=sh&cpu=0")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: process sh, CPU 0."
     assert page.evaluate(WAYS) == [
@@ -55,7 +55,7 @@ def test_a_comparison_of_two_empty_intervals_offers_to_show_the_whole_time(page)
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_a_comparison_outside_of_the_recording_gives_a_single_reason(page):
+def test_an_empty_comparison_outside_the_recording_shows_a_single_reason(page):
     go(page, "baseline=0-500&range=600-900")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: time outside of the recording."
 

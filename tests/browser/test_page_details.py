@@ -87,7 +87,7 @@ def test_the_tooltip_stays_inside_the_window(browser, width, height):
         assert box["bottom"] <= height
 
 
-def test_python_frames_have_file_and_line(browser):
+def test_python_frames_show_their_file_and_line(browser):
     open_binaries(browser, LIBRARIES[:1])
     hover(browser, PYTHON)
     assert tooltip(browser)["rows"]["File"] == "/srv/app/views.py:42"

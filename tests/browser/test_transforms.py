@@ -257,7 +257,7 @@ def test_collapsed_recursion_is_shown_as_one_frame(browser):
     )
 
 
-def test_names_in_menu_and_breadcrumb_are_text(browser):
+def test_html_in_names_is_escaped_in_the_menu_and_the_breadcrumb(browser):
     browser.show([window(("x", 1, [sample([native(HOSTILE, HOSTILE)], 5)]))])
     right_click(browser, HOSTILE)
     assert browser.evaluate("document.querySelector('#menu strong').textContent") == HOSTILE

@@ -125,5 +125,5 @@ def test_non_utf8_bytes_match_their_escaped_form_in_profiles(engine, stored, opt
 
 
 @pytest.mark.parametrize("option", ["--span", "--kind"])
-def test_non_utf8_bytes_match_no_other_name(engine, stored, option):
+def test_names_with_non_utf8_bytes_match_no_other_name(engine, stored, option):
     assert counts(engine.address(), option, NOT_UTF8) == counts(stored, option, NOT_UTF8) == {}

@@ -205,7 +205,7 @@ def names_of(stacks):
     return {name for stack in stacks for _, _, names in stack for name in names}
 
 
-def test_the_wsgi_example_sends_traces_metrics_and_profiles_with_the_same_resource(
+def test_the_wsgi_example_sends_all_three_signals_with_the_same_resource(
     open_collector, samples_of, tmp_path
 ):
     collector = open_collector()

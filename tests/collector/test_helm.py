@@ -83,7 +83,7 @@ def test_helm_lint_accepts_the_chart():
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_versions_equal_the_agents_version():
+def test_the_versions_of_the_chart_match_the_agents_version():
     chart = YAML(typ="safe").load(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == __version__
 
@@ -152,7 +152,7 @@ def test_chart_values_reach_the_pod_and_the_agents_configuration(tmp_path):
     assert mounted == {entry["name"] for entry in pod["volumes"]}
 
 
-def test_one_option_sets_the_collectors_address(tmp_path):
+def test_a_single_option_sets_the_collector_address(tmp_path):
     config = agent_of(render("--set", COLLECTOR), tmp_path)
     assert config.exporters["otlp_grpc"].endpoint == "collector.example:4317"
     assert config.exporters["otlp_grpc"].sending_queue.storage == "/var/lib/otel-kprofiler/spool"

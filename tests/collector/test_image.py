@@ -85,7 +85,7 @@ def root(image):
     root.close()
 
 
-def test_the_image_runs_as_nobody_and_has_no_tools(image, root):
+def test_the_image_runs_as_nobody_and_contains_no_tools(image, root):
     path, config = image
     assert config["User"] == "65534:65534"
     (program,) = config["Entrypoint"]

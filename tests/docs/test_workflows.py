@@ -29,7 +29,7 @@ def test_github_files_follow_their_schema(schema):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_run_targets_and_install_extras_that_exist(path):
+def test_workflows_refer_only_to_existing_targets_and_extras(path):
     text = path.read_text()
     makefile = (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -39,7 +39,7 @@ def test_workflows_run_targets_and_install_extras_that_exist(path):
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_fast_tests_run_on_every_python_of_the_package():
+def test_fast_tests_run_on_every_supported_python_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     prefix = "Programming Language :: Python :: "
     wanted = [line.removeprefix(prefix) for line in project["classifiers"] if prefix in line]

@@ -160,7 +160,7 @@ def test_batches_of_earlier_runs_are_delivered_once_the_disk_is_readable_again(d
     assert check(queue)[1:4] == (6, {}, 0)
 
 
-def test_intact_batches_of_a_damaged_spool_are_delivered_and_others_counted(tmp_path):
+def test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest(tmp_path):
     receiver = Receiver()
     spool = str(tmp_path / "spool")
     queue = ExportQueue(receiver, spool=Spool(spool, max_bytes=400_000))

@@ -111,7 +111,7 @@ def deliver_all(receiver, directory, port):
 
 
 @pytest.mark.one_boot
-def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
+def test_the_agent_uses_at_most_60_mb_while_it_watches_modules(tmp_path, request):
     """The agent uses at most 60 MB with both gRPC and pyroute2 loaded."""
     receiver = GrpcReceiver()
     text, readings = GRPC_CONFIG.format(endpoint=receiver.endpoint), []

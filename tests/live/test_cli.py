@@ -53,7 +53,7 @@ def test_a_progress_bar_is_shown_on_a_terminal(tmp_path, words):
 
 
 @pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp", "pprof", "txt")))
-def test_the_suffix_selects_the_format(tmp_path, suffix):
+def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
     """Also checks that unusual process names do not damage a recording."""
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
@@ -230,7 +230,7 @@ def test_symbolize_resolves_names_and_addresses():
     assert run_command("symbolize", "no_such_symbol").returncode == 1
 
 
-def test_invalid_arguments_cause_exit_status_2_without_a_traceback():
+def test_invalid_arguments_result_in_exit_status_2_without_a_traceback():
     for words in (["record", "-d", "5 minutes"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
         done = run_command(*words)
         assert done.returncode == 2, words

@@ -100,7 +100,7 @@ def test_profiler_threads_are_named_daemons_that_stop_with_the_profiler():
     assert set(threading.enumerate()) <= before
 
 
-def test_a_bpf_program_loaded_after_the_start_is_named():
+def test_a_bpf_program_loaded_after_startup_is_named():
     with profiling(reporter_interval_s=60) as (profiler, exporter):
         fd = load(7, name="svc_bpf", spin=100_000)
         run_program(fd, 3000)

@@ -190,7 +190,7 @@ def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, capl
 
 
 @pytest.mark.long
-def test_bccs_compiler_does_not_stay_in_memory():
+def test_the_compiler_of_bcc_is_unloaded_after_use():
     BccLoader().load(SPEC).close()
     before = read_resident_bytes()
     BccLoader().load(SPEC).close()

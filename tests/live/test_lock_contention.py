@@ -143,7 +143,7 @@ def test_a_report_shows_the_waiting_functions_and_the_exact_totals(tmp_path):
     assert any(group["name"].startswith("lock_holder (") for group in by_holder["groups"])
 
 
-def test_lock_waits_of_processes_that_are_not_targets_are_neither_counted_nor_sampled():
+def test_lock_waits_outside_of_the_targets_are_neither_counted_nor_sampled():
     _, samples, counts = run_sampler(LOAD, target_comms=(b"no such name",))
     assert (samples, counts.taken) == ([], 0)
     assert not any(total.total_ns for total in counts.locks.values())
@@ -169,7 +169,7 @@ while True:
 """
 
 
-def test_lock_waits_of_the_profiler_and_its_exiting_threads_are_left_out():
+def test_lock_waits_of_the_profiler_and_its_exiting_threads_are_excluded():
     """Exiting threads may wait for locks after they have left their pid namespace."""
     with sampling(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),)) as sampler:
         with contextlib.ExitStack() as stack:

@@ -108,7 +108,7 @@ def test_a_mapping_replaced_by_another_file_is_reported_as_gone(program, tmp_pat
         assert refused(earlier, Access()) is FileProblem.GONE
 
 
-def test_a_file_of_another_size_or_time_is_not_opened(program):
+def test_a_file_with_a_different_size_or_modification_time_is_not_opened(program):
     """Inode number and size do not identify a file, as file systems reuse numbers immediately."""
     with running(program) as pid:
         request = wanted(pid, program)

@@ -32,7 +32,7 @@ def run(shell, directory="/"):
 
 
 @pytest.mark.parametrize("words", ["--help", "record --help", "symbolize vfs_read"])
-def test_a_full_or_closed_output_is_an_error(words):
+def test_writing_to_a_full_or_closed_output_is_an_error(words):
     for output, reason in ((">/dev/full", "No space left"), (">&-", "Bad file descriptor")):
         done = run(f"{words} {output}")
         assert done.returncode == 1

@@ -86,7 +86,7 @@ def test_functions_have_the_counts_and_names_that_perf_reports(recorded):
     assert agreed >= 0.98 * theirs.total(), "aliases of an address may differ"
 
 
-def test_a_perf_recording_is_converted_to_every_kind_of_report(recorded):
+def test_every_kind_of_report_can_be_generated_from_a_perf_recording(recorded):
     report(recorded, "-o", "flame.html")
     report(recorded, "-o", "converted.otlp")
     compared = run_checked("diff", "perf.data", "converted.otlp", "--json", cwd=recorded)

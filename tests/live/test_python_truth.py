@@ -53,7 +53,7 @@ def test_each_greenlet_has_its_own_frames(built, monkeypatch):
     assert report.styles[GREENLET]
 
 
-def test_two_versions_of_python_are_sampled_at_once(built):
+def test_two_versions_of_python_are_sampled_simultaneously(built):
     pythons = find_pythons()
     with running(pythons[0]) as first, running(pythons[-1]) as second:
         for report in measure(built, [first, second], SAMPLES // 4):

@@ -103,7 +103,7 @@ def parts(tmp_path):
 
 
 @pytest.mark.long
-def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
+def test_the_agent_does_not_sample_a_service_that_profiles_itself(parts):
     service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
     wait_until(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("leave_out")

@@ -80,7 +80,7 @@ def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
 
 
 @pytest.mark.long
-def test_a_server_that_raises_the_signal_again_exports_everything_and_is_killed(to_file):
+def test_a_server_that_re_raises_the_signal_exports_everything_and_is_killed(to_file):
     code = """
     import threading, uvicorn
 

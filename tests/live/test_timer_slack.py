@@ -73,7 +73,7 @@ def hold(script):
 
 
 @pytest.mark.usefixtures("sampling_host")
-def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
+def test_only_the_agents_grpc_threads_have_increased_timer_slack(tmp_path, receiver):
     with Agent(tmp_path, CONFIG.format(endpoint=receiver.grpc)) as agent:
         # The thread that sends metrics starts last.
         threads = slacks(agent.process, "OtelPeriodic")
@@ -82,7 +82,7 @@ def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
     assert any(name.startswith("kprofiler-") for name in threads)
 
 
-def test_grpc_threads_of_record_and_send_have_coarse_timers(receiver):
+def test_grpc_threads_of_record_and_send_have_increased_timer_slack(receiver):
     threads = hold(f"""
 from otel_kprofiler.cli.receivers import open_receiver
 exporter = open_receiver("grpc://{receiver.grpc}")

@@ -160,7 +160,7 @@ def section(path, name):
 
 
 @pytest.mark.parametrize("path", [LIBC, "/usr/bin/bash", "/usr/bin/python3.11", "/usr/bin/gcc"])
-def test_the_map_holds_the_tables_exactly_as_in_the_file(start, path):
+def test_the_bpf_map_contains_the_same_tables_as_the_file(start, path):
     running = start()
     (key,) = running.load(path)
     header, data = running.kernel.loaded(key)

@@ -77,7 +77,7 @@ def test_functions_of_a_stripped_program_have_bounds_but_no_names(tmp_path):
     assert {frame.address - frame.offset for frame in result} <= starts
 
 
-def test_names_of_an_installed_debug_file_are_used(tmp_path):
+def test_frames_are_named_from_an_installed_debug_file(tmp_path):
     program = compile_c(tmp_path / "works", WORKS % "static", "-O1", "-g")
     debug = tmp_path / ".debug" / "works.debug"
     debug.parent.mkdir()

@@ -150,7 +150,7 @@ def test_selecting_a_group_keeps_every_sample_that_contains_it(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_merging_the_groups_of_two_intervals_yields_the_groups_of_both_together(by, made, edge):
+def test_groups_merged_from_two_intervals_match_the_combined_interval(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
@@ -189,7 +189,7 @@ def test_selecting_an_interval_keeps_exactly_its_samples(made, start, end):
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
-def test_splitting_samples_at_edges_equals_selecting_each_interval(made, edges):
+def test_splitting_samples_at_edges_is_equivalent_to_selecting_intervals(made, edges):
     samples = load_samples(made)
     results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)

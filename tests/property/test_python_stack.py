@@ -60,7 +60,7 @@ def test_packed_python_stacks_have_the_layout_that_the_bpf_program_writes():
     assert int.from_bytes(raw[8:], "little") == 1 << 62 | 0x2ABCDE << 40 | 0x123456789A
 
 
-def test_an_empty_buffer_is_a_stack_without_frames():
+def test_an_empty_buffer_parses_as_a_stack_without_frames():
     assert parse_python_stack(b"") == (PythonEnd.COMPLETE, 0, ())
 
 

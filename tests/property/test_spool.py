@@ -119,7 +119,9 @@ def harm(directory, kind, where, length, value):
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, DAMAGE, st.booleans())
-def test_intact_records_of_a_damaged_spool_are_recovered_and_others_counted(steps, damages, close):
+def test_intact_records_of_a_damaged_spool_are_recovered_and_the_rest_counted(
+    steps, damages, close
+):
     with tempfile.TemporaryDirectory() as directory:
         written = Written(directory, steps, close=close)
         for damage in damages:

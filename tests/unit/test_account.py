@@ -56,7 +56,7 @@ def test_a_sample_kind_present_only_in_a_spool_is_accounted_for():
     assert [gap.partition(":")[0] for gap in account.gaps()] == ["other"]
 
 
-def test_samples_of_a_kind_that_an_exporter_never_got_are_reported_as_a_gap():
+def test_a_sample_kind_that_never_reached_an_exporter_is_reported_as_a_gap():
     assert len(Account.of_kinds({"on_cpu": Account(3, 3)}, (ExporterAccount("a"),)).gaps()) == 1
     offered = ExporterAccount("a").add_not_offered({"on_cpu": 3})
     assert Account.of_kinds({"on_cpu": Account(3, 3)}, (offered,)).gaps() == []

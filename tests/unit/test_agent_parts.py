@@ -48,7 +48,7 @@ def pipe():
     os.close(write)
 
 
-def test_the_log_is_json_outside_a_terminal(root_logging, pipe):
+def test_the_agent_logs_json_if_its_output_is_not_a_terminal(root_logging, pipe):
     fd, read = pipe
     configure_logging(fd=fd)
     logging.getLogger("a").info("sent %d", 3)
@@ -77,7 +77,9 @@ def test_records_logged_before_configuration_are_written_first(root_logging, pip
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
 
 
-def test_an_unread_log_does_not_block_and_counts_dropped_lines(root_logging, pipe, monkeypatch):
+def test_an_unread_log_does_not_block_the_agent_and_dropped_lines_are_counted(
+    root_logging, pipe, monkeypatch
+):
     monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.2)
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)
@@ -254,7 +256,7 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog, mo
     assert "refused" not in caplog.text
 
 
-def test_simultaneous_clients_are_all_connected(health):
+def test_simultaneous_connections_are_all_accepted(health):
     """The kernel drops connections that it cannot queue while the server is busy with a client."""
     with health._server._changed, contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_CONNECTIONS):

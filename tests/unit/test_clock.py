@@ -22,7 +22,7 @@ class Script:
         return self.boot + self.offset
 
 
-def test_the_clock_offset_comes_from_the_tightest_of_several_reads():
+def test_the_clock_offset_comes_from_the_fastest_of_several_reads():
     source = Script()
     # The clock is read in pairs. The delay within a pair varies.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])

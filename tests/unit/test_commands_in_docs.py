@@ -50,5 +50,5 @@ def test_an_unknown_option_is_detected():
         parse("record", ["--no-such-option"])
 
 
-def test_commands_are_found_on_the_pages():
+def test_commands_in_documentation_pages_are_found():
     assert {page for page, _ in CASES} >= {"README.md", "coming-from.md", "report.md", "top.md"}

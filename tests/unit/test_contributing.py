@@ -17,7 +17,7 @@ TESTS = set(re.findall(r"`(test_\w+)`", PAGE))
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-def test_mentioned_paths_exist(path):
+def test_every_path_mentioned_in_the_guide_exists(path):
     assert any(place.exists() for place in [ROOT / path, ROOT / "otel_kprofiler" / path]), path
 
 

@@ -76,7 +76,7 @@ def test_hooks_of_unregistered_or_garbage_collected_objects_are_not_called(log):
     assert log == []
 
 
-def test_a_failing_hook_is_logged_and_the_others_still_run(register, log, caplog):
+def test_a_failing_hook_is_logged_and_the_remaining_hooks_still_run(register, log, caplog):
     class Failing(Recording):
         def after_fork_in_parent(self):
             raise ValueError(self.name)

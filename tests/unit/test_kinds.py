@@ -158,7 +158,7 @@ def test_each_sample_kind_has_a_separate_table(windows):
     assert " 100.0%  100.0%  mutex_lock" in lock_wait
 
 
-def test_the_page_keeps_kinds_apart_and_names_their_units(windows):
+def test_the_page_shows_each_sample_kind_separately_with_its_unit(windows):
     (html,) = [row for row in FORMATS if row.name == "html"]
     result = data(html.write(windows))
     assert result["kinds"] == [

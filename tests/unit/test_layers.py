@@ -103,7 +103,7 @@ def test_packages_use_only_public_names_of_other_packages():
     ]
 
 
-def test_packages_with_an_api_page_list_their_names():
+def test_packages_with_an_api_page_list_their_public_names():
     """Strict type checkers accept only imports of names in ``__all__``."""
     pages = {path.stem for path in PAGE.parent.glob("api/*.md") if is_folder(path.stem)}
     assert {name for name in PACKAGES if is_folder(name) and listed_names(name)} == pages

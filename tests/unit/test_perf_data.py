@@ -139,7 +139,7 @@ def test_code_without_symbols_has_a_file_offset_and_states_why_it_is_unnamed():
     assert problems == []
 
 
-def test_a_recording_without_build_ids_causes_a_remark_with_the_fix():
+def test_the_fix_is_suggested_for_a_recording_without_build_ids():
     _, problems = read(content("pipe"))
     assert len(problems) == 1
     assert "perf inject -b" in problems[0]
@@ -271,7 +271,7 @@ def test_the_kernel_and_user_parts_of_a_stack_each_have_an_exact_leaf():
     ]]  # fmt: skip
 
 
-def test_bpf_programs_have_the_name_of_their_record():
+def test_bpf_programs_are_named_by_their_ksymbol_records():
     symbol = struct.pack("<QIHH", 0xFFFFFFFFC1000000, 64, 1, 0) + string("bpf_prog_1_x")
     window, _ = read(made(
         record(17, symbol + ids(0, 1)), comm(7, 1, "a"),

@@ -99,7 +99,7 @@ def test_slow_clients_do_not_end_requests_in_progress(kind):
     assert statuses == [200]
 
 
-def test_slow_clients_do_not_interrupt_slowly_read_responses():
+def test_slow_clients_do_not_interrupt_responses_that_others_read_slowly():
     body = b" " * (32 << 20)  # more than the kernel buffers for a connection
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,

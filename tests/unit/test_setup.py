@@ -174,9 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 @pytest.mark.long
 @pytest.mark.system
 @needs_root
-def test_the_path_and_then_the_environment_are_searched_if_the_system_python_is_unusable(
-    clone, elsewhere, older
-):
+def test_setup_searches_for_a_python_if_the_system_python_is_unusable(clone, elsewhere, older):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
     assert done.returncode == 1
     assert not (clone / ".venv").exists()
@@ -205,7 +203,7 @@ def test_only_the_python_given_explicitly_is_considered(clone, elsewhere, older)
 
 @pytest.mark.system
 @needs_root
-def test_a_user_without_sudo_gets_everything_that_needs_no_root(clone):
+def test_setup_without_sudo_installs_everything_that_does_not_need_root(clone):
     public = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     try:
         shutil.copytree(clone, public / "clone")

@@ -61,7 +61,7 @@ def test_a_new_stack_side_survives_an_otlp_round_trip(form):
     assert sample.stack.frames[1].lines == HANDLER.lines
 
 
-def test_raw_addresses_of_a_new_stack_side_keep_their_side_and_reason():
+def test_raw_addresses_in_a_stack_part_of_a_new_kind_survive_a_round_trip():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
     decoded = send(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
@@ -98,7 +98,7 @@ def test_a_stack_side_that_failed_is_distinguished_from_an_unrequested_side():
     assert [side.kind for side in second.stack.sides] == [KERNEL_SIDE]
 
 
-def test_frames_of_alternating_sides_keep_their_order():
+def test_alternating_frames_of_two_languages_keep_their_order():
     mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
     assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
     assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]

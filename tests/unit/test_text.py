@@ -32,7 +32,7 @@ def test_characters_that_cannot_be_encoded_or_printed_are_escaped(text, encodabl
         (2000, "2,000 samples and 2,000 processes"),
     ],
 )
-def test_a_count_of_one_is_singular(count, words):
+def test_a_count_of_one_takes_a_singular_noun(count, words):
     processes = describe_count(count, "process", "processes")
     assert f"{describe_count(count, 'sample')} and {processes}" == words
 

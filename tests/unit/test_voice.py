@@ -28,7 +28,7 @@ def test_phrases_to_avoid_are_found_and_classified(text, kinds):
     assert sorted(place.kind for place in find_places("a.py", text)) == sorted(kinds)
 
 
-def test_pages_are_searched_for_phrases_with_their_lines():
+def test_phrases_in_pages_are_found_with_their_line_numbers():
     assert list(find_places("a.md", "One\n\nWhat the log tells")) == [
         Place("a.md", 3, "tell", "tells")
     ]
@@ -40,7 +40,7 @@ def test_in_c_sources_only_comments_are_searched():
     assert results == [(2, "opening"), (3, "tell"), (6, "opening")]
 
 
-def test_kinds_without_an_allowance_are_listed_and_others_counted():
+def test_phrases_without_an_allowance_are_listed_and_allowed_ones_counted():
     places = [Place("docs/a.md", 1, "tell", "told"), Place("tests/b.py", 2, "name", "one")]
     assert exceeds(places, {"tests": {"name": 1}}) == ["docs/a.md:1: tell: told"]
     assert exceeds(places * 2, {"docs": {"tell": 2}, "tests": {"name": 1}}) == [

@@ -42,7 +42,7 @@ def run(*words):
     return CliRunner().invoke(command, words)
 
 
-def test_the_largest_gain_comes_first_with_both_shares(files):
+def test_the_largest_increase_is_listed_first_with_both_shares(files):
     done = run(*files, "--by", "syscall")
     assert done.exit_code == 0
     lines = done.output.splitlines()
@@ -55,7 +55,7 @@ def test_the_largest_gain_comes_first_with_both_shares(files):
     assert rows["read"][2:4] == ["20.00%", "60.00%"]
 
 
-def test_functions_are_compared_by_self_and_total(files):
+def test_functions_are_compared_by_self_and_total_time(files):
     (kind,) = json.loads(run(*files, "--json").output)["kinds"]
     results = {group["name"]: group for group in kind["groups"]}
     assert results["__x64_sys_read"]["self"]["change"] == 0

@@ -69,7 +69,7 @@ def test_serial_and_parallel_phases_of_equal_duration_have_equal_latency_weight(
     assert sums["parallel"] == pytest.approx(1000, abs=30)
 
 
-def test_threads_of_other_processes_do_not_count():
+def test_threads_of_other_processes_do_not_affect_the_latency_weight():
     others = [row("other", 9, times(0, 1000, 1.0))]
     sums = latencies(window((7, [row("serial", 1, times(0, 1000, 3.0))]), (9, others)))
     assert sums == {"serial": 1000, "other": 1000}

@@ -68,7 +68,7 @@ def rows(*arguments):
     return {row["name"]: (row["self"], row["total"]) for row in kind["groups"]}
 
 
-def test_the_function_table_has_milliseconds_and_percent(profile):
+def test_the_function_table_shows_milliseconds_and_percentages(profile):
     assert report("-n", 3, profile).splitlines() == [
         "on_cpu: 6 samples, 6,000.0 ms, 2.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         "self ms   self  total ms  total  module     function",
@@ -119,7 +119,7 @@ def test_samples_with_a_label_are_selected(profile, tmp_path):
     assert rows("--by", "tenant.id", path) == {"acme": (SECOND, SECOND)}
 
 
-def test_samples_of_an_endpoint_are_selected(profile):
+def test_samples_can_be_filtered_by_endpoint(profile):
     assert rows("--endpoint", "GET *", "--by", "syscall", profile) == {
         "read": (3 * SECOND, 3 * SECOND)
     }
@@ -273,7 +273,7 @@ def test_narrow_terminals_still_show_the_module(profile, monkeypatch):
     assert report("-n", 1, profile).splitlines()[1].split()[-2:] == ["module", "function"]
 
 
-def test_names_reach_the_terminal_only_escaped(profile):
+def test_names_are_escaped_before_they_reach_the_terminal(profile):
     assert "dd\\x1b[2J (8)" in report("--by", "process", profile)
 
 

@@ -40,7 +40,7 @@ def parse(*records):
     return list(CodeParser().parse(aligned(*records)))
 
 
-def test_a_line_table_is_assembled_from_preceding_pieces():
+def test_a_line_table_is_reassembled_from_its_pieces():
     assert parse(piece(b"abc"), piece(b"de"), description(table=5)) == [
         PythonCode(ID, 77, 0xC0DE, 0x1, "f.py", "f", 40, 2, b"abcde")
     ]

@@ -66,7 +66,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     check_adjacent(types, "wait_config", WaitConfig._fields)
 
 
-def test_settings_are_written_where_the_program_reads_them(tmp_path):
+def test_settings_are_written_where_the_bpf_program_reads_them(tmp_path):
     path = tmp_path / "map"
     path.write_bytes(bytes(mmap.PAGESIZE))
     with open(path, "r+b") as file:

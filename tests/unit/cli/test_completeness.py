@@ -67,7 +67,7 @@ def test_a_truncated_stack_without_native_frames_counts_as_incomplete():
     assert whole_share(sample([PYTHON_SIDE], PENDING), sample(MIXED)) == pytest.approx(1 / 2)
 
 
-def test_samples_without_a_user_stack_are_left_out():
+def test_samples_without_a_user_stack_are_excluded():
     assert whole_share(sample([KERNEL_SIDE])) is None
     assert whole_share(sample([KERNEL_SIDE]), sample([USER_SIDE])) == 1
 

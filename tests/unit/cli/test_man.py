@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"]
 
 
-def test_the_pages_are_up_to_date():
+def test_the_man_pages_are_up_to_date():
     written = {path.name: path.read_text() for path in man.FOLDER.iterdir()}
     if any(not text.startswith(man.MADE_WITH) for text in written.values()):
         pytest.skip("the manual pages were made with another version of click")

@@ -20,7 +20,7 @@ def test_the_summary_mentions_idle_cpus():
     assert remark.startswith("the CPUs were idle for 99.8% of the time; ")
 
 
-def test_busy_cpus_are_not_remarked_on():
+def test_the_summary_does_not_mention_busy_cpus():
     assert not describe_idle_cpus([record(20)], cpu_seconds=20.0)
 
 

@@ -184,7 +184,7 @@ def test_rows_show_shares_and_milliseconds_per_second():
         ("v", "service", "70.0% 100% 70.0 shop"),
     ],
 )
-def test_each_grouping_has_a_key(key, title, row):
+def test_each_grouping_can_be_selected_with_a_key(key, title, row):
     state, shown = TopState("cpu" if key == "f" else "function"), filled().shown()
     press(state, shown, key)
     lines = screen(state, shown)
@@ -266,7 +266,7 @@ def test_the_selection_follows_its_row():
     assert selected(state, sliding.shown()) == "vfs_read"
 
 
-def test_the_selected_row_is_always_on_the_screen():
+def test_the_selected_row_is_always_visible():
     state, shown = TopState(), filled().shown()
     everything = names(state, shown)
     for key in [DOWN] * 9 + [PAGE_UP] * 4 + [PAGE_DOWN] * 4 + [END, HOME]:
@@ -359,7 +359,7 @@ def test_the_help_lists_every_key_on_a_screen_of_any_size():
         assert screen(state, shown)[2].endswith("vfs_read")
 
 
-def test_names_of_processes_reach_the_terminal_escaped():
+def test_process_names_are_escaped_before_they_reach_the_terminal():
     state, shown = TopState(), filled().shown()
     press(state, shown, "p")
     assert screen(state, shown)[3].endswith("e\\x1b[2Jvil\\r (8)")

@@ -34,7 +34,7 @@ def count(*stacks):
     return UnresolvedFrames.of_windows([make_window(0, 1, ({}, samples), taken=9)])
 
 
-def test_shares_of_nameless_frames_count_each_frame_of_each_sample():
+def test_every_frame_of_every_sample_counts_toward_the_nameless_share():
     counts = count((3, [KERNEL, NAMED, nameless(PYTHON)]), (1, [NAMED, NAMED]))
     assert str(counts) == "0.0% of kernel and 37.5% of user frames"
     assert str(count()) == "0.0% of kernel frames"
@@ -65,5 +65,5 @@ def test_the_remark_on_code_without_a_file_suggests_a_perf_map():
     ],
     ids=["names", "few", "no fix", "kernel"],
 )
-def test_few_nameless_frames_and_frames_without_a_fix_cause_no_remark(stacks):
+def test_no_remark_is_printed_for_few_nameless_frames_or_without_a_fix(stacks):
     assert count(*stacks).remark() == ""

@@ -44,7 +44,7 @@ def test_sql_conditions_match_at_least_what_their_pattern_matches():
 
 
 @pytest.mark.parametrize("function", ["[truncated]", "*", "?ead", "[rw]*"])
-def test_function_patterns_that_may_match_truncation_frames_are_filtered_client_side(function):
+def test_patterns_that_may_match_truncation_frames_are_applied_by_the_client(function):
     assert not list(filter_conditions(Filter(functions=("read", function)), "t"))
 
 

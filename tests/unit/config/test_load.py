@@ -96,7 +96,7 @@ def test_invalid_keys_outside_the_receiver_are_reported(text, message):
     assert any(message in problem for problem in problems(text))
 
 
-def test_the_removed_key_symbol_names_is_explained():
+def test_the_error_for_the_removed_key_symbol_names_tells_users_to_remove_it():
     (problem,) = receiver("symbol_names: compressed")
     assert "symbol_names: not available: " in problem
     assert problem.endswith("; remove this setting")
@@ -225,7 +225,7 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
         "otlp_grpc: {endpoint: 'h:1', headers: [s3cret]}",
     ],
 )
-def test_messages_never_show_secrets_in_addresses_and_headers(block):
+def test_error_messages_never_reveal_secrets_in_urls_and_headers(block):
     result = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
     assert result
     assert not any("s3cret" in problem for problem in result), result
@@ -246,7 +246,7 @@ def test_messages_never_show_secrets_in_addresses_and_headers(block):
         "receivers:\n  kprofiler: {loader: !tr0ub4dor&3 x}\n",
     ],
 )
-def test_messages_never_show_a_misplaced_secret(text):
+def test_error_messages_never_reveal_a_misplaced_secret(text):
     """For a password in place of a key or tag, only length and position are shown."""
     result = problems(text)
     assert result

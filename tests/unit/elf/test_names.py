@@ -32,6 +32,6 @@ def test_mapping_symbols_are_recognized(name):
 
 
 @pytest.mark.parametrize("name", [b"$s4main3runyyF", b"$xyz", b"f$x", b"$", b"$z", b"f"])
-def test_other_names_with_a_dollar_sign_are_kept(name):
+def test_names_that_merely_contain_a_dollar_sign_are_kept(name):
     """Swift symbols begin with ``$s``."""
     assert not is_mapping_symbol(name)

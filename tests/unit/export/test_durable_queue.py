@@ -259,7 +259,7 @@ def test_a_batch_added_during_a_shutdown_is_counted_as_lost(open_queue, monkeypa
     assert (counts.lost, counts.queued) == ({LossCause.SHUTDOWN: 5}, 0)
 
 
-def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue, monkeypatch):
+def test_dropped_batches_are_removed_from_the_spool_before_it_is_closed(open_queue, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
     queue = open_queue(Receiver(up=False), max_bytes=1000)
     settle, entered, go_on = queue._spool.settle, threading.Event(), threading.Event()

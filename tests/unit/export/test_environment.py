@@ -46,7 +46,7 @@ def signal(values):
     return environ(values, "OTEL_EXPORTER_OTLP_PROFILES_")
 
 
-def test_defaults_apply_without_variables():
+def test_defaults_apply_if_no_environment_variables_are_set():
     assert read_settings({}) == ClientSettings(
         compression="none", retry=RetryPolicy(max_elapsed_time_s=10)
     )

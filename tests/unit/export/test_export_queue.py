@@ -213,7 +213,7 @@ def test_the_sample_counts_of_a_queue_add_up_at_every_instant(open_queue, batch)
     assert check(queue).accepted == 4 * 300 * 3
 
 
-def test_a_replacement_exporter_gets_waiting_and_abandoned_batches(open_queue, gate, batch):
+def test_a_replacement_exporter_receives_waiting_and_abandoned_batches(open_queue, gate, batch):
     queue = open_queue(gate)
     for number in range(3):
         queue.put(batch(b"%d" % number))

@@ -152,7 +152,7 @@ def test_rotation_by_size_keeps_the_newest_backups(open_file, batch, tmp_path):
     assert lines == [b'{"n":%02d}' % number for number in (4, 5, 6, 7, 8)]
 
 
-def test_files_are_rotated_by_age_and_old_backups_removed(open_file, batch, tmp_path):
+def test_files_are_rotated_by_age_and_old_backups_are_removed(open_file, batch, tmp_path):
     clock = [1_700_000_000.0]
     rotation = Rotation(max_bytes=0, max_age_s=60, max_backups=0, max_backup_age_s=100)
     exporter = open_file(rotation=rotation, now=lambda: clock[0])
@@ -216,7 +216,7 @@ def test_a_removed_or_moved_file_is_recreated(open_file, batch, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_samples_are_counted_as_lost_while_a_foreign_file_is_at_the_path(
+def test_samples_count_as_lost_while_another_file_occupies_the_path(
     open_file, batch, tmp_path, caplog
 ):
     exporter = open_file(form=Form.PROTOBUF)

@@ -234,7 +234,7 @@ def test_partial_success_is_parsed_in_both_encodings(
         ({**PROTOBUF, "Content-Length": "100", "Connection": "close"}, b"half"),
     ],
 )
-def test_a_success_status_counts_as_delivery_whatever_the_body(
+def test_a_success_status_counts_as_delivery_regardless_of_the_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
     """Only the status matters. An unreadable partial success is logged once per exporter."""

@@ -327,7 +327,7 @@ def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
         assert counts.exported > 0
 
 
-def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
+def test_remaining_parts_of_a_batch_are_left_for_the_next_run(limited, tmp_path):
     (batch,) = make()
     calls = itertools.count(1)
 

@@ -183,7 +183,7 @@ def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, ca
     queue.shutdown(0)
 
 
-def test_numbers_of_settled_batches_are_not_reused(tmp_path, open_spool):
+def test_numbers_of_delivered_batches_are_not_reused(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 2)
     spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
     abandon(spool)
@@ -283,7 +283,7 @@ def test_samples_in_segments_set_aside_are_not_counted_as_lost(tmp_path, positio
         abandon(again)
 
 
-def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path, open_spool):
+def test_a_kill_after_segments_have_been_set_aside_changes_no_counts(tmp_path, open_spool):
     spool, by_segment = rotated(tmp_path)
     spool.close()
     middle = list(by_segment)[1]
@@ -341,7 +341,7 @@ def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path, open_spool):
     again.append(numbered(3))
 
 
-def test_no_other_record_is_lost_with_a_record_that_claims_a_gigabyte(tmp_path, open_spool):
+def test_a_record_that_claims_to_be_a_gigabyte_causes_no_other_loss(tmp_path, open_spool):
     stored, path = written(tmp_path, 3)
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, stored[1].offset + 4, 1 << 30)

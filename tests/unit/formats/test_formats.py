@@ -92,7 +92,7 @@ def test_a_pprof_file_has_no_dangling_references(windows):
     assert (results[9], results[10], results[12]) == ([5000], [20_000], [1000])
 
 
-def test_a_pprof_file_has_the_segments_of_user_files(windows):
+def test_pprof_mappings_describe_the_segments_of_user_files(windows):
     ranges = (AddressRange(0x401000, 0x480000, ""),)
     file = Module(
         "held", ModuleKind.USER, None, FileId("5" * 32), 0, ranges=ranges, file_offset=0x1000

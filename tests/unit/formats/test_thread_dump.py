@@ -46,7 +46,7 @@ def process(*threads, ended=0):
     return ProcessState(42, "shop", threads, ended, 0)
 
 
-def test_equal_stacks_are_shown_once_leaf_first():
+def test_identical_stacks_are_shown_once_with_the_leaf_first():
     assert dump_table([process(thread(1), thread(2))]) == (
         "process 42 (shop): 2 threads\n"
         "\n"
@@ -81,7 +81,7 @@ def test_only_some_threads_of_a_large_group_are_listed_and_the_rest_counted():
     assert len(text.splitlines()) == 7
 
 
-def test_threads_that_moved_are_separate_from_threads_that_did_not():
+def test_threads_that_moved_are_listed_separately_from_threads_that_did_not():
     text = dump_table([process(thread(1, has_moved=True), thread(2, has_moved=False))])
     assert "1 thread: interruptible, futex for 1.5 s, moved\n" in text
     assert "1 thread: interruptible, futex for 3.0 s, not moved\n" in text

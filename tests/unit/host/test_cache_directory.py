@@ -29,7 +29,7 @@ def test_least_recently_used_files_are_removed(cache):
     assert sorted(os.listdir(cache.path)) == ["file0", "file5", "file6", "file7"]
 
 
-def test_a_replaced_cache_file_is_read_back(cache):
+def test_the_new_content_of_a_replaced_cache_file_is_read(cache):
     put(cache, "a", 10)
     kept = cache.open("a")
     put(cache, "a", 20)

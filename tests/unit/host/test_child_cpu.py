@@ -15,7 +15,7 @@ from tests.interpreters import ROOT, VERSIONS, environment, find_missing, find_p
 MIB = 1 << 20
 
 
-def test_larger_input_is_granted_more_cpu_time_up_to_a_limit():
+def test_larger_inputs_are_granted_more_cpu_time_up_to_a_limit():
     rate = CpuRate(least_s=3, per_mib_s=0.25, most_s=60)
     assert [rate.grant(size * MIB).seconds for size in (0, 1, 4, 100, 1000)] == [3, 4, 4, 28, 60]
     assert CpuRate(least_s=0, per_mib_s=0, most_s=10).grant(0).seconds == 1  # 0 would mean no limit

@@ -80,7 +80,7 @@ def bad(host, **options):
     }
 
 
-def test_a_supported_host_has_no_problems_and_each_finding_has_an_observation():
+def test_the_doctor_finds_no_problems_on_a_supported_host():
     result = findings(FakeHost(), try_sampler=lambda: "2 samples")
     assert not bad(FakeHost())
     assert all(finding.observed for finding in result.values())
@@ -161,7 +161,7 @@ def test_an_empty_kallsyms_counts_as_missing():
     assert read_symbols_visibility(FakeHost(**{"/proc/kallsyms": ""})) is SymbolsVisibility.NO_FILE
 
 
-def test_the_fix_inside_a_container_is_for_the_container():
+def test_the_fix_suggested_inside_a_container_applies_to_the_container():
     fix = findings(FakeHost(effective=0, bounding=0))["CAP_BPF"].fix
     assert "--cap-add BPF" in fix
     assert "setpriv" not in fix
@@ -222,7 +222,7 @@ def test_setcap_is_suggested_only_for_a_dedicated_python(monkeypatch, tmp_path):
     assert "setpriv" in findings(FakeHost(effective=0))["CAP_BPF"].fix
 
 
-def test_the_fix_has_a_command_for_sudo_if_it_is_installed(monkeypatch, tmp_path):
+def test_the_fix_includes_a_sudo_command_if_sudo_is_installed(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.prefix", sys.base_prefix)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "sudo" not in findings(FakeHost(effective=0))["CAP_BPF"].fix

@@ -37,7 +37,7 @@ def test_only_modules_in_use_are_imported(package):
     assert "LOADED" not in vars(sys.modules[package])
 
 
-def test_a_package_can_be_used_as_usual_after_a_lean_import(package):
+def test_a_package_works_normally_after_a_lean_import(package):
     wanted = import_module_alone(f"{package}.wanted")
     results = {}
     exec(f"import {package} as whole\nfrom {package} import Heavy, wanted, LOADED", results)
@@ -47,7 +47,7 @@ def test_a_package_can_be_used_as_usual_after_a_lean_import(package):
         results["whole"].nothing  # noqa: B018
 
 
-def test_a_submodule_is_an_attribute_without_an_import_of_other_modules(package):
+def test_a_submodule_becomes_an_attribute_without_importing_other_modules(package):
     import_module_alone(f"{package}.other")
     assert sys.modules[package].wanted.VALUE == 7
     assert f"{package}.heavy" not in sys.modules
@@ -95,5 +95,5 @@ with IPRoute() as routes:
 """
 
 
-def test_pyroute2_can_be_used_as_usual_afterwards():
+def test_pyroute2_works_normally_after_a_lean_import():
     assert int(run_python(PYROUTE2)) >= 1

@@ -142,7 +142,7 @@ def test_a_request_that_is_too_long_is_rejected(serve):
     assert not serve.children._idle
 
 
-def test_a_program_that_cannot_be_started_is_named(serve, tmp_path):
+def test_the_error_names_the_program_that_cannot_be_started(serve, tmp_path):
     with pytest.raises(ChildFailed, match=r"no process could be started: .*nowhere") as caught:
         serve.children.serve(["/nowhere"], [], 0, LIMITS)
     assert caught.value.problem is ChildProblem.NO_PROCESS

@@ -90,7 +90,9 @@ def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):
 @as_root
 @pytest.mark.usefixtures("file_system")
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_link_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_path, replace):
+def test_a_symlink_owned_by_another_user_is_neither_followed_nor_replaced(
+    theirs, tmp_path, replace
+):
     (theirs / "out").symlink_to(tmp_path / "ours")
     (theirs / "below").symlink_to(tmp_path)
     for path in (theirs / "out", theirs / "below" / "new"):
@@ -190,7 +192,7 @@ def test_swapping_a_directory_for_a_link_does_not_redirect_a_write(theirs, tmp_p
     assert (theirs / "away" / "out").read_bytes() == b"new"
 
 
-def test_a_link_of_this_user_is_followed(tmp_path):
+def test_a_symlink_owned_by_the_same_user_is_followed(tmp_path):
     (tmp_path / "link").symlink_to("there")
     put(tmp_path / "link")
     put(tmp_path / "link", b"newer", replace=True)

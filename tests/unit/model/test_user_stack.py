@@ -31,13 +31,13 @@ def test_a_stack_survives_a_round_trip():
     assert list(zip(stack.addresses, stack.places, stack.sources, strict=True)) == FRAMES
 
 
-def test_callers_except_trampolines_are_looked_up_one_byte_before_their_return_address():
+def test_callers_but_not_trampolines_are_looked_up_at_return_address_minus_one():
     assert list(find_user_addresses(RAW)) == [
         0x7FFF00000010, 0x7F000000001F, 0x1234, 0xFFFFFFFFFFFFFF,
     ]  # fmt: skip
 
 
-def test_an_empty_buffer_is_a_stack_without_frames():
+def test_an_empty_buffer_parses_as_a_stack_without_frames():
     assert parse_user_stack(b"").addresses == ()
     assert not find_user_addresses(b"")
 

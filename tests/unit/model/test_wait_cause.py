@@ -76,7 +76,7 @@ def test_frames_of_the_sampling_program_are_ignored(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
+def test_threads_already_asleep_get_the_right_wait_cause(name, cause):
     """Such stacks lack functions in the .sched.text section, which also has lock functions."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
@@ -141,7 +141,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
         ([], "other"),
     ],
 )  # fmt: skip
-def test_the_innermost_recognized_function_decides_the_cause(kernel, cause):
+def test_the_innermost_recognized_function_determines_the_cause(kernel, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, kernel).label == cause
 
 

@@ -119,7 +119,7 @@ def test_event_kinds_have_no_period(window):
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
 
-def test_samples_have_thread_and_cpu_and_the_status_of_incomplete_stacks(window):
+def test_samples_include_thread_cpu_and_why_a_stack_is_incomplete(window):
     reader = Reader(encoded(window).payload)
     samples = [sample for profile in reader.profiles for sample in profile.samples]
     results = [reader.attributes(sample) for sample in samples]
@@ -147,7 +147,7 @@ def test_stacks_are_leaf_first_with_inlined_functions_innermost_first(window):
     assert reading[3].address == 0x7F1234567890
 
 
-def test_mappings_have_module_address_range_and_ids(window):
+def test_mappings_include_the_address_range_and_ids_of_their_module(window):
     reader = Reader(encoded(window).payload)
     results = {
         reader.strings[m.filename_strindex]: (m.memory_limit, reader.attributes(m))
@@ -421,7 +421,7 @@ def test_surrogates_are_escaped(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
+def test_a_sample_larger_than_the_limit_is_counted_instead_of_sent(window, form):
     huge = Frame(None, 1 << 63, (Line("f" * 5000),), 0, KERNEL_SIDE)
     normal = Frame(None, 1 << 63, (Line("g"),), 0, KERNEL_SIDE)
     samples = [
@@ -467,7 +467,7 @@ def test_merged_equal_samples_are_sized_correctly(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_resource_of_several_kinds_counts_once_toward_the_limit(window, form):
+def test_a_resource_shared_by_two_kinds_counts_once_toward_the_limit(window, form):
     resource = Resource({"process.pid": 1, "process.command_line": "x" * 1000})
     stack = Stack.from_frames((Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE),))
     sample = WindowSample(stack, 1, "t", 0, None, [window.start_unix_ns], [5])

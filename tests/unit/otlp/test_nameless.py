@@ -184,7 +184,7 @@ def test_unknown_fields_are_preserved(window):
     assert again["dictionary"]["locationTable"][1]["new"] == 5
 
 
-def test_json_is_given_the_same_names_as_protobuf():
+def test_json_requests_get_the_same_names_as_protobuf_requests():
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
         profile["profile_id"] = "01" * 16
@@ -194,7 +194,7 @@ def test_json_is_given_the_same_names_as_protobuf():
     assert "stringTable" not in json.loads(named.data)["dictionary"]
 
 
-def test_locations_that_differ_only_by_their_reason_stay_separate():
+def test_locations_that_differ_only_in_their_reason_remain_separate():
     message = peer_message()
     dictionary = message.dictionary
     dictionary.string_table.append("otel_kprofiler.unresolved")

@@ -92,7 +92,9 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_parts_of_a_message_are_valid_within_the_limit_and_complete(form, limit, attributes):
+def test_parts_of_a_message_are_valid_and_within_the_limit_and_lose_nothing(
+    form, limit, attributes
+):
     original = message(window([sample(number) for number in range(60)], processes=3), attributes)
     expected = contents([original.SerializeToString()])
     batches, too_large = encode_message(original, form, limit)

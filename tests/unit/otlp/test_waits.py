@@ -66,7 +66,7 @@ def test_wait_details_survive_a_round_trip(form):
     assert [one.labels for _, one in result.samples] == [()] * len(WAITS)
 
 
-def test_unknown_causes_of_later_versions_are_read_as_other():
+def test_wait_causes_introduced_by_later_versions_are_read_as_other():
     (batch,) = encode_window(window(ResourceSamples(resource(7), [sample(WAITS[2])]))).batches
     ((_, result),) = decode_windows(batch.payload.replace(b"\x04pipe", b"\x04tape"))[0].samples
     assert result.wait == WindowWait(WaitState.INTERRUPTIBLE, WaitCause.OTHER)
@@ -111,6 +111,6 @@ def test_wait_totals_of_equal_resources_are_summed():
     assert group.waits == TOTALS.plus(TOTALS)
 
 
-def test_wait_totals_are_added_and_summed_over_states():
+def test_wait_totals_can_be_added_and_summed_over_all_states():
     assert NO_WAITS.plus(TOTALS) == TOTALS
     assert TOTALS.total_ns == 4_000_000_006

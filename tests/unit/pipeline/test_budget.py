@@ -273,7 +273,7 @@ def test_long_lived_processes_in_the_root_cgroup_have_separate_budgets(parts):
     assert not parts.budgets.coarse.total()
 
 
-def test_processes_that_are_old_at_their_first_sample_share_a_budget(parts):
+def test_processes_already_old_at_their_first_sample_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
@@ -295,7 +295,7 @@ def test_the_number_of_remembered_processes_is_bounded(parts):
     assert len(parts.budgets._shares) == len(parts.budgets._groups) == MAX_PROCESSES
 
 
-def test_coarse_samples_are_marked_in_the_payload(parts):
+def test_samples_exceeding_the_budget_are_marked_in_the_payload(parts):
     for number in range(200):
         parts.add(sample(NOISY, number))
     (batch,) = encode_window(parts.windows.close(2)).batches

@@ -27,7 +27,7 @@ def test_each_omission_is_listed_with_its_reason(stacks, user_symbols, missing, 
     assert describe_left_out(SamplerConfig(stacks=stacks), user_symbols, missing) == expected
 
 
-def test_the_summary_states_the_rates_and_the_stack_sides():
+def test_the_summary_states_the_sampling_rates_and_the_recorded_stacks():
     both = SamplerConfig(samples_per_second=19, stacks="both", off_cpu=OffCpuConfig())
     assert describe_sampling(both) == (
         "19 samples per second on each CPU, kernel and user stacks, 20 waits per second on each CPU"

@@ -317,7 +317,7 @@ def test_a_pipeline_step_abandons_its_backlog_when_a_stop_is_requested(parts):
     assert pipeline.account().gaps() == []
 
 
-def test_a_full_window_closes_before_the_next_sample_and_loses_none(parts):
+def test_a_full_window_closes_before_the_next_sample_and_loses_no_samples(parts):
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
     start = time.boot

@@ -126,7 +126,7 @@ def test_addresses_are_resolved_at_the_samples_timestamp(recording):
     assert functions(after) == ["work", "loop of 7 since 1", "loop of 7 since 1"]
 
 
-def test_user_frames_without_a_resolver_are_the_same_raw_addresses_in_all_processes(recording):
+def test_user_frames_remain_raw_addresses_if_there_is_no_user_resolver(recording):
     first, other, again, reused = play(recording)
     assert first is other is again is reused
     results = [(frame.address, frame.unresolved) for frame in first.frames[1:]]

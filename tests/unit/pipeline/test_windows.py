@@ -72,7 +72,7 @@ def lengths_s(closed):
     return [(window.end_unix_ns - window.start_unix_ns) / SECOND for window in closed]
 
 
-def test_windows_are_short_until_one_has_samples():
+def test_windows_are_short_until_the_first_sample_arrives():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     closed = [windows.close()]
     windows.add(raw(SECOND + 1), stack_of(), Resource({}))

@@ -63,7 +63,7 @@ def test_goroutine_label_offsets_match_the_go_version(version, kind, offsets):
     assert Program(version).find() == ContextPlace(-8, kind=kind, go=GoOffsets(*offsets))
 
 
-def test_the_goroutine_variable_is_below_the_thread_pointer_in_position_independent_programs():
+def test_the_goroutine_pointer_of_pie_programs_is_below_the_thread_pointer():
     assert Program(storage=8).find().offset == -8
 
 

@@ -133,7 +133,7 @@ def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host
     assert places.read(6) == {}  # a service of the host's systemd, or of a container's
 
 
-def test_mounts_identify_the_agents_container_in_a_namespace(host):
+def test_mounts_identify_the_container_in_a_private_cgroup_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/6/cgroup", "0::/../..\n")

@@ -128,7 +128,7 @@ def test_a_program_first_sampled_in_execve_is_read_again(proc):
     assert result.get(program(2, 0x9000, b"second")) is renewed
 
 
-def test_a_process_that_changes_its_user_gets_another_owner(proc):
+def test_the_owner_attribute_changes_if_a_process_changes_its_user(proc):
     passwd(proc.root)
     proc(5, 300, stack=0x7000)
     result = resources(proc)
@@ -272,7 +272,7 @@ def test_a_process_without_samples_has_no_name_if_its_pid_was_reused(proc):
     assert "process.executable.name" not in attributes
 
 
-def test_kernel_threads_have_an_attribute_with_their_purpose(proc):
+def test_kernel_threads_have_an_attribute_that_names_their_kind(proc):
     proc(12, 3, exe="", comm="kworker/0:1-events", flags=0x208040)
     result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes
     assert result["otel_kprofiler.kernel_thread"] == "kworker"
@@ -293,7 +293,7 @@ def test_a_resource_states_the_parent_and_owner_of_its_process(proc):
     assert "process.user.id" not in result
 
 
-def test_a_user_without_a_name_is_shown_by_number(proc):
+def test_a_user_without_a_name_is_identified_by_number(proc):
     """In a container, /etc/passwd comes from the container's image."""
     proc(5, 300)
     passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n", cgroup=f"docker/{CONTAINER}")

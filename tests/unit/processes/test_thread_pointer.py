@@ -133,7 +133,7 @@ def test_unrelocated_got_entries_yield_no_tls_location(image_of, name):
 
 
 @pytest.mark.parametrize("name", ["local_exec", "opened_descriptor", "sysv_hash"])
-def test_damaged_memory_raises_no_error(image_of, name):
+def test_reading_damaged_memory_raises_no_error(image_of, name):
     image, rng = image_of(name), random.Random(name)
     reads = 0
 
@@ -158,7 +158,7 @@ def test_damaged_memory_raises_no_error(image_of, name):
 
 
 @pytest.mark.parametrize("limit", ["_MAX_BLOCKED_S", "_MAX_CPU_S"])
-def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit):
+def test_a_slow_search_does_not_unregister_a_process(tmp_path, monkeypatch, limit):
     registered = Registered()
     monkeypatch.setattr(thread_contexts, "_AGAIN_S", 0)
     monkeypatch.setattr(thread_contexts, "_SHARE", 0)

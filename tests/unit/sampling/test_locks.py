@@ -29,7 +29,7 @@ def test_the_lock_event_is_numbered_and_has_the_same_stacks_as_the_cpu_clock():
         assert struct.unpack("=10Q", packed)[:3] == (2, *by)
 
 
-def test_lock_maps_have_minimal_size_if_lock_contention_is_not_sampled():
+def test_lock_maps_have_the_minimum_size_if_lock_contention_is_not_sampled():
     unread = raising(AssertionError("the kernel's types must not be read"))
     assert plan_locks(SamplerConfig(), unread) is None
     assert lock_map_entries(None, 64) == {"lock_buckets": 1, "lock_lines": 1}

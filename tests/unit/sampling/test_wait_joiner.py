@@ -78,7 +78,7 @@ def test_the_weight_is_divided_between_sleep_and_run_queue_time():
     assert joiner.added == 1
 
 
-def test_a_preemption_has_no_sleep_part():
+def test_a_preemption_includes_no_sleep_time():
     flags = BOTH | WAIT_IS_THROTTLED
     (one,) = WaitJoiner().join([begin(1), end(1, 0, 150, state=WaitState.RUNNABLE, flags=flags)])
     assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
@@ -155,7 +155,7 @@ def test_exited_threads_are_forgotten():
     assert joiner.sample_lasting([thread(1000, tid=8)], 1400, BOOT + 1400, 1) == []
 
 
-def test_forgetting_a_thread_keeps_the_wait_of_a_later_thread_with_its_id():
+def test_forgetting_a_thread_keeps_the_wait_of_a_later_thread_with_the_same_id():
     joiner = WaitJoiner()
     joiner.join([begin(900), begin(1000)])
     joiner.forget([thread(900)._replace(ended_ns=BOOT + 950)])

@@ -67,7 +67,7 @@ def test_the_remaining_time_of_an_exited_thread_is_counted():
     }, "another thread of the first process lives"
 
 
-def test_reads_sum_to_the_threads_totals():
+def test_successive_reads_sum_to_the_totals_of_all_threads():
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
     living, now, number = {}, 1000, 0

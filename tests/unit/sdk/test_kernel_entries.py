@@ -33,7 +33,7 @@ def test_samples_taken_in_the_kernel_have_a_kernel_entry():
     assert labels == [(("tenant", "a"), (KEY, "read")), ((KEY, "page fault"),), (), ()]
 
 
-def test_receivers_get_the_kernel_entry_as_an_attribute():
+def test_receivers_receive_the_kernel_entry_as_an_attribute():
     (batch,) = encode_window(name_entries(WINDOW), form=Form.JSON).batches
     dictionary = json.loads(batch.payload)["dictionary"]
     strings = dictionary["stringTable"]

@@ -310,7 +310,7 @@ def test_samples_carry_the_endpoint_name_in_effect_when_the_window_closes(roots,
     assert names_in(names.name(window_of(None))) == [None]
 
 
-def test_a_window_has_a_limited_number_of_local_root_names(roots, tracer):
+def test_the_number_of_local_root_names_in_a_window_is_limited(roots, tracer):
     names = RootNames(roots, max_names=2)
     spans = [tracer.start_span(name) for name in ("rare", "b", "a", "b", "a")]
     seen(names, spans)

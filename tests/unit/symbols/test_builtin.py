@@ -146,7 +146,7 @@ def test_symbol_types_that_look_like_sizes_are_not_mistaken_for_sizes():
     assert bad == 1
 
 
-def test_functions_end_after_their_size_in_kallmodsyms(tmp_path):
+def test_functions_have_the_sizes_listed_in_kallmodsyms(tmp_path):
     """The oracle scans all symbols for the last that starts before an address and covers it."""
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     rng = random.Random(5)
@@ -191,7 +191,7 @@ def test_sizes_of_another_kernel_are_rejected(tmp_path):
         assert symbolizer.snapshot.frame(address + 4) == plain.snapshot.frame(address + 4)
 
 
-def test_where_ranges_overlap_the_one_with_the_later_start_is_used():
+def test_the_range_with_the_later_start_is_used_if_ranges_overlap():
     ranges = BuiltinRanges([BuiltinRange(0x10, 0x30, ("a",)), BuiltinRange(0x20, 0x28, ("b",))])
     assert [ranges.find(address) for address in (0xF, 0x10, 0x20, 0x28)] == [
         (), ("a",), ("b",), ()

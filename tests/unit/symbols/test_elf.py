@@ -236,7 +236,7 @@ def host(tmp_path):
     return {name: tmp_path / name for name in ("kallsyms", "modules", "sys_module")}
 
 
-def test_functions_of_a_running_module_end_after_the_sizes_in_its_file(host, module):
+def test_functions_of_a_running_module_have_the_sizes_in_its_elf_file(host, module):
     """Without the file, functions would extend to the next symbol in kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = (
@@ -251,7 +251,7 @@ def test_functions_of_a_running_module_end_after_the_sizes_in_its_file(host, mod
     assert {frame.module.build_id for frame in behind} == {BUILD_ID}
 
 
-def test_a_file_of_another_kernel_yields_no_sizes(host, tmp_path):
+def test_an_elf_file_that_matches_no_loaded_module_is_rejected(host, tmp_path):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     with pytest.raises(KProfilerError, match=r"other\.ko does not match any loaded module"):

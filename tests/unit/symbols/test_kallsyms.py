@@ -107,7 +107,7 @@ def test_ftrace_clones_in_kallsyms_are_distinguished_from_module_symbols(clones_
     assert kallsyms.freed
 
 
-def test_symbols_in_a_second_block_of_a_module_count_as_freed():
+def test_symbols_in_a_second_section_of_a_modules_lines_count_as_freed():
     data = (
         text((0, "T", "_text"))
         + text((0x2000, "t", "live"), module="a")

@@ -38,7 +38,7 @@ def symbolizer(host, clock):
     result.close()
 
 
-def test_an_address_belongs_to_no_module_between_the_last_read_and_a_late_announcement(
+def test_code_sampled_between_the_last_read_and_a_late_announcement_is_unnamed(
     host, symbolizer, clock
 ):
     """Another module is loaded at the address before the first module's removal is received."""

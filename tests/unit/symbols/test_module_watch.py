@@ -76,7 +76,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
         child.close()
 
 
-def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
+def test_code_that_ran_before_its_module_was_announced_is_attributed_to_it(host, symbolizer):
     """Init code may run at any time between the last read and the announcement."""
     between_ns = boot_ns()
     host.load("fresh")
@@ -164,7 +164,7 @@ def test_init_code_is_removed_after_it_succeeds(host, symbolizer):
 @pytest.mark.parametrize(
     ("error", "counter"), [(errno.ENOBUFS, "rescans"), (errno.EBADF, "restarts")]
 )
-def test_no_module_is_missed_after_a_failure_to_receive(host, symbolizer, caplog, error, counter):
+def test_no_module_is_missed_after_a_failed_receive(host, symbolizer, caplog, error, counter):
     caplog.set_level(logging.CRITICAL)
     host.load("fresh", announce=False)
     host.events.error = OSError(error, "lost or broken")
@@ -188,7 +188,7 @@ def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     assert host.kallsyms_opened - opened <= 50
 
 
-def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolizer):
+def test_a_module_loaded_during_a_read_of_kallsyms_gets_the_right_names(host, symbolizer):
     def load_once():
         host.before_kallsyms = lambda: None
         kallsyms = host.root / "proc/kallsyms"
@@ -216,7 +216,7 @@ def test_frames_in_a_new_module_are_unnamed_until_its_symbols_are_read(host, sym
 
 
 @pytest.mark.system
-def test_the_search_for_a_nameless_module_stops(host, symbolizer):
+def test_the_search_for_a_nameless_module_ends_after_a_fixed_number_of_attempts(host, symbolizer):
     host.load("fresh", announce=False)
     (host.root / "proc/kallsyms").write_text(CORE)
     opened = host.kallsyms_opened
@@ -230,7 +230,7 @@ def test_the_search_for_a_nameless_module_stops(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14).unresolved is Unresolved.NO_SYMBOL_TABLE
 
 
-def test_modules_are_found_by_polling_without_announcements(host, caplog):
+def test_polling_finds_modules_that_were_never_announced(host, caplog):
     with caplog.at_level(logging.WARNING):
         watch = ModuleWatch(host.files, raising(OSError(errno.EPERM, "no socket")))
     assert "no socket" in watch.problem

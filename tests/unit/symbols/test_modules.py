@@ -169,7 +169,7 @@ def test_ext4s_freed_init_text_belongs_to_the_module_that_reused_it(modules, mod
     assert frame.module is None or frame.module.name != "ext4"
 
 
-def test_modules_have_a_build_id_and_a_file_id(modules):
+def test_every_module_has_a_build_id_and_a_file_id(modules):
     ext4 = modules.module("ext4")
     assert ext4.build_id == "f1ab2d8253a14b1b2b385ab80ee913c0f136ecac"
     assert ext4.file_id == make_file_id(ext4.build_id)
@@ -230,7 +230,9 @@ def test_module_ranges_come_from_symbols_if_sysfs_is_unreadable(clones, clones_f
     assert bare.find("br_dev_xmit")[0].rva == clones.find("br_dev_xmit")[0].rva
 
 
-def test_the_base_is_the_page_of_the_first_symbol_if_there_is_no_module_list(clones, clones_folder):
+def test_module_bases_are_derived_from_the_first_symbol_without_a_module_list(
+    clones, clones_folder
+):
     bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:

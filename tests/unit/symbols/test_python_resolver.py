@@ -109,7 +109,7 @@ def test_a_frame_is_provisional_until_its_description_arrives(codes, stacks):
     assert stacks.resolve(taken) is after
 
 
-def test_a_frame_that_cannot_be_described_is_final_immediately(codes, stacks):
+def test_a_frame_that_cannot_be_described_is_never_provisional(codes, stacks):
     codes.add(describe(1))
     stack = stacks.resolve(sample(raw((NO_CODE, 5), (1, 0))))
     assert stack.frames[0].unresolved is Unresolved.CODE_UNKNOWN
@@ -137,7 +137,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
 @pytest.mark.parametrize(
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )
-def test_any_number_of_code_objects_takes_little_memory(codes, resolver, shape, most_mib):
+def test_memory_stays_bounded_for_any_number_of_code_objects(codes, resolver, shape, most_mib):
     """Descriptions have the longest names with wide characters, or tables with the most runs."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)

@@ -84,7 +84,7 @@ def test_closing_a_chain_closes_its_resolvers():
     assert [part.closed for part in parts] == [1, 1, 1]
 
 
-def test_a_cache_calls_its_resolver_once():
+def test_a_cache_calls_its_resolver_once_per_address():
     table = Table({1: "one"})
     cache = CachedResolver(table)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_a_cache_evicts_the_oldest_entry():
     assert table.asked == [([5], None)]
 
 
-def test_cached_results_are_not_used_after_the_state_changes():
+def test_cached_results_are_discarded_after_a_state_change():
     table, state = Table({1: "old"}), {7: 0}
     cache = CachedResolver(table, state=state.get)
     assert functions(cache.resolve([1], 7)) == ["old"]
@@ -140,7 +140,7 @@ def test_the_kernel_resolver_agrees_with_its_symbolizer(modules):
     assert user.frame.side is USER_SIDE
 
 
-def test_kernel_and_user_addresses_may_be_mixed(modules):
+def test_kernel_and_user_addresses_can_be_resolved_in_one_call(modules):
     (match,) = modules.find("__connect")
     user = Table({1: "one", 2: "two"})
     symbolizer = Symbolizer(kernel=KernelResolver(modules), user=user)

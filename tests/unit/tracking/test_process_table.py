@@ -116,7 +116,7 @@ def test_a_child_inherits_mappings_and_then_changes_independently():
     assert (table.mappings(6), len(table.mappings(5))) == ((), 2)
 
 
-def test_a_thread_that_executes_a_program_ends_the_other_threads():
+def test_an_exec_in_one_thread_ends_the_other_threads_of_its_process():
     table = ProcessTable()
     apply_all(table, begun(1, 5), begun(2, 5, 5, tid=6), ended(3, 5), ExecRecord(4, 5, "x"))
     assert apply_all(table, ended(5, 5)) == [Exited(5, ProcessKey(5, 1))]
@@ -203,7 +203,7 @@ CHANGES = st.one_of(
 
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
-def test_mappings_follow_from_events_without_full_reads(changes):
+def test_mappings_are_tracked_through_events_without_full_reads(changes):
     table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):
         change = one._replace(time_ns=time_ns)

@@ -116,7 +116,7 @@ def test_an_eh_frame_header_may_lack_a_search_table(encodings):
     assert find(elf.data) is None
 
 
-def test_a_header_of_four_bytes_has_no_search_table():
+def test_a_four_byte_header_has_no_search_table():
     elf = Elf()
     at = elf.search_at()
     elf.data[at : at + 4] = bytes.fromhex("011bffff")

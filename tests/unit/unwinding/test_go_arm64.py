@@ -130,7 +130,7 @@ def test_a_leaf_in_assembly_may_overwrite_the_slot_of_its_return_address():
     ]
 
 
-def test_functions_in_assembly_that_call_others_have_the_usual_rows():
+def test_assembly_functions_that_make_calls_have_the_usual_unwind_rules():
     assert assembly([*PROLOGUE, CALL, *EPILOGUE]) == [*BODY, RETURNED]
 
 

@@ -218,7 +218,7 @@ def test_go_function_tables_of_unsupported_versions_are_rejected():
         rows(magic=0xFFFFFFFB)
 
 
-def test_table_pairs_of_c_code_are_kept_and_sorted():
+def test_unwind_table_entries_of_c_code_are_kept_and_sorted():
     file, table, segments = go_file([ORDINARY] * 3)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64)
     packed = pack_tables(

@@ -113,7 +113,7 @@ def in_process(tmp_path, frames, children=None, **limits):
         return index_frames(file.fileno(), section, children=children or Children(), **limits)
 
 
-def test_a_child_process_builds_the_same_table_as_this_process(tmp_path):
+def test_a_child_process_builds_the_same_table_as_its_parent(tmp_path):
     frames = cie()
     for number in range(2000):
         frames += fde(frames, 0x300000 - 16 * number)
@@ -189,7 +189,7 @@ def test_eh_frame_sections_that_took_too_long_are_indexed_again(tmp_path):
         assert index_frames(file.fileno(), section, children=children).entries == 1
 
 
-def test_stopping_kills_a_working_child(tmp_path, monkeypatch):
+def test_stopping_kills_a_busy_child(tmp_path, monkeypatch):
     children, caught = Children(), []
     script = tmp_path / "endless.py"
     script.write_text("import time; time.sleep(1000)")

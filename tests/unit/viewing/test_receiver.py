@@ -278,7 +278,7 @@ def test_hostile_requests_are_rejected_without_a_traceback(receivers, capfd, cap
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_client_that_resets_its_connection_affects_no_other(receivers):
+def test_a_client_that_resets_its_connection_does_not_affect_others(receivers):
     for port in (receiver.port for receiver in receivers):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
@@ -287,7 +287,7 @@ def test_a_client_that_resets_its_connection_affects_no_other(receivers):
     assert call(receivers, payload()) == b""
 
 
-def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
+def test_overload_responses_include_a_retry_delay(receivers, intake, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     with intake._lock:
         error = refused(receivers, payload())
@@ -338,7 +338,7 @@ def test_deeply_nested_attribute_values_are_rejected(receivers, intake, place, l
     assert intake.counts.kept == 3
 
 
-def test_trailing_data_after_gzip_is_rejected_not_dropped(receivers, intake):
+def test_data_after_the_end_of_a_gzip_stream_is_rejected_instead_of_ignored(receivers, intake):
     body = gzip.compress(payload()) + gzip.compress(payload())
     assert post(receivers, body, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 400
     assert intake.counts.requests == 0

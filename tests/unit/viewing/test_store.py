@@ -261,7 +261,7 @@ def test_samples_with_hostile_numbers_and_names_are_stored(store):
     assert max(data["samples"]["cpu"]) < 2**31
 
 
-def test_a_temporary_store_is_private_and_removed(monkeypatch, tmp_path):
+def test_a_temporary_store_is_private_and_is_removed_when_closed(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with SampleStore(now_ns=lambda: NOW) as store:

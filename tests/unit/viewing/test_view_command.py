@@ -238,7 +238,7 @@ def test_contradictory_options_are_usage_errors(words, problem):
     assert problem in done.stderr
 
 
-def test_listening_for_other_hosts_causes_a_warning():
+def test_listening_on_a_non_loopback_address_prints_a_warning():
     assert list(describe_endpoint("gRPC", "127.0.0.1", 7)) == [
         "receiving OTLP profiles over gRPC at 127.0.0.1:7"
     ]

@@ -86,7 +86,7 @@ def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
     check_memory(report, LIMIT_MIB)
 
 
-def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
+def test_the_message_of_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]

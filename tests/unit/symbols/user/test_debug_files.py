@@ -75,9 +75,7 @@ def test_a_debug_link_is_read_as_written_by_objcopy(without_id):
     assert without_id.want("/bin/p").build_id is None
 
 
-def test_debug_files_are_searched_for_by_build_id_in_the_process_root_then_on_the_host(
-    with_id, tmp_path
-):
+def test_build_ids_are_searched_for_in_the_process_root_then_on_the_host(with_id, tmp_path):
     wanted = with_id.want("/bin/p", "/proc/7/root")
     finder = BuildIdDirectories(Access(str(tmp_path)), ["/opt/debug", "/usr/lib/debug"])
     assert paths(finder, wanted) == []

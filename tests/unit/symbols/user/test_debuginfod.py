@@ -256,7 +256,7 @@ def test_only_build_ids_are_requested(build_id, serve, cache):
     assert server.asked == []
 
 
-def test_a_full_disk_is_not_a_failure_of_the_server(made, serve, cache, monkeypatch):
+def test_a_full_disk_does_not_count_as_a_server_failure(made, serve, cache, monkeypatch):
     server = serve(lambda handler: handler.reply(200, made[1]))
     finder = Debuginfod([server.address], cache, LIMITS)
     with monkeypatch.context() as patch:

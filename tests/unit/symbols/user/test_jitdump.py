@@ -412,7 +412,7 @@ RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
 
 
 @given(RANGES, RANGES)
-def test_subtracting_ranges_matches_brute_force(ranges, others):
+def test_range_subtraction_matches_brute_force(ranges, others):
     def points(some):
         return {at for start, end in some for at in range(start, end)}
 

@@ -82,7 +82,7 @@ CODES = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
-def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
+def test_lookups_at_any_time_never_yield_a_wrong_name(tmp_path_factory, rounds, address):
     """Functions are written at times 1, 2 and so on. The map is read after each round."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()

@@ -129,7 +129,7 @@ def test_frames_are_shared_by_all_processes(resolve):
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
 
 
-def test_frames_not_found_from_unwind_tables_record_their_method(resolve):
+def test_frames_unwound_without_tables_record_the_unwinding_method(resolve):
     side = resolve(
         raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
     )
@@ -165,7 +165,7 @@ def test_code_is_reported_as_having_no_file_only_if_all_mappings_were_recorded(r
     assert frame.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_a_stack_side_is_completed_once_its_missing_file_is_located(known, resolve):
+def test_a_provisional_user_stack_is_completed_once_its_missing_file_is_located(known, resolve):
     stack = raw((0x30000, LIBC, REGISTERS), (0x5010, UNKNOWN, TABLE))
     before = resolve(stack)
     frame = before.frames[1]
@@ -379,7 +379,7 @@ def test_frames_are_provisional_while_their_names_are_read(known):
     assert answer.of(SAMPLE).frames[0].function == "hot"
 
 
-def test_finish_and_close_are_passed_on_to_the_source_of_names(known):
+def test_finish_and_close_are_forwarded_to_the_source_of_names(known):
     names = Names()
     resolver = UserResolver(known, names)
     resolver.finish(1)
