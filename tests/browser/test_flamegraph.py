@@ -155,7 +155,7 @@ def test_search_steps_only_through_visible_frames_while_zoomed(page):
     assert text(page, "details").startswith("do_syscall_64 · in vmlinux · 25 samples")
 
 
-def test_a_click_zooms_in_and_keys_or_back_zoom_out(page):
+def test_a_click_zooms_in_and_a_key_or_the_back_button_zooms_out(page):
     page.click_at(*place(page, "sh"))
     zoomed = {"all": 100, "sh": 100, "do_syscall_64": 100, "[vmlinux+0x300]": 100}
     assert names(page) == zoomed
@@ -267,7 +267,7 @@ def test_recursive_calls_count_once_in_a_functions_total(browser):
     ]  # fmt: skip
 
 
-def test_the_sandwich_has_callers_above_and_callees_below(page):
+def test_the_sandwich_view_shows_callers_above_and_callees_below(page):
     hover(page, "vfs_read")
     page.press("s")
     shown = "viewer.panes[0].{}.boxes().map(({{ name, row, y }}) => [row, name, y])"

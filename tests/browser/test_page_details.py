@@ -164,7 +164,7 @@ def test_function_names_are_shown_in_full_while_file_paths_are_truncated(browser
     assert not any(browser.evaluate(is_cut.format(":is(button, span)")))
 
 
-def test_a_narrow_table_keeps_its_shares_and_can_be_sorted(browser):
+def test_a_narrow_table_still_shows_shares_and_can_be_sorted(browser):
     browser.show([PROFILE], "#tab=table", width=390)
     headings = """[...document.querySelectorAll(".table th")]
       .filter(one => one.checkVisibility()).map(one => one.textContent)"""

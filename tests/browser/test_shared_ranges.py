@@ -53,7 +53,7 @@ def test_an_interval_of_a_comparison_outside_the_recording_is_empty(page):
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 
 
-def test_an_arrow_key_moves_an_out_of_bounds_range_to_the_start_of_the_recording(page):
+def test_an_arrow_key_moves_an_out_of_bounds_range_to_the_recordings_start(page):
     go(page, "range=1-2000")
     page.evaluate("viewer.strip.element.focus()")
     page.press("ArrowRight")

@@ -259,7 +259,7 @@ def test_a_batch_whose_response_is_unreadable_is_exported_once(opened, name, cap
     assert caplog.text.count("its response is unreadable") == 1
 
 
-def test_partial_success_counts_the_rejected_samples(opened):
+def test_samples_rejected_in_a_partial_success_are_counted(opened):
     # partial_success { rejected_profiles: 1, error_message: "one too many" }
     partial = b"\x0a\x10\x08\x01\x12\x0cone too many"
     receiver = opened(GrpcReceiver([lambda _: partial]))
@@ -270,7 +270,7 @@ def test_partial_success_counts_the_rejected_samples(opened):
     assert receiver.requests == 2
 
 
-def test_batches_above_4_mib_are_either_not_sent_or_rejected_once(opened):
+def test_batches_above_4_mib_are_withheld_or_rejected_without_a_retry(opened):
     receiver = opened(GrpcReceiver([]))
     large = numbered(0, size=5 << 20)
     assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}

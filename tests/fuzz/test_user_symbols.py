@@ -91,7 +91,7 @@ def test_arbitrary_bytes_parse_as_symbols_without_an_error(data, names):
 
 @EXAMPLES
 @given(st.binary(max_size=160).map(lambda data: data[: len(data) // 8 * 8]), st.binary())
-def test_arbitrary_bytes_parse_as_function_bounds_or_none(pairs, frames):
+def test_arbitrary_bytes_yield_consistent_function_bounds_or_none(pairs, frames):
     bounds = make_bounds(pairs, 0x1000, frames, 0x2000)
     for address in range(0, 0x4000, 99) if bounds else ():
         around = bounds.around(address)

@@ -100,7 +100,7 @@ def test_python_frames_match_the_running_code(stacks):
 
 
 @pytest.mark.built_programs
-def test_python_frames_match_generated_programs():
+def test_python_frames_match_the_calls_of_generated_programs():
     """Python frames of random programs match the code that ran at the instant of the sample."""
     built = Path(os.environ["MATRIX_PROGRAMS"], "marked.bpf.o")
     with running(Python(Path(sys.executable), "")) as target:

@@ -101,7 +101,7 @@ def test_only_the_command_and_its_children_are_recorded(tmp_path):
     assert processes <= {"find", "md5sum", "sh", "dash"}
 
 
-def test_the_output_is_checked_before_sampling(tmp_path):
+def test_the_output_is_checked_before_sampling_starts(tmp_path):
     (tmp_path / "there.html").write_text("precious")
     done = run_command("record", "-d", "1h", "-o", tmp_path / "there.html")
     assert done.returncode == 1

@@ -106,7 +106,7 @@ def test_five_hundred_programs_are_added_and_removed_without_delay():
         assert watch.counts().kallsyms_reads == 0
 
 
-def test_several_ksymbol_watches_do_not_interfere():
+def test_several_ksymbol_watches_do_not_interfere_with_each_other():
     """The kernel formats records differently when several events are open on a CPU."""
     with watching() as first, watching() as second, watching() as third:
         began_ns = now_ns()

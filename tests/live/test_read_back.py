@@ -164,7 +164,7 @@ READERS = {
 @pytest.mark.parametrize(
     ("saved", "shown"), [(".otlp", shown) for shown in SHOWN] + [(".otlp.jsonl", ".folded")]
 )
-def test_a_profile_read_back_equals_the_recording(recorded, saved, shown):
+def test_a_profile_that_is_read_back_matches_the_recording(recorded, saved, shown):
     converted = recorded / f"read_back{saved}{shown}"
     run_checked("report", f"replayed{saved}", "-o", converted, cwd=recorded)
     read = READERS[shown]

@@ -68,7 +68,7 @@ def wait_for_samples(part, windows):
     return wait_until(read)
 
 
-def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(
+def test_the_next_recording_keeps_and_reports_samples_of_a_killed_recording(
     start, record, tmp_path
 ):
     part = tmp_path / "x.html.part"
@@ -143,7 +143,7 @@ def test_simultaneous_recordings_do_not_write_to_the_same_file(start, tmp_path):
     assert names(tmp_path) == ["profile-2.html", "profile.html"]
 
 
-def test_a_number_is_appended_if_the_output_name_is_taken(start, tmp_path):
+def test_a_number_is_appended_if_the_output_file_already_exists(start, tmp_path):
     running = start("-o", "x.folded")
     (tmp_path / "x.folded").write_text("precious")
     assert "wrote x-2.folded" in end(running)

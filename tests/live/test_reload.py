@@ -208,7 +208,7 @@ def test_reloads_lose_no_samples_duplicate_none_and_leak_no_descriptors(agent, r
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1
 
 
-def test_a_reload_of_an_invalid_configuration_changes_nothing_and_logs_the_reason(agent, receiver):
+def test_reloading_an_invalid_configuration_changes_nothing_and_logs_why(agent, receiver):
     agent.config.write_text(
         agent.config.read_text()
         .replace("samples_per_second: 999", "samples_per_second: many")
@@ -224,7 +224,7 @@ def test_a_reload_of_an_invalid_configuration_changes_nothing_and_logs_the_reaso
     assert "did you mean stacks?" in refusal
 
 
-def test_a_reload_with_an_output_that_cannot_be_opened_changes_nothing(agent, tmp_path):
+def test_reloading_with_an_output_that_cannot_be_opened_changes_nothing(agent, tmp_path):
     agent.write(**{**settings(2), "rate": 99})
     agent.config.write_text(agent.config.read_text().replace(str(tmp_path), "/nowhere"))
     assert "cannot write /nowhere" in reload(agent)

@@ -384,7 +384,7 @@ def test_a_command_and_its_children_are_sampled_from_the_first_instruction():
     assert max(count for tgid, count in by_process.items() if tgid != command.pid) > 100
 
 
-def test_a_held_command_returns_its_exit_status_and_can_be_abandoned():
+def test_a_command_held_before_exec_can_be_released_or_abandoned():
     with HeldCommand(["sh", "-c", "test ! -e /dev/fd/3 && exit 7"]) as command:
         command.release()
     assert command.poll() == 7

@@ -101,7 +101,7 @@ def test_the_fix_for_missing_privileges_works_as_printed(public_python, restored
     assert follow(done.stdout.partition("|")[2]) == "sampled True\n"
 
 
-def test_the_fix_for_a_limited_bounding_set_names_options_of_the_container_runtime(public_python):
+def test_the_fix_for_a_limited_bounding_set_names_container_runtime_options(public_python):
     done = run_as_nobody(public_python, "--bounding-set=-bpf,-perfmon")
     assert done.returncode == 3
     assert "--cap-add BPF --cap-add PERFMON" in done.stdout

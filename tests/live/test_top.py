@@ -84,7 +84,7 @@ def test_a_hangup_restores_the_terminal(busy):
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_a_suspended_top_restores_the_terminal_and_takes_it_over_again_when_resumed(busy):
+def test_suspending_top_restores_the_terminal_until_top_is_resumed(busy):
     words = " ".join([*TOP, "-p", str(busy.pid), "--stacks", "kernel", "--no-python"])
     script = f"set -m; {words}; echo has stopped; stty -a | grep icanon; read line; fg; echo now $?"
     with Terminal(["bash", "-c", script]) as terminal:

@@ -340,7 +340,7 @@ while os.read(a, 1):
 """
 
 
-def test_samples_of_waits_identify_the_waking_thread_only_while_wakers_are_enabled():
+def test_wait_samples_identify_the_waking_thread_only_while_wakers_are_enabled():
     def since_change(samples):
         return [s.wait for s in samples if s.tid == child and s.wait.start_ns > changed_ns]
 

@@ -114,7 +114,7 @@ def test_loading_and_encoding_samples_loses_no_sample(made):
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_self_weights_sum_to_the_total_weight_and_group_totals_match_brute_force(by, made):
+def test_self_weights_sum_to_the_total_and_group_totals_match_brute_force(by, made):
     loaded = load_samples(made)
     groups = GROUPINGS[by](loaded)
     weight = sum(p.measure(p.weight) for window in made for p in window.profiles)

@@ -64,7 +64,7 @@ def test_an_empty_buffer_parses_as_a_stack_without_frames():
     assert parse_python_stack(b"") == (PythonEnd.COMPLETE, 0, ())
 
 
-def test_each_stack_end_has_a_distinct_status():
+def test_each_reason_for_an_incomplete_stack_has_a_distinct_status():
     assert STATUS_BY_PYTHON_END[: len(PythonEnd)][:2] == (STACK_OK, STACK_TRUNCATED)
     assert len(set(STATUS_BY_PYTHON_END)) == len(PythonEnd) + 1
     assert STATUS_BY_PYTHON_END[-1] < 0

@@ -211,7 +211,7 @@ def test_symbols_of_compiled_files_match_llvm_symbolizer(kind, tmp_path):
     check(build(tmp_path, kind, *BUILDS[kind]))
 
 
-def test_no_function_of_a_stripped_program_has_its_neighbours_name(tmp_path):
+def test_no_function_of_a_stripped_program_is_named_after_its_neighbour(tmp_path):
     whole = build(tmp_path, "whole", "-static")
     bare = os.path.join(tmp_path, "bare")
     tool("strip", "-o", bare, whole)

@@ -159,7 +159,7 @@ def test_the_watchdog_of_another_process_is_ignored(systemd):
     assert notifier.watchdog_interval_s is None
 
 
-def test_a_full_notification_socket_does_not_block_and_is_retried(systemd):
+def test_notifying_a_full_socket_does_not_block_and_is_retried(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
     notifier.ready("sampling")

@@ -87,7 +87,7 @@ def imports_by_package() -> dict[str, set[str]]:
     return results
 
 
-def test_packages_import_only_packages_in_the_table():
+def test_packages_import_exactly_the_packages_listed_in_the_table():
     assert {
         package: {name.split(".")[0] for name in names}
         for package, names in imports_by_package().items()
@@ -132,7 +132,7 @@ def uses() -> dict[str, set[str]]:
     return results
 
 
-def test_the_table_of_packages_has_no_cycles():
+def test_the_package_table_contains_no_cycles():
     earlier = accumulate(([name] for name in PACKAGES), initial=[])
     for (name, package), before in zip(PACKAGES.items(), earlier, strict=False):
         assert set(package.imports.split()) <= set(before), name

@@ -345,13 +345,13 @@ class TestNames:
     def recorded(self, build_id):
         return Module("vmlinux", ModuleKind.VMLINUX, build_id, FileId(""), 0x9000)
 
-    def test_a_recording_of_the_same_kernel_at_another_address_gets_names(self):
+    def test_addresses_recorded_on_a_relocated_copy_of_the_kernel_get_names(self):
         frame = self.names().find_kernel(self.recorded(self.LIVE.build_id), 0x10, 0x9010)
         assert (frame.function, frame.address) == ("read", 0x10)
 
     @pytest.mark.parametrize("build_id", [BuildId("cd" * 20), None])
-    def test_a_recording_of_another_kernel_gets_no_names(self, build_id):
+    def test_addresses_recorded_on_a_different_kernel_get_no_names(self, build_id):
         assert self.names().find_kernel(self.recorded(build_id), 0x10, 0x9010) is None
 
-    def test_a_user_file_without_a_build_id_gets_no_names(self):
+    def test_code_in_a_user_file_without_a_build_id_gets_no_names(self):
         assert CodeNames(symbolizer=None).find_user("/bin/sh", "", 0x1000) is None

@@ -46,7 +46,7 @@ def test_system_errors_are_shown_without_errno():
     assert describe_error(ValueError("a value")) == "a value"
 
 
-def test_exit_statuses_name_signals():
+def test_exit_statuses_are_described_by_the_name_of_their_signal():
     assert describe_status(2) == "status 2"
     assert describe_status(-9) == "SIGKILL"
     assert describe_status(-40) == "signal 40"

@@ -88,7 +88,7 @@ def test_a_load_change_is_reported_even_if_shares_are_equal(loads):
     assert lines[1].startswith("2 of 2 changed")
 
 
-def test_a_profile_without_samples_can_be_compared_only_per_time(files, tmp_path):
+def test_a_profile_without_samples_can_be_compared_only_per_unit_of_time(files, tmp_path):
     empty = write(tmp_path / "empty", [(20, 50)], pid=8)
     words = (files[0], empty, "--by", "syscall", "--process", "7")
     lines = run(*words).output.splitlines()

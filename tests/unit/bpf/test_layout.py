@@ -82,7 +82,7 @@ def test_a_record_is_parsed_into_a_sample():
     )  # fmt: skip
 
 
-def test_a_thread_context_follows_the_stacks():
+def test_the_thread_context_follows_the_stacks_in_a_record():
     head = bytes(range(16)) + bytes(range(8, 16)) + struct.pack("<BBH", 1, 3, 2)
     sample = parse(pack((1,), kernel=8, user=-32768, trace=7, span=8, context=head + b"\0\0"))
     assert sample.link == SpanLink(bytes(range(16)), bytes(range(8, 16)))

@@ -49,6 +49,6 @@ def test_groff_formats_the_pages_without_warnings(path):
     assert done.stdout.startswith(f"{path.stem.upper()}(1)")
 
 
-def test_text_is_not_interpreted_as_roff_requests():
+def test_text_in_man_pages_is_not_interpreted_as_roff_requests():
     assert man.escape(".so /etc/passwd \\n") == "\\&.so /etc/passwd \\en"
     assert man.names("-n, --limit COUNT-ER") == r"\fB\-n\fR, \fB\-\-limit\fR COUNT-ER"

@@ -247,7 +247,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert not state.has_quit
 
 
-def test_the_selection_follows_its_row():
+def test_the_selection_follows_the_selected_row_when_rows_move():
     sliding, state = filled(), TopState()
     assert selected(state, sliding.shown()) is None
     press(state, sliding.shown(), DOWN, DOWN)
@@ -397,7 +397,7 @@ def test_key_sequences_may_be_split_across_reads():
     assert not parser.is_waiting
 
 
-def test_a_lone_escape_byte_is_the_escape_key():
+def test_a_lone_escape_byte_is_interpreted_as_the_escape_key():
     parser = KeyParser()
     assert parser.feed(b"\x1b") == []
     assert parser.is_waiting

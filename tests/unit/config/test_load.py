@@ -157,7 +157,7 @@ def test_the_configured_schema_version_is_passed_to_the_exporter(kind, version):
         *[("[a, b]", ["a", "b"]), ("[1, 2]", [1, 2]), ("[0.5]", [0.5]), ("[true]", [True])],
     ],
 )
-def test_resource_attributes_are_parsed(value, expected):
+def test_configured_resource_attributes_are_parsed(value, expected):
     assert load(with_receiver(f"resource: {{k: {value}}}")).config.receiver.resource == {
         "k": expected
     }

@@ -63,7 +63,7 @@ def test_all_configuration_problems_are_returned_with_their_positions(tmp_path, 
     assert caught.value.hint
 
 
-def test_the_death_of_the_child_is_an_error(tmp_path, monkeypatch):
+def test_the_unexpected_death_of_a_child_is_reported_as_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(KProfilerError, match="failed: status 1"):
         PendingConfig("x", agent_config).get()

@@ -25,7 +25,7 @@ from tests.unit.unwinding.files import NAMES, Elf, content
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_build_id_and_the_code_match_those_of_pyelftools(name):
+def test_the_build_id_and_code_match_those_reported_by_pyelftools(name):
     data = content(name)
     elf = read_elf(ImageSource(data), "x86_64")
     reference = ELFFile(BytesIO(data))
@@ -52,7 +52,7 @@ def test_a_library_has_no_dynamic_linker(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sections_match_those_of_pyelftools(name):
+def test_sections_match_those_reported_by_pyelftools(name):
     data = content(name)
     source = ImageSource(data)
     reference = ELFFile(BytesIO(data))

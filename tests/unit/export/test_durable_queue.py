@@ -84,7 +84,7 @@ def kill(queue):
         queue._waiting.clear()
 
 
-def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
+def test_a_receiver_receives_every_batch_in_order_after_an_outage(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     put(queue, *range(1, 8))

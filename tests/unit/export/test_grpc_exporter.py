@@ -157,9 +157,7 @@ def test_the_unimplemented_error_mentions_the_feature_gate_once(
     assert len(grpc_receiver.requests) == 3
 
 
-def test_an_outage_is_logged_when_it_starts_and_when_it_ends(
-    grpc_receiver, exporter, batch, caplog
-):
+def test_the_start_and_the_end_of_an_outage_are_logged(grpc_receiver, exporter, batch, caplog):
     caplog.set_level(logging.INFO)
     unavailable = refuse(grpc.StatusCode.UNAVAILABLE)
     grpc_receiver.answer(unavailable, unavailable, unavailable, b"")
@@ -183,7 +181,7 @@ def test_a_batch_above_the_limit_is_not_sent(grpc_receiver, batch):
     exporter.shutdown()
 
 
-def test_the_default_size_limit_fits_a_default_grpc_server(batch):
+def test_the_default_size_limit_is_below_the_default_of_grpc_servers(batch):
     """gRPC servers accept 4 MiB by default."""
     assert OtlpGrpcExporter("http://localhost").max_bytes < 4 << 20
 

@@ -54,7 +54,7 @@ def test_http_receivers_are_probed_with_a_valid_empty_request(http_receiver, pro
     assert {violation.rule for violation in check_payload(body)} == {"no-empty"}
 
 
-def test_grpc_receivers_are_probed_with_the_headers_of_requests(grpc_receiver, monkeypatch):
+def test_grpc_receivers_are_probed_with_the_configured_headers(grpc_receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic me")
     exporter = open_receiver(grpc_address(grpc_receiver))
     ((request, metadata),) = grpc_receiver.requests

@@ -279,7 +279,9 @@ TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 
         ("UNKNOWN", "Payload Too Large", 0),
     ],
 )  # fmt: skip
-def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code, text, limit):
+def test_size_limit_errors_from_grpc_libraries_are_recognized(
+    grpc_receiver, quick, code, text, limit
+):
     (batch,) = make()
     grpc_receiver.answer(refuse(grpc.StatusCode[code], text), b"")
     with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:

@@ -29,7 +29,7 @@ def test_page_columns_are_consistent_and_contain_every_sample(windows):
     assert threads == {("dd", 7), ("helper", 71), (r"a;b\n", 8)}
 
 
-def test_equal_samples_share_one_entry(windows):
+def test_identical_samples_share_one_entry(windows):
     assert len(data(html(windows))["samples"]["count"]) == 4
 
 
@@ -57,7 +57,7 @@ def test_the_page_was_built_from_the_committed_sources():
     assert f"viewer {digest.hexdigest()}" in ASSET, "run `make viewer`"
 
 
-def test_the_page_has_no_external_references():
+def test_the_page_contains_no_external_references():
     addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", ASSET))
     assert {address for address in addresses if "www.w3.org" not in address} == set()
 

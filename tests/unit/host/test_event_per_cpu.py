@@ -79,7 +79,7 @@ def test_a_cpu_going_offline_while_its_event_is_opened_is_not_an_error(online):
     assert host.update() == ([0, 1], [], {})
 
 
-def test_an_unreadable_cpu_list_changes_nothing(online):
+def test_an_unreadable_cpu_list_leaves_all_cpus_open(online):
     host = make(online)
     host.update()
     online.unlink()

@@ -103,7 +103,7 @@ def test_files_for_other_machines_yield_none(own_file):
     assert find_interpreter(ImageSource(own_file), "aarch64") is None
 
 
-def test_damaged_files_are_rejected_or_yield_none(own_file):
+def test_damaged_interpreter_files_are_parsed_or_rejected(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
     tables = [section for section in read_sections(source, elf) if section.kind in (2, 3, 11)]

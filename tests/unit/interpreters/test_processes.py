@@ -202,7 +202,7 @@ def test_children_inherit_registration_until_they_exec(processes, journal, own):
     assert list(journal.now) == [6]
 
 
-def test_a_new_program_is_registered_again(processes, journal, own):
+def test_a_process_is_registered_again_after_it_executes_a_new_program(processes, journal, own):
     processes.apply(mapped(5, own, 0x7F0000000000))
     before = journal.now[5]
     processes.apply(Exec(1, process(5), "python3"))
@@ -211,7 +211,7 @@ def test_a_new_program_is_registered_again(processes, journal, own):
     assert journal.now[5] != before
 
 
-def test_an_unmapped_interpreter_is_released(processes, journal, own):
+def test_a_process_that_unmaps_its_interpreter_is_released(processes, journal, own):
     event = mapped(5, own)
     processes.apply(event)
     processes.apply(Unmapped(1, process(5), CODE))
@@ -248,7 +248,7 @@ def test_each_process_is_counted_once_and_each_file_logged_once(processes, own, 
     assert caplog.text.count("no Python frames for /gone/python3.12") == 1
 
 
-def test_each_file_is_read_once(processes, files, own):
+def test_each_interpreter_file_is_read_only_once(processes, files, own):
     event = mapped(5, own)
     small = CODE._replace(path="/bin/sh", inode=os.stat("/bin/sh").st_ino)
     processes.apply(event)

@@ -168,7 +168,7 @@ def test_a_timestamp_at_the_end_of_a_window_extends_the_window(mutable):
 
 
 @pytest.mark.parametrize("index", [-1, 999])
-def test_an_index_out_of_range_is_an_error(mutable, index):
+def test_an_out_of_range_index_is_an_error(mutable, index):
     mutable.profile().samples[0].stack_index = index
     with pytest.raises(PayloadError, match="index"):
         decode_windows(mutable.message.SerializeToString())

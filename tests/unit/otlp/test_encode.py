@@ -186,7 +186,7 @@ USER_FILE = Module(
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_the_mapping_of_a_user_file_has_the_start_limit_and_offset_of_its_segment(window, form):
+def test_the_mapping_of_a_user_file_has_the_bounds_and_offset_of_its_segment(window, form):
     inside, outside = (
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
         for address in (0x401234, 0x400FFF)
@@ -297,7 +297,7 @@ def test_equal_names_in_two_modules_share_one_function_at_two_locations(window):
     assert owners == {"vmlinux", "ext4"}
 
 
-def test_equal_values_of_different_objects_are_merged(window):
+def test_equal_values_in_distinct_objects_are_merged(window):
     def copied(stack):
         frames = [frame._replace() for frame in stack.frames]
         return Stack.from_frames(frames, {side.kind: side.status for side in stack.sides})

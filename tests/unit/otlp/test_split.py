@@ -216,7 +216,7 @@ def test_parts_of_a_split_batch_contain_each_sample_once_and_all_loss_counts(
         assert len(kinds) == len(set(kinds))
 
 
-def test_dividing_a_batch_is_deterministic():
+def test_splitting_a_batch_is_deterministic():
     (batch,) = encode_window(two_kinds()).batches
     first, second = (
         [part.payload for part in divide_batch(batch, len(batch.payload) // 2)] for _ in range(2)
@@ -224,7 +224,7 @@ def test_dividing_a_batch_is_deterministic():
     assert first == second
 
 
-def test_profiles_of_repeatedly_divided_batches_have_different_ids():
+def test_profiles_of_batches_that_are_split_repeatedly_have_distinct_ids():
     """Receivers treat profiles with equal ids as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
     waiting, parts = [batch], []

@@ -336,7 +336,7 @@ def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
     assert result.get(moved(proc, 5, 4)) is after  # the process has exited
 
 
-def test_an_evicted_process_is_read_again(proc):
+def test_the_attributes_of_an_evicted_process_are_read_again(proc):
     proc(5, 300)
     result = resources(proc, capacity=1)
     first = result.get(raw(5, 300 * TICK_NS))

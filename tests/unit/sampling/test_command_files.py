@@ -55,5 +55,5 @@ def test_libraries_are_omitted_if_the_dynamic_linker_fails(tmp_path):
     assert find_command_files(str(path)) == (str(path),)
 
 
-def test_a_missing_program_has_no_files(tmp_path):
+def test_no_files_are_predicted_for_a_missing_program(tmp_path):
     assert find_command_files(str(tmp_path / "none")) == ()

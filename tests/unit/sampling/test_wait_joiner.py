@@ -248,7 +248,7 @@ def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
 FIRST = -(-FIRST_THRESHOLD_NS // WAIT_UNIT_NS) * WAIT_UNIT_NS
 
 
-def test_the_threshold_follows_the_rate():
+def test_the_threshold_adapts_to_the_rate_of_waits():
     control = ThresholdControl(1000, 0, 20)
     assert control.threshold_ns == FIRST
     assert not control.update(SECOND // 2, 500, 10), "once a second"

@@ -370,7 +370,7 @@ def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(p
     assert not resources._contexts._known
 
 
-def test_a_process_whose_memory_cannot_be_read_in_time_delays_nothing(process, tmp_path, caplog):
+def test_unresponsive_process_memory_does_not_delay_reading_contexts(process, tmp_path, caplog):
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()

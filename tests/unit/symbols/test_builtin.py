@@ -103,7 +103,7 @@ def test_freed_init_code_is_still_attributed_to_its_module():
     assert (frame.unresolved, frame.builtin) == (Unresolved.FREED_INIT, ("ext4",))
 
 
-def test_ranges_of_another_build_are_rejected(tmp_path):
+def test_ranges_from_a_different_kernel_build_are_rejected(tmp_path):
     moved = tmp_path / "kallsyms"
     moved.write_text(
         "".join(
@@ -178,7 +178,7 @@ def test_functions_have_the_sizes_listed_in_kallmodsyms(tmp_path):
     assert ended > 100
 
 
-def test_sizes_of_another_kernel_are_rejected(tmp_path):
+def test_function_sizes_from_a_different_kernel_are_rejected(tmp_path):
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     lines = [f"{a + 8 * at:016x} 4 {k} {n}\n" for at, (a, k, n) in enumerate(symbols)]
     (tmp_path / "kallmodsyms").write_text("".join(lines))

@@ -93,7 +93,7 @@ def test_leaves_are_looked_up_exactly_and_callers_at_return_address_minus_one(ho
     assert leaf.lines[0].system_name == "second.isra.0"
 
 
-def test_a_sample_has_kernel_frames_then_user_frames(host):
+def test_kernel_frames_precede_user_frames_in_a_sample(host):
     user = [(0x5000, FrameSource.REGISTERS), (0x6000, FrameSource.TABLE)]
     taken = sample(BASE + 0x110, BASE + 0x210, user=user)
     stack = resolver(KernelSymbolizer.live(host)).resolve(taken)

@@ -146,7 +146,7 @@ def test_a_new_symbol_ends_the_lifetime_of_the_symbols_it_overlaps():
     assert name_at(result, A + 32) == "two"
 
 
-def test_a_full_read_removes_missing_symbols_and_adds_new_ones():
+def test_a_full_read_removes_missing_symbols_and_adds_new_symbols():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),

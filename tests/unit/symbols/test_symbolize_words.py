@@ -84,7 +84,7 @@ def test_an_offset_beyond_the_end_of_a_function_is_reported(symbolize):
         ("VFS_*", []),
     ],
 )
-def test_patterns_list_all_matches(symbolize, pattern, names):
+def test_a_pattern_lists_all_matching_symbols(symbolize, pattern, names):
     status, lines, errors = symbolize(pattern)
     assert [line.split()[1] for line in lines] == names
     assert status == (not names)

@@ -145,7 +145,7 @@ def test_an_unsorted_search_table_is_rejected():
     assert refusal(elf.data) is Refusal.NOT_SORTED
 
 
-def test_the_last_entry_may_not_exceed_its_segment():
+def test_an_unwind_entry_beyond_the_end_of_its_segment_is_rejected():
     elf = Elf()
     tables = find(elf.data)
     last = max(

@@ -207,7 +207,7 @@ def test_functions_called_by_mcall_do_not_return_to_it():
 
 
 @pytest.mark.parametrize("name", [b"runtime.morestack", b"gogo", b"gosave_systemstack_switch"])
-def test_functions_that_jump_to_other_stacks_have_rules_until_they_change_registers(name):
+def test_functions_that_switch_stacks_have_rules_until_they_change_registers(name):
     for words in ([NOP, NOP, CALL, *LOAD_SP], [*LOAD_SP, NOP, NOP]):
         made = switching(name, [*words, NOP, NOP, NOP], ((64, 0),))
         assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN)]

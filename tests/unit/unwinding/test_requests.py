@@ -41,7 +41,7 @@ def is_open(fd):
     return True
 
 
-def test_new_files_are_opened_before_opened_files_are_loaded(requests):
+def test_new_files_are_opened_before_tables_of_open_files_are_loaded(requests):
     requests.put_opened(opened(1))
     requests.put(request(2))
     assert requests.take().item == request(2)

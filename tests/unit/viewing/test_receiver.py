@@ -116,7 +116,9 @@ def message(body):
 
 @pytest.mark.parametrize("form", [Form.PROTOBUF, Form.JSON])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_exporters_of_this_package_deliver_all_samples(store, intake, receivers, form, compression):
+def test_the_exporters_in_this_package_deliver_every_sample(
+    store, intake, receivers, form, compression
+):
     endpoint = f"http://127.0.0.1:{receivers[1].port}"
     exporters = [OtlpHttpExporter(endpoint, form=form, compression=compression, proxy_url="")]
     if form is Form.PROTOBUF:
@@ -172,7 +174,7 @@ def test_requests_in_other_schema_versions_are_rejected_before_decoding(intake, 
     assert (intake.counts.requests, intake.counts.refused) == (0, 2)
 
 
-def test_schema_version_1_is_accepted(intake, receivers):
+def test_requests_with_schema_version_1_are_accepted(intake, receivers):
     assert call(receivers, payload(), metadata=[(VERSION, "1")]) == b""
     assert post(receivers, payload(), **PROTOBUF, **{VERSION: "1"})[0] == 200
     assert intake.counts.requests == 2
@@ -204,7 +206,7 @@ def test_the_intact_part_of_a_damaged_request_is_accepted(store, receivers):
     assert sum(answer(store, Query(), NOW)["samples"]["count"]) == 6
 
 
-def test_received_samples_that_are_too_old_are_reported(store, intake, receivers):
+def test_received_samples_that_are_too_old_to_keep_are_reported(store, intake, receivers):
     old = payload(window(start=NOW - 7200 * 10**9))
     said = ExportProfilesServiceResponse.FromString(post(receivers, old)[2])
     assert said.partial_success.rejected_profiles == 1
@@ -397,7 +399,9 @@ def is_taken(receivers):
 
 @pytest.mark.parametrize("part", [b"", b"\0\0\x7f\0\0xxxx"], ids=["silent", "part of a message"])
 @pytest.mark.parametrize("count", [THREADS, 2 * MOST_CALLS])
-def test_calls_whose_message_never_arrives_do_not_block_others(receivers, clients, count, part):
+def test_calls_whose_messages_never_arrive_do_not_block_other_calls(
+    receivers, clients, count, part
+):
     for _ in range(count):
         clients(http2.call(1, part))
     assert is_taken(receivers)
@@ -451,7 +455,7 @@ def read_all(client):
             pass
 
 
-def test_calls_reset_immediately_take_little_memory(receivers, clients):
+def test_calls_that_clients_reset_immediately_take_little_memory(receivers, clients):
     assert is_taken(receivers)
     start = highest = read_resident_bytes(os.getpid())
     for _ in range(4):

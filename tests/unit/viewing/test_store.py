@@ -92,7 +92,7 @@ def store(tmp_path):
         yield store
 
 
-def test_all_samples_are_returned_unchanged(store):
+def test_all_stored_samples_are_returned_unchanged(store):
     assert store.add(WINDOWS) == (8, 0, 0)
     data = answer(store, Query(), NOW)
     assert shown(data) == expected(WINDOWS, data)
@@ -104,7 +104,7 @@ def test_all_samples_are_returned_unchanged(store):
     )
 
 
-def test_equal_samples_of_several_messages_share_one_stack(store):
+def test_identical_samples_in_several_messages_share_one_stack(store):
     for at in range(5):
         later = sample(stack("vfs_read", "sys_read"), [NOW - at * SECOND - 1])
         store.add([window([ResourceSamples(resource(7), [later])])])
@@ -174,7 +174,7 @@ def test_samples_of_repeated_requests_are_counted_once(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_equal_samples_of_one_request_add_up(store):
+def test_the_values_of_identical_samples_in_a_request_are_added(store):
     twice = window(
         [ResourceSamples(resource(7), [sample(READ, [NOW - 5]), sample(READ, [NOW - 5])])]
     )
@@ -182,7 +182,7 @@ def test_equal_samples_of_one_request_add_up(store):
     assert answer(store, Query(), NOW)["samples"]["count"] == [2]
 
 
-def test_losses_are_counted_once_for_each_window(store):
+def test_losses_are_counted_once_per_window(store):
     lost = window([], lost={"ring_full": 3, "other": 4})
     store.add([lost])
     store.add([lost, *WINDOWS])  # the same window again, as if sent in two parts
@@ -190,7 +190,7 @@ def test_losses_are_counted_once_for_each_window(store):
     assert answer(store, Query(last_s=0.5), NOW)["summary"] == "no samples"
 
 
-def test_samples_of_a_kind_with_several_periods_are_weighted_by_their_period(store):
+def test_samples_of_one_kind_with_different_periods_are_weighted_by_period(store):
     parts = [
         window([ResourceSamples(resource(7), [sample(READ, [NOW - at])])], period=period)
         for at, period in ((1, 10**7), (2, 10**6))
@@ -272,7 +272,7 @@ def test_a_temporary_store_is_private_and_is_removed_when_closed(monkeypatch, tm
     assert os.listdir(tmp_path) == []
 
 
-def test_directories_of_killed_processes_are_removed(monkeypatch, tmp_path):
+def test_directories_left_behind_by_killed_processes_are_removed(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     others = {"otel-kprofiler-view-new": 0, "otel-kprofiler-view-killed": 3600, "other": 3600}
@@ -300,7 +300,7 @@ def test_a_named_store_is_kept_for_its_owner_and_can_be_reopened(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_foreign_files_are_rejected_and_left_unchanged(tmp_path):
+def test_files_that_are_not_stores_are_rejected_and_left_unchanged(tmp_path):
     text, other = tmp_path / "text", tmp_path / "other.db"
     text.write_text("not a database\n" * 1000)
     database = sqlite3.connect(other)
@@ -316,7 +316,7 @@ def test_foreign_files_are_rejected_and_left_unchanged(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["other.db", "text"]
 
 
-def test_responses_are_consistent_while_samples_arrive(store):
+def test_responses_remain_consistent_while_samples_arrive(store):
     store.add(WINDOWS)
     pieces = StoreAnswers(store.path, title="x", now_ns=lambda: NOW)
     try:

@@ -50,7 +50,7 @@ def names(table, function, step=0):
     return result and result.name
 
 
-def test_symbols_have_an_address_range(program):
+def test_a_symbol_is_found_at_every_address_in_its_range(program):
     table = functions_of(program)
     for name in ("main", "hidden", "_start"):
         start, size, *_ = symbols_of(program)[name]
@@ -240,7 +240,7 @@ def partial(program, folder, kept, packed):
     return with_minidebuginfo(program, folder, lzma.compress(Path(small).read_bytes()), *keep)
 
 
-def test_minidebuginfo_is_read(program, folder):
+def test_symbols_are_read_from_minidebuginfo(program, folder):
     """As in Fedora's packages, ``.gnu_debugdata`` contains the names that ``.dynsym`` lacks."""
     table = functions_of(partial(program, folder, [], ["hidden", "main"]))
     for name in ("hidden", "main"):

@@ -205,7 +205,7 @@ def test_a_decompression_bomb_is_decompressed_only_up_to_the_limit(made, serve, 
     assert os.listdir(cache.path) == []
 
 
-def test_redirects_are_followed(made, serve, cache):
+def test_http_redirects_are_followed(made, serve, cache):
     def answer(handler):
         if handler.path.startswith("/buildid"):
             handler.reply(302, b"", Location="/elsewhere")
