@@ -1,4 +1,4 @@
-"""Builds stacks from the table's columns of frames.
+"""Builds stacks from the frame columns of a ClickHouse table.
 
 The table contains the names, files, lines, mappings and addresses of frames. The side of a frame is
 derived from its mapping and file, and inlining from equal addresses. The reason for a missing name

@@ -137,11 +137,11 @@ Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows eve
 - On SIGHUP, the agent reloads the file without a gap in the samples. If the file is invalid, the
   agent keeps its current configuration.
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. The unit is optional only for 0.
-- `${env:NAME}` and `${NAME}` insert an environment variable. `${env:NAME:-default}` inserts the
-  default if the variable is unset or empty. `$$` is a literal `$`. Environment references work in
-  values, but not in keys, and inserted text is not expanded again. Without quotes, the type of the
-  value depends on the inserted text. Apart from `${…}` references, no key takes its value from the
-  environment.
+- `${env:NAME}` and `${NAME}` insert the value of an environment variable. `${env:NAME:-default}`
+  inserts the default if the variable is unset or empty. `$$` is a literal `$`. Environment
+  references work in values, but not in keys, and inserted text is not expanded again. Without
+  quotes, the type of the value depends on the inserted text. Apart from `${…}` references, no key
+  takes its value from the environment.
 - YAML anchors and aliases are supported, but merge keys (`<<`) are not.
 
 Set resource attributes as a mapping under `receivers.kprofiler.resource`, as in other receivers of

@@ -245,10 +245,12 @@ class Receiver(Section):
         ge=0,
         le=1,
         description="Random variation of each window's length, as a fraction of reporter_interval, "
-        "0 to 1. The variation keeps hosts from sending simultaneously.",
+        "0 to 1. This variation keeps hosts from sending at the same moment.",
     )
     monitor_interval: Duration = duration(
-        "5s", "Interval at which the agent compares its usage with service.limits.", ge="100ms"
+        "5s",
+        "Interval at which the agent compares its resource usage with service.limits.",
+        ge="100ms",
     )
     clock_sync_interval: Duration = duration(
         "3m",
@@ -297,8 +299,8 @@ class Receiver(Section):
     resource: dict[AttributeName, Attribute] = Field(
         default={},
         description="Attributes to add to the Resource of every profile, such as "
-        "{deployment.environment.name: dev}. They override the detected attributes of the host and "
-        "the process.",
+        "{deployment.environment.name: dev}. These attributes override those detected for the host "
+        "and the process.",
     )
 
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(

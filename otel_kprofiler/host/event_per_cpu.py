@@ -1,4 +1,4 @@
-"""Keeps a perf event on each CPU across hotplug."""
+"""Keeps a perf event open on each CPU, across CPU hotplug."""
 
 import abc
 import errno

@@ -1,4 +1,4 @@
-"""Shares one Resource per cgroup, user and program among processes that are not read."""
+"""Shares one Resource per cgroup, user and program among processes whose details are not read."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

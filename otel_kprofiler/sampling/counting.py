@@ -1,4 +1,4 @@
-"""Derives the counters of each sample kind from the programs' counters."""
+"""Derives the counters of each sample kind from the BPF programs' counters."""
 
 from __future__ import annotations
 

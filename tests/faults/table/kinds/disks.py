@@ -211,7 +211,7 @@ SCENARIOS = [
     spooled("segments are removed", remove_segments),
     spooled("lock is removed", remove_lock),
     spooled("directory is replaced by a link", replace_spool_by_link),
-    spooled("directories are writable by everybody", open_to_all),
+    spooled("directories are world-writable", open_to_all),
     spooled("ownership of all files is given to another user", give_away),
     spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),

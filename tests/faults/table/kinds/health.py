@@ -79,7 +79,8 @@ ATTACKS = {
     "a TLS ClientHello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
     "a body of 2^63 bytes": clients(
         "b'POST /status HTTP/1.1\\r\\nContent-Length: %d\\r\\n\\r\\n' % 2**63 + bytes(99)"),
-    "paths that leave the directory": clients("b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
+    "paths that lead outside the directory": clients(
+        "b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
     "requests as fast as two processes can send them": clients(GET + "\\r\\n'"),
     "requests whose sender resets the connection": program(RESETS),
     "500 clients that each leave 50 responses unread": program(UNREAD),

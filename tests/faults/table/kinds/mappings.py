@@ -171,7 +171,7 @@ SCENARIOS = [
         "stack pointer with a kernel address": pointer("0xffffffff81000000UL"),
         "stack pointer that is not canonical": pointer("0x8000000000000000UL", "-1L"),
         "stack pointer in another object": pointer("stack + 4096", "stack + 1"),
-        "frame pointer that refers to itself": LOOP,
+        "frame pointer that points to itself": LOOP,
         "signals on an alternate stack": ALTERNATE,
         "jumps between frames": JUMPS,
         "page faults as fast as possible": FAULTS,

@@ -123,7 +123,7 @@ ANSWERS = {
     "stores the batch and closes without an answer": raw(),
     "stores the batch and truncates the answer": raw(OK + b"Content-Length: 100\r\n\r\nx"),
     "answers after the timeout": late,
-    "takes 0.4 s for each request": slow,
+    "takes 0.4 s to handle each request": slow,
     "resets the connection": lambda request: request.close(reset=True),
     "stores the batch, then sends a response that is not HTTP": raw(b"\0garbage\r\n\r\n"),
     "answers 200 with bytes that are not protobuf": storing(b"\xff" * 30),
@@ -149,7 +149,7 @@ ANSWERS = {
     "rejects 2^62 profiles": lambda request: request.reply(200, rejecting(1 << 62)),
     "redirects to itself": redirect("/v1development/profiles", 307),
     "redirects to a file": redirect("file:///etc/shadow", 302),
-    "answers with random errors and delays":
+    "responds with random errors and delays":
         at_random(*GOOD, *TRANSIENT, *FINAL),
     "stores the batch and loses answers at random":
         at_random(*[Request.accept] * 3, *LOSING),
@@ -224,15 +224,15 @@ GRPC_ANSWERS = {
     "stores the batch and answers with a 5 MiB body": answering(bytes(5 * MIB)),
     "stores the batch and answers with messages nested 5,000 deep": answering(b"\x0a\x03" * 5000),
     "answers after the timeout": late_over_grpc,
-    "takes 0.4 s for each request": answering(b"", 0.4),
+    "takes 0.4 s to handle each request": answering(b"", 0.4),
     "rejects all profiles": reject_over_grpc,
-    "answers with random errors and delays": grpc_at_random(),
+    "responds with random errors and delays": grpc_at_random(),
 }  # fmt: skip
 
 SPOOLED = (
     "answers after the timeout", "stores the batch and closes without an answer",
     "resets the connection",
-    "rejects all profiles", "answers with random errors and delays",
+    "rejects all profiles", "responds with random errors and delays",
     "stores the batch and loses answers at random",
 )  # fmt: skip
 
@@ -254,7 +254,7 @@ SCENARIOS = [
                spool=True) for code in (400, 503)],
     Scenario(SPOOL, "503 until the agent has stopped", heals=False, spool=True,
              receiver=lambda: HttpReceiver(status(503)), service={"shutdown_timeout": "2s"}),
-    Scenario(SPOOL, "answers with random errors and delays, over gRPC", spool=True,
+    Scenario(SPOOL, "responds with random errors and delays, over gRPC", spool=True,
              receiver=lambda: GrpcReceiver(grpc_at_random())),
     *[Scenario(GRPC, name, receiver=lambda answer=answer: GrpcReceiver(answer))
       for name, answer in GRPC_ANSWERS.items()],

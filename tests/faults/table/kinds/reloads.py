@@ -134,10 +134,10 @@ CHANGES = {
     "rate changed to 1, 997 and 19": changed(
         *(sampler(samples_per_second=n) for n in (1, 997, 19))
     ),
-    "stacks changed to kernel, user and both": changed(
+    "stacks key changed to kernel, user and both": changed(
         *(sampler(stacks=s) for s in ("kernel", "user"))
     ),
-    "names turned off and on": changed(sampler(user_symbols="off")),
+    "symbol names turned off and on": changed(sampler(user_symbols="off")),
     "Python frames turned off and on": changed(
         sampler(python_frames=0), sampler(python_frames=127)
     ),
@@ -146,7 +146,7 @@ CHANGES = {
     "windows changed to 200 ms and 5 s": changed(
         *(sampler(reporter_interval=t) for t in ("200ms", "5s"))
     ),
-    "resources changed to executable and service": changed(
+    "resources key changed to executable and service": changed(
         *(sampler(resources=r) for r in ("executable", "service"))
     ),
     "unreachable receiver added": changed(another),

@@ -156,7 +156,7 @@ SCENARIOS = [
     Scenario(KIND, "magic number of another version; a third run delivers the segment", bring_back,
              AwayReceiver, spool=True, others="the agent is restarted"),
     one("a byte of a checksum", patch(8, flip)),
-    one("a byte of a length", patch(12, flip)),
+    one("a byte of a length field", patch(12, flip)),
     one("a byte of a record's kind", patch(16, flip)),
     one("a byte in the middle", patch(0.5, flip)),
     one("a byte three quarters into the newest segment", patch(0.75, flip, -1)),
@@ -170,7 +170,7 @@ SCENARIOS = [
     one("the oldest segment truncated to half its size", patch(0.5, cut)),
     one("the oldest segment truncated in its magic number", patch(5, cut)),
     one("the oldest segment truncated by 3 bytes", patch(-3, cut)),
-    one("halves of the oldest segment exchanged",  # after the magic number
+    one("halves of the oldest segment swapped",  # after the magic number
         patch(0.5, lambda data, at: data[:8] + data[at:] + data[8:at])),
     one("records of the oldest segment repeated", patch(0.5, lambda data, at: data + data[8:at])),
     one("two segments exchanged", swap),

@@ -108,7 +108,7 @@ int main(void) { for (;;) { if (!vfork()) { usleep(2000); _exit(0); } wait(0); }
 STORMS = {
     "2,000 threads that repeatedly sleep for 100 ms": (SLEEPERS, 2000, 100_000),
     "10,000 threads that repeatedly sleep for a second": (SLEEPERS, 10_000, 1_000_000),
-    "200 threads that repeatedly sleep for 50 us": (SLEEPERS, 200, 50),
+    "200 threads that repeatedly sleep for 50 µs": (SLEEPERS, 200, 50),
     "10,000 threads in a single long sleep": (SLEEPERS, 10_000, 100_000_000),
     "50 pairs of processes that pass a byte back and forth": (PIPES, 50),
     "8 processes that yield as fast as possible": (YIELDS,),
