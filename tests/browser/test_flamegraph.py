@@ -47,7 +47,7 @@ def test_frame_widths_are_proportional_and_the_page_fetches_nothing(page):
     assert "100 samples · 2 CPUs · 5.0 s" in page.evaluate("document.body.textContent")
 
 
-def test_code_kinds_differ_in_colour_and_unnamed_frames_are_hatched(page):
+def test_kinds_of_code_differ_in_colour_and_unnamed_frames_are_hatched(page):
     colours = [fill(page, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "dd")]
     assert len(set(colours)) == 4
     assert all(colour.startswith("rgb") for colour in colours)
@@ -369,7 +369,7 @@ def test_two_intervals_can_be_compared(timeline):
     assert rows(timeline)[0] == ["late", "60", "60.00%", "60", "60.00%"]
 
 
-def test_insignificant_differences_have_no_colour(browser):
+def test_insignificant_differences_are_not_coloured(browser):
     stamps = [10**18 + n * 10**9 // 21 for n in range(210)]
     parts = {"one": stamps[::2], "other": stamps[1::2]}
     samples = [WindowSample(Stack.from_frames((frame(name),)), 1, "x", 0, None, times)

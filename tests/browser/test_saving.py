@@ -70,7 +70,7 @@ def test_svg_contains_the_graphs_boxes_with_names_as_text(browser, tmp_path):
     assert not [element for element in root.iter() if element.tag.endswith("img")]
 
 
-def test_png_has_the_size_of_the_visible_graph(page, tmp_path):
+def test_a_saved_png_has_the_size_of_the_visible_graph(page, tmp_path):
     data = saved(page, tmp_path, "p", "graph.png")
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     size = [int.from_bytes(data[at : at + 4], "big") for at in (16, 20)]

@@ -54,7 +54,7 @@ def test_panes_scroll_but_the_page_does_not(browser, busy, tab, width, height):
     assert all(wide > 20 for wide in browser.evaluate(legible))
 
 
-def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser):
+def test_graphs_shown_side_by_side_are_stacked_in_a_narrow_window(browser):
     waits = replace(PROFILE, profiles=[replace(PROFILE.profiles[0], kind=OFF_CPU)])
     browser.show([PROFILE, waits], "#kind=*", width=390, height=420)
     tops = browser.evaluate("""[...document.querySelectorAll('.graph')].map(graph => {

@@ -329,7 +329,7 @@ def test_every_grouping_gives_equal_results_for_a_clickhouse_table_and_a_file(en
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
 
 
-def test_span_parts_from_a_clickhouse_table_and_a_file_are_equal(engine, stored):
+def test_span_parts_from_a_clickhouse_table_match_those_from_a_file(engine, stored):
     of_file = json.loads(run("report", "--json", "--by", "part", stored))
     words = ["--json", "--by", "part", *ALL_TIMES, engine.address()]
     assert json.loads(run("report", *words)) == of_file
@@ -337,7 +337,7 @@ def test_span_parts_from_a_clickhouse_table_and_a_file_are_equal(engine, stored)
     assert {"kernel", "wait: run_queue"} <= {group["name"] for group in of_file["groups"]}
 
 
-def test_callers_and_callees_from_a_clickhouse_table_and_a_file_are_equal(engine, stored):
+def test_callers_and_callees_from_a_clickhouse_table_match_those_from_a_file(engine, stored):
     for option in ("--callers", "--callees"):
         of_file = report(option, "ksys_read", stored)
         of_table = report(option, "ksys_read", *ALL_TIMES, engine.address())
@@ -536,7 +536,7 @@ def test_clickhouse_errors_name_cause_and_fix_without_secrets(engine, stored):
     )
 
 
-def test_the_last_hour_is_reported_by_default_even_if_it_has_no_samples(engine, stored):
+def test_the_last_hour_is_reported_by_default_even_if_it_contains_no_samples(engine, stored):
     done = run_checked("report", engine.address())
     assert "the last hour" in done.stderr
     assert "no matching samples" in done.stderr

@@ -68,7 +68,7 @@ def pod_of(text):
     return by_kind(text)["DaemonSet"]["spec"]["template"]["spec"]
 
 
-def test_the_rendered_helm_chart_equals_the_manifests():
+def test_the_rendered_helm_chart_matches_the_manifests():
     rendered = without_release(by_kind(render()))
     for entry in rendered.values():
         assert entry["metadata"].pop("labels") == {"app.kubernetes.io/name": "otel-kprofiler"}

@@ -57,7 +57,7 @@ def test_every_sample_is_accounted_for_at_fifty_thousand_processes_a_minute(run_
 
 
 @live
-def test_sampling_survives_exhausted_file_descriptors(run_agent, receiver):
+def test_sampling_continues_when_file_descriptors_are_exhausted(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.wait_until(lambda: len(receiver.payloads) > 1)

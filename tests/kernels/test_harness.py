@@ -181,7 +181,7 @@ def test_crashes_impossible_on_real_hardware_are_blamed_on_the_emulator(
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed
 
 
-def test_a_feature_counts_as_working_if_its_tests_pass_in_every_boot():
+def test_a_feature_counts_as_working_only_if_its_tests_pass_on_every_boot():
     passed = Result("test_waits::test_a", "", PASSED, "", 1.0)
     failed = passed._replace(outcome=FAILED)
     boot = Result("test_boot::test_b", "", PASSED, "", 1.0)

@@ -56,7 +56,7 @@ def is_spin(sample):
     return sample.comm == b"kprof_spin"
 
 
-def test_process_start_time_is_read_through_btf():
+def test_the_start_time_of_a_process_is_read_through_btf():
     """Samples carry their process's start time, as in /proc."""
     with spinning():
         with sampler() as running:

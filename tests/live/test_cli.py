@@ -137,7 +137,7 @@ def test_a_signal_ends_the_recording_and_the_output_is_written(tmp_path, by):
     assert read_samples(path)
 
 
-def test_a_recording_under_nohup_survives_the_end_of_its_terminal(tmp_path):
+def test_a_recording_under_nohup_survives_the_closing_of_its_terminal(tmp_path):
     path = tmp_path / "x.otlp"
     with recording(
         "-d", "2s", "-o", path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)

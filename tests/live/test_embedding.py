@@ -232,7 +232,7 @@ def test_descendants_are_profiled_with_separate_resources():
 
 @X86_64
 @pytest.mark.parametrize("links", [True, False])
-def test_descendants_are_linked_to_the_spans_they_publish(links):
+def test_samples_of_descendants_are_linked_to_the_spans_they_publish(links):
     code = """
         import os, time
         from opentelemetry.sdk.trace import TracerProvider

@@ -69,7 +69,7 @@ def test_every_log_line_is_json_without_secrets(tmp_path):
         assert secret not in text
 
 
-def test_recordings_print_nothing_from_grpc(monkeypatch):
+def test_grpc_prints_nothing_during_a_recording(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with HttpServer(answer) as plain:
         address = f"grpcs://localhost:{plain.port}"

@@ -291,7 +291,7 @@ def opened_as_nobody(python, request, *capabilities):
     return done.stdout.strip()
 
 
-def test_each_capability_permits_another_way_of_opening_files(public_python):
+def test_each_capability_enables_an_additional_way_to_open_files(public_python):
     with TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         program = compile_c(Path(folder, "waits"), WAITS)

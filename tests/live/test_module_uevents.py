@@ -150,7 +150,7 @@ def source(request, monkeypatch):
     return request.param
 
 
-def test_a_socket_overflow_causes_a_rescan_of_the_modules(tmp_path, source):
+def test_a_socket_overflow_triggers_a_rescan_of_the_modules(tmp_path, source):
     namespace = Namespace(receive_bytes=1)
     host = Host(tmp_path)
     host.load("fresh", announce=False)

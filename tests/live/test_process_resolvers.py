@@ -127,7 +127,7 @@ def offset_of(path, address):
 
 
 @pytest.mark.parametrize("options", [("-no-pie",), ("-pie",), ("-static-pie",)])
-def test_addresses_in_a_file_are_distinguished_from_file_offsets(tmp_path, options):
+def test_virtual_addresses_in_a_file_are_distinguished_from_file_offsets(tmp_path, options):
     path = compile_c(tmp_path / "program", "int main(void) { return 7; }\n", *options)
     address, size = symbol(path, "main")
     offset = offset_of(path, address)

@@ -221,7 +221,7 @@ def test_suffixes_are_recognized_in_any_case_and_with_gz(record, tmp_path, name)
         ["--replay", "x.raw", "-o", "x.raw", "-f", "html", "--force"],
     ],
 )
-def test_two_outputs_cannot_be_the_same_file(tmp_path, words):
+def test_two_outputs_cannot_refer_to_the_same_file(tmp_path, words):
     (tmp_path / "x.raw").write_bytes(b"precious")
     done = run_command("record", *words, cwd=tmp_path)
     assert done.returncode == 2

@@ -113,7 +113,7 @@ def test_filters_can_be_changed_while_sampling():
     assert {sample.tgid for sample in targeted} == {own}
 
 
-def test_cpus_are_added_and_removed_while_others_continue():
+def test_cpus_can_be_added_and_removed_while_other_cpus_are_sampled():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")

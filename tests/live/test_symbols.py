@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.kernel.read import read_pieces
 pytestmark = pytest.mark.live
 
 
-def test_every_text_symbol_resolves_to_itself(symbolizer):
+def test_the_address_of_every_text_symbol_resolves_to_the_symbol(symbolizer):
     """Each address has the right names, offset and RVA. Freed init text has no name."""
     text = symbolizer.find("_text")[0].address
     end = symbolizer.find("_etext")[0].address

@@ -172,7 +172,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 
 @CLANG
 @needs_gcc
-def test_evicting_unwind_tables_causes_no_wrong_frame(built, compiled):
+def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
     limits = Limits(3 << 20, 1 << 20, 0)  # room for the tables of Python or libstdc++, not for both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
@@ -191,7 +191,7 @@ def test_evicting_unwind_tables_causes_no_wrong_frame(built, compiled):
 @pytest.mark.long
 @CLANG
 @needs_gcc
-def test_evicting_and_reloading_unwind_tables_causes_no_wrong_frame(built, tmp_path):
+def test_evicting_and_reloading_unwind_tables_never_results_in_a_wrong_frame(built, tmp_path):
     """Frame sizes differ at equal addresses, so a table in the wrong slot would be detected."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False

@@ -188,7 +188,7 @@ def test_uwsgi_workers_profile_themselves(receiver, tmp_path, way):
 
 
 @pytest.mark.long
-def test_signals_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
+def test_signals_sent_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
     """In a profiler thread, a signal would not wake or stop the thread that waits for requests."""
     (tmp_path / "shop.py").write_text(SERVICE)
     starts_at, options = WAYS["import"]

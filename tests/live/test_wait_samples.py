@@ -198,7 +198,7 @@ def test_wait_samples_have_the_correct_duration_and_stack(functions):
         assert result >= WAITS - unreported - 5 * math.sqrt(unreported), (name, unknown)
 
 
-def test_wait_samples_have_the_stack_of_the_sleeping_thread(functions):
+def test_wait_samples_contain_the_stack_of_the_sleeping_thread(functions):
     def find_asleep(samples):
         return [s for s in samples if s.wait.state is WaitState.INTERRUPTIBLE]
 

@@ -180,7 +180,7 @@ def test_damaged_kallsyms_never_cause_a_wrong_name(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_damaged_module_lines_of_kallsyms_never_cause_a_wrong_name(items, harm):
+def test_damaged_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
     """Module lines need not be sorted. Lines that lost their address are not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
@@ -192,7 +192,7 @@ def test_damaged_module_lines_of_kallsyms_never_cause_a_wrong_name(items, harm):
 
 @given(ITEMS, st.integers(1, 4000))
 @settings(max_examples=300, deadline=None)
-def test_truncated_kallsyms_never_cause_a_wrong_name(items, cut):
+def test_truncated_kallsyms_content_never_yields_a_wrong_name(items, cut):
     symbols = make_symbols(items)
     data = write(symbols)
     data = data[: max(0, len(data) - cut)]

@@ -142,7 +142,7 @@ def test_every_format_is_covered_by_this_module():
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_reports_keep_values_of_different_kinds_separate(windows, name):
+def test_reports_keep_values_of_different_sample_kinds_separate(windows, name):
     read, expected = WRITTEN[name]
     (row,) = [row for row in FORMATS if row.name == name]
     assert read(row.write(windows)) == expected

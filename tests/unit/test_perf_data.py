@@ -125,7 +125,7 @@ def test_a_process_has_the_name_of_its_program_and_attributes_of_its_host():
     assert "/tmp/work/work" in {row.get("process.executable.path") for row in attributes}
 
 
-def test_the_last_record_gets_the_modification_time_of_the_file():
+def test_the_last_record_is_dated_to_the_modification_time_of_the_file():
     window, _ = read(content("seekable"))
     assert WRITTEN - 10**9 < window.end_unix_ns <= WRITTEN + 1
 

@@ -89,7 +89,7 @@ def test_frequent_addresses_of_two_unresolved_stack_sides_are_not_mixed_up():
     ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
 
 
-def test_a_stack_side_that_failed_is_distinguished_from_an_unrequested_side():
+def test_a_stack_that_could_not_be_captured_differs_from_an_unrequested_stack():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
     first, second = send(window_of(failed, unwanted)).profiles[0].resources[0].samples

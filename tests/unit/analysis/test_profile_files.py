@@ -143,7 +143,7 @@ def test_complete_messages_of_a_truncated_gzip_file_are_read(tmp_path):
         (lambda data: gzip.compress(b"no profiles"), 1, "not a protobuf message"),
     ],
 )
-def test_check_reads_compressed_files(pack, status, expected, tmp_path):
+def test_the_check_command_reads_compressed_files(pack, status, expected, tmp_path):
     path = tmp_path / "packed"
     path.write_bytes(pack(WRITE["otlp"]([window()])))
     done = CliRunner().invoke(check.command, [str(path)])
@@ -190,7 +190,7 @@ def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
         assert error.message  # noqa: PT017 - any cut is allowed to be whole
 
 
-def test_pprof_values_of_other_types_become_separate_kinds():
+def test_pprof_values_of_other_types_become_separate_sample_kinds():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     waits = [WindowSample(make_stack("schedule"), 7, "main", 0, None, [START], [5000])]
     window = make_window(START, START + 1, ({}, waits), kind=off_cpu, period_ns=0)

@@ -286,7 +286,7 @@ def test_report_lines_fit_the_terminal(profile, width, monkeypatch):
         assert all("%" in line or line.endswith(by) or " ms in " in line for line in lines)
 
 
-def test_the_error_for_a_file_without_a_profile_states_cause_and_fix(tmp_path, capsys):
+def test_the_error_for_a_file_without_a_profile_states_the_cause_and_the_fix(tmp_path, capsys):
     path = tmp_path / "file"
     path.write_text(html([]))
     with pytest.raises(SystemExit) as stop:
@@ -327,7 +327,7 @@ def test_a_request_from_another_profiler_yields_a_correct_table():
     assert {name.split()[0] for name in processes} == {"python3.11", "dd", "kdamond.0"}
 
 
-def test_a_request_from_another_profiler_yields_a_correct_page(tmp_path):
+def test_a_request_from_a_different_profiler_is_converted_to_a_correct_page(tmp_path):
     path = tmp_path / "peer.html"
     report("-o", path, PEER)
     result = data(path.read_text())

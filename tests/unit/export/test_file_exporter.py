@@ -255,7 +255,7 @@ def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, 
         ),
     ],
 )
-def test_the_debug_exporter_prints_counts(batch, verbosity, line):
+def test_the_debug_exporter_prints_sample_counts(batch, verbosity, line):
     out = io.StringIO()
     exporter = DebugExporter(verbosity=verbosity, out=out)
     assert exporter.export(batch(b"x" * 10, samples=(3, 2))).exported == 5

@@ -118,7 +118,7 @@ def test_only_a_configured_proxy_is_used(proxy, given, monkeypatch, batch, caplo
     assert "hunter22" not in caplog.text
 
 
-def test_importing_the_package_loads_no_transport_library():
+def test_importing_the_package_does_not_load_a_transport_library():
     """A profiler that only writes files must not load gRPC and requests (27 MB)."""
     script = (
         "import sys, otel_kprofiler.export as e\n"

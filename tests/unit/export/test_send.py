@@ -145,7 +145,7 @@ def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsy
     assert "otel-kprofiler send" not in err[-1], "the command that failed"
 
 
-def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
+def test_a_profile_read_from_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
     (tmp_path / "x").write_bytes(prefixed(requests(2)))
     with open(tmp_path / "x") as file:
         monkeypatch.setattr("sys.stdin", file)

@@ -71,7 +71,7 @@ def test_functions_with_equal_names_are_distinguished_by_start_line():
     (UNKNOWN, "[python]"),
     (Frame(None, 5, (Line("f", "", "a.c", 3),), 0, KERNEL_SIDE), "f"),
 ])  # fmt: skip
-def test_a_frame_is_shown_as_function_and_line(frame, label):
+def test_a_python_frame_is_shown_as_function_and_line(frame, label):
     (entry,) = frame_entries(frame)
     assert entry.label == label
 

@@ -58,7 +58,7 @@ def test_identical_stacks_are_shown_once_with_the_leaf_first():
     )
 
 
-def test_threads_that_may_hold_up_others_come_first_and_idle_threads_last():
+def test_threads_that_may_block_others_are_listed_first_and_idle_threads_last():
     text = dump_table([
         process(
             thread(1, cause=WaitCause.POLL), thread(2, cause=WaitCause.POLL), thread(3),

@@ -49,7 +49,7 @@ def test_a_failing_function_does_not_affect_others(calls, caplog):
 
 
 @pytest.mark.parametrize("kind", ["lookup", "open", "read"])
-def test_an_unresponsive_device_does_not_delay_others(fuse, tmp_path, calls, kind):
+def test_an_unresponsive_device_does_not_delay_calls_on_other_devices(fuse, tmp_path, calls, kind):
     read = []
     if kind != "lookup":
         os.stat(fuse.point / "file")

@@ -155,7 +155,7 @@ def as_nobody(directory):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_another_file_name_is_used_if_the_first_exists(tmp_path):
+def test_the_next_free_file_name_is_used_if_the_requested_name_is_taken(tmp_path):
     file = NewFile(str(tmp_path / "out"))
     os.write(file.fd, b"new")
     for name in ("out", "out-2"):
@@ -258,7 +258,7 @@ def test_a_directory_writable_by_others_is_not_accepted_as_private(tmp_path, own
         PrivateDirectory(str(tmp_path))
 
 
-def test_a_private_directory_is_created_for_its_owner_only(tmp_path):
+def test_a_private_directory_is_accessible_only_to_its_owner(tmp_path):
     before = os.umask(0)
     try:
         directory = PrivateDirectory(str(tmp_path / "a" / "b"))

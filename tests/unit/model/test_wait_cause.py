@@ -91,7 +91,7 @@ def test_every_capture_is_tested():
     assert tested == {path.stem for path in WAITS.glob("*.txt")}
 
 
-def test_exactly_the_listed_causes_are_idle():
+def test_only_the_listed_wait_causes_count_as_idle():
     assert {cause.label for cause in WaitCause if cause.is_idle} == {
         "epoll", "io_uring", "kernel_thread", "poll", "pool", "signal", "sleep", "socket_accept",
         "terminal",
@@ -207,7 +207,7 @@ def test_a_gil_wait_is_recognized_despite_an_unnamed_function(sides, cause):
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause
 
 
-def test_the_page_lists_every_cause_and_whether_it_is_idle():
+def test_the_documentation_states_for_every_wait_cause_whether_it_is_idle():
     rows = re.findall(r"^\| `(\w+)` \| .* \| (yes )?\|$", PAGE.read_text(), re.MULTILINE)
     listed = {name: bool(idle) for name, idle in rows}
     assert listed == {cause.label: cause.is_idle for cause in WaitCause}

@@ -492,7 +492,7 @@ def test_the_json_form_follows_the_otlp_mapping(window):
 
 
 @pytest.mark.system
-def test_importing_the_package_loads_no_protobuf():
+def test_importing_the_package_does_not_load_protobuf():
     code = "import otel_kprofiler.otlp, sys; sys.exit('google.protobuf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

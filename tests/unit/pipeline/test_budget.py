@@ -198,7 +198,7 @@ def test_the_long_term_cost_of_a_process_is_limited_to_its_share(parts):
     assert spent_ns <= 1000 * SECOND_NS * SHARE + 2 * SECOND_NS
 
 
-def test_a_process_that_renames_itself_gets_the_name_of_its_executable(parts):
+def test_a_process_that_renames_itself_is_named_after_its_executable(parts):
     count = 2 * SECOND_NS // GROUP_NS
     for number in range(count):
         parts.add(sample(NOISY, comm=b"%d" % number))

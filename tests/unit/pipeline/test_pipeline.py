@@ -127,7 +127,7 @@ def test_samples_wait_to_be_processed_while_their_processes_are_identified(parts
     assert counts(windows) == [3], "the window did not end the wait"
 
 
-def test_a_pipeline_sleeps_after_a_single_sample(parts):
+def test_a_pipeline_waits_for_more_samples_after_the_first(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.first_after_s = 0.1
     for _ in range(2):

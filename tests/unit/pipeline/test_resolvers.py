@@ -106,7 +106,7 @@ def functions(stack):
     return [frame.function for frame in stack.frames]
 
 
-def test_equal_addresses_are_resolved_separately_in_each_process(recording):
+def test_identical_addresses_are_resolved_separately_in_each_process(recording):
     names = Names()
     first, other, again, reused = play(recording, resolvers={USER_SIDE: names})
     assert functions(first) == ["work", "loop of 7 since 1", "loop of 7 since 1"]

@@ -69,7 +69,7 @@ def mount(uid, name):
     return f"90 80 8:1 {root} /dev/termination-log rw - ext4 /dev/sda1 rw\n"
 
 
-def test_the_kubelets_mount_names_only_containers_of_the_same_pod(host):
+def test_a_kubelet_mount_identifies_only_containers_of_the_same_pod(host):
     for pid, uid in ((5, UID), (6, UID.replace("c", "d"))):
         host(f"/proc/{pid}/cgroup", f"0::{POD.replace(ID, f'{pid:064x}')}\n")
         host(f"/proc/{pid}/mountinfo", mount(uid, "cart"))

@@ -167,7 +167,7 @@ def test_the_variable_is_selected_by_the_schema_version_and_the_v8_layout():
 
 
 @pytest.mark.parametrize("name", V8_LAYOUT)
-def test_contexts_in_an_unsupported_v8_layout_are_not_read(name):
+def test_contexts_are_not_read_if_the_v8_layout_is_unsupported(name):
     assert find_variable({**NODEJS, name: 4}) is None
 
 

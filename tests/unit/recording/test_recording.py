@@ -110,7 +110,7 @@ def test_replayed_files_come_from_the_recorded_host(recording):
     assert files.list_dir("/sys/module/loop/sections/") == [".text"]
 
 
-def test_missing_and_unreadable_files_cause_the_same_errors_in_a_replay(recording):
+def test_a_replay_reports_the_same_errors_for_missing_and_unreadable_files(recording):
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
     with pytest.raises(FileNotFoundError):
@@ -182,7 +182,7 @@ def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_the_error_for_a_recording_of_another_version_names_the_version(recorded):
+def test_the_error_for_a_recording_of_an_unsupported_version_names_it(recorded):
     with pytest.raises(KProfilerError, match=r"format 99\."):
         Recording(with_header(recorded, version=99))
 

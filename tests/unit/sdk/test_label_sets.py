@@ -35,7 +35,7 @@ def test_labels_nest_and_end_with_their_block():
     assert current() is None
 
 
-def test_equal_label_sets_share_a_number_regardless_of_order():
+def test_identical_label_sets_share_a_number_regardless_of_order():
     with labels(a=1, b=2):
         first = otel_context.get_value(KEY)
     with labels(b="2"), labels(a="1"):

@@ -87,7 +87,7 @@ def seen(names, spans):
     names.look([SimpleNamespace(link=link_of(span)) for span in spans])
 
 
-def test_spans_of_any_depth_get_the_name_of_their_local_root(roots, tracer):
+def test_spans_at_any_depth_get_the_name_of_their_local_root(roots, tracer):
     top = tracer.start_span("top")
     span = top
     for _ in range(5):

@@ -257,7 +257,7 @@ def found(process, pid=5):
     "name",
     ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX", "/memfd:OTEL_CTX (deleted)"],
 )
-def test_every_name_of_the_mapping_is_recognized(process, name):
+def test_every_possible_name_of_the_context_mapping_is_recognized(process, name):
     process(name=name)
     assert found(process) == {"service.name": "svc"}
 

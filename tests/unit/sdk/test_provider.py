@@ -254,7 +254,7 @@ def test_an_invalid_environment_variable_raises_an_error_on_request(name, caplog
     assert caplog.records == []
 
 
-def test_unknown_variables_cause_one_warning_and_change_nothing(caplog):
+def test_unknown_variables_are_ignored_with_a_single_warning(caplog):
     KernelProfiler.from_env({"OTEL_PROFILES_EXPORTER": "console"} | UNKNOWN)
     (record,) = caplog.records
     assert record.levelname == "WARNING"

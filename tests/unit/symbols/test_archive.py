@@ -63,7 +63,7 @@ def test_a_recording_contains_the_uevent_datagrams(recording):
     file.close()
 
 
-def test_full_reads_survive_a_round_trip(modules):
+def test_module_symbols_survive_a_round_trip(modules):
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
             continue
@@ -77,7 +77,7 @@ def test_full_reads_survive_a_round_trip(modules):
 
 
 @pytest.mark.parametrize("row", [None, {}, [], {"new": {"1": []}}, {"new": {}, "modules": [3]}])
-def test_damaged_full_reads_in_a_recording_are_rejected(row):
+def test_damaged_module_records_in_a_recording_are_rejected(row):
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         ReadingUnpacker().unpack(json.loads(json.dumps(row)))
 

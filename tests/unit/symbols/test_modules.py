@@ -39,7 +39,7 @@ def test_every_function_keeps_its_relative_address_and_name(clones, clones_folde
     assert checked > 900
 
 
-def test_every_text_symbol_of_kallsyms_resolves_to_itself(clones, clones_lines):
+def test_the_address_of_every_text_symbol_in_kallsyms_resolves_to_the_symbol(clones, clones_lines):
     """A simple parser finds the live functions of modules and vmlinux, except init text."""
     init = [
         next(a for a, _, name, _ in clones_lines if name == marker) for marker in ("_etext", "_end")

@@ -78,7 +78,7 @@ def test_a_frame_has_a_function_a_file_and_lines(codes, resolver):
 
 
 @pytest.mark.parametrize("instruction", [NO_INSTRUCTION, LAST_INSTRUCTION + 1])
-def test_an_unknown_instruction_has_no_line(codes, resolver, instruction):
+def test_an_unknown_instruction_has_no_line_number(codes, resolver, instruction):
     codes.add(describe(1))
     (frame,) = resolver.resolve(raw((1, instruction)), None).frames
     assert frame.lines == (Line("handler", "", __file__, 0, FIRST),)

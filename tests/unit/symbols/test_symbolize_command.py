@@ -278,7 +278,7 @@ def server(split, tmp_path, monkeypatch):
         yield
 
 
-def test_symbols_of_missing_files_come_from_servers(symbolize, tmp_path, server, split):
+def test_symbols_of_missing_files_are_fetched_from_servers(symbolize, tmp_path, server, split):
     stripped, _, whole = split
     elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
     frames = (Frame(elsewhere, whole["hidden"][0], (), 0, USER_SIDE),)

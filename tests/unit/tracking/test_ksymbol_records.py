@@ -45,7 +45,7 @@ def test_captured_records_of_program_loads_and_unloads_are_parsed():
             for r in loaded] == records[5:]  # fmt: skip
 
 
-def test_program_functions_get_the_id_of_their_program():
+def test_functions_of_a_bpf_program_have_the_id_of_their_program():
     changes = make_changes(captured("programs"))
     assert [(c.action.value, c.symbols[0].name[26:], c.symbols[0].program_id) for c in changes] == [
         ("added", "kprof_ks", 3), ("added", "kprof_ks_sub", 4), ("added", "F", 4),
@@ -105,7 +105,7 @@ def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
     assert times == [*range(71, 79), 90, 91]
 
 
-def test_lost_records_are_parsed_and_unknown_records_ignored():
+def test_lost_records_are_parsed_and_unknown_records_are_ignored():
     lost = struct.pack("=IHHQQQ", 2, 0, 32, 99, 127, 5)
     unknown = struct.pack("=IHHQ", 77, 0, 16, 5)
     assert parse_perf_records(unknown + lost).records == [LostRecord(5, 127)]

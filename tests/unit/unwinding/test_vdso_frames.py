@@ -54,7 +54,7 @@ def test_a_function_that_modifies_its_registers_has_no_unwind_rule(vdso, word):
     }  # fmt: skip
 
 
-def test_unrecognized_vdsos_get_no_tables(vdso):
+def test_no_unwind_tables_are_built_for_unrecognized_vdsos(vdso):
     assert make(vdso.replace(b"__kernel_", b"__others_")) is None
     other = bytearray(vdso)
     other[18:20] = (62).to_bytes(2, "little")

@@ -70,7 +70,7 @@ def test_the_user_of_a_local_peer_is_identified(listening, address, source, monk
         assert peers.find_peer_user(connection) is None
 
 
-def test_the_proc_table_is_read_without_tcp_diag(monkeypatch):
+def test_the_proc_table_is_read_if_tcp_diag_is_unavailable(monkeypatch):
     monkeypatch.setattr(peers, "_ask_kernel", lambda local, remote: None)
     with connected("127.0.0.1", "127.0.0.1", os.getuid()) as (connection, _):
         assert peers.find_peer_user(connection) == os.getuid()

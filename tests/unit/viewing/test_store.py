@@ -129,7 +129,7 @@ def test_a_time_range_includes_its_start_but_not_its_end(store, query, start, en
     assert shown(data) == expected(WINDOWS, data, start, end)
 
 
-def test_wait_causes_are_stored(store):
+def test_the_wait_causes_of_samples_are_stored(store):
     waits = [
         sample(READ, [NOW - SECOND], values=[7_000], cause=WaitCause.PIPE),
         sample(READ, [NOW - SECOND], values=[9_000], cause=WaitCause.RUN_QUEUE),

@@ -250,7 +250,7 @@ def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
 
 
 @pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])
-def test_only_build_ids_are_requested(build_id, serve, cache):
+def test_malformed_build_ids_are_never_requested(build_id, serve, cache):
     server = serve(lambda handler: handler.reply(200, b""))
     assert list(Debuginfod([server.address], cache, LIMITS).find(wanted(build_id))) == []
     assert server.asked == []

@@ -76,7 +76,7 @@ def test_a_limited_number_of_aliases_is_compared():
     assert table.lookup(8) == rows[0]
 
 
-def test_the_longest_of_too_many_functions_with_equal_starts_is_found():
+def test_the_longest_of_too_many_functions_with_the_same_start_is_found():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])
@@ -102,7 +102,7 @@ def read_resident_bytes(directory):
 
 
 @pytest.mark.system
-def test_most_of_a_large_table_is_not_resident(tmp_path, monkeypatch):
+def test_most_of_a_large_table_is_not_resident_in_memory(tmp_path, monkeypatch):
     """For each page that a lookup reads, the kernel maps up to 64 KiB of the table's file."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(200_000)]

@@ -218,7 +218,7 @@ def test_a_closed_go_table_resolves_nothing(program):
     assert lines.lookup(outer.start) == ()
 
 
-def test_the_lookup_cache_has_one_limit_for_all_files(monkeypatch):
+def test_the_lookup_cache_has_a_single_limit_for_all_files(monkeypatch):
     kept = KeptValues(100_000)
     monkeypatch.setattr(go, "_KEPT", kept)
     most = 0

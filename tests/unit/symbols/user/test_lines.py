@@ -289,7 +289,7 @@ def test_source_lines_may_still_become_available_after_a_temporary_failure(error
     ("most_bytes", "cause", "status"),
     [(1 << 20, "No space left", os.EX_TEMPFAIL), (1000, "File too large", 1)],
 )
-def test_a_full_disk_is_a_temporary_failure(build, tmp_path, most_bytes, cause, status):
+def test_a_full_disk_is_treated_as_a_temporary_failure(build, tmp_path, most_bytes, cause, status):
     output = "/dev/full" if status == os.EX_TEMPFAIL else tmp_path / "output"
     command = child_command(convert_lines.__name__, str(most_bytes))
     with open(build("pie"), "rb") as file, open(output, "wb") as out:
@@ -369,7 +369,7 @@ def test_the_library_is_not_loaded_into_the_calling_process(build):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
-def test_the_library_is_loaded_before_privileges_to_read_it_are_dropped(build):
+def test_the_library_is_loaded_before_the_privileges_to_read_it_are_dropped(build):
     """Root may run a profiler that is installed in a user's private home directory."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         os.chmod(home, 0o755)

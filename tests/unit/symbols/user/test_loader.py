@@ -129,7 +129,7 @@ def test_files_without_a_build_id_are_not_assumed_identical(make):
     assert [function(loader, number) for number in range(2)] == ["one_10", "two_10"]
 
 
-def test_a_file_modified_while_it_is_read_has_no_names(make, tmp_path):
+def test_a_file_modified_while_it_is_being_read_yields_no_names(make, tmp_path):
     path = tmp_path / "lib.so"
     path.write_text("before")
     loader = make(lambda _details, content: Names(os.pread(content.fd, 100, 0).decode()))
@@ -143,7 +143,7 @@ def test_a_file_modified_while_it_is_read_has_no_names(make, tmp_path):
     assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED
 
 
-def test_a_descriptor_is_read_after_its_owner_closed_it(make, tmp_path):
+def test_a_file_remains_readable_after_the_caller_closes_its_descriptor(make, tmp_path):
     path = tmp_path / "libdeleted.so"
     path.write_text("deleted")
     loader = make(lambda _details, content: Names(os.pread(content.fd, 100, 0).decode()))
