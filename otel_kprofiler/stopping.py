@@ -1,4 +1,4 @@
-"""Stops threads with a shared deadline.
+"""Stops several threads within a shared deadline.
 
 A thread that reads a file on an unresponsive file system ends only when the file system responds,
 which may never happen. The caller that stops everything sets a deadline, within which each

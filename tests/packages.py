@@ -77,7 +77,7 @@ PACKAGES = {
         "bpf clock errors forks host model symbols text",
     ),
     "interpreters": Package(
-        "Locates CPython in files and processes, and verifies where it keeps its frames",
+        "Locates CPython in files and processes, and verifies where CPython stores its frames",
         "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(

@@ -1,4 +1,4 @@
-"""Keeps the memory of a long-running process small."""
+"""Keeps the memory footprint of a long-running process small."""
 
 import ctypes
 import gc

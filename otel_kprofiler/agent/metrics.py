@@ -86,7 +86,7 @@ class SelfMetrics:
         self._durations = meter.create_histogram(
             "otel.sdk.exporter.operation.duration",
             "s",
-            "Duration of exporting one batch, retries included.",
+            "Duration of exporting one batch, including retries.",
             explicit_bucket_boundaries_advisory=_DURATIONS_S,
         )
         counter, gauge = meter.create_observable_counter, meter.create_observable_up_down_counter

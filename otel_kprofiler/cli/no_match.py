@@ -1,4 +1,4 @@
-"""Explains which filter matches no sample, and which values exist."""
+"""Reports which filter matches no sample, and which values it could match."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

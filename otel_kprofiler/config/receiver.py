@@ -230,7 +230,7 @@ class Receiver(Section):
     send_idle_frames: bool = Field(
         default=False,
         description="Also sample the idle task. Interrupts on idle CPUs are sampled even if this "
-        "is false.",
+        "key is false.",
     )
     filter_min_process_age: Duration = duration(
         "0s", "Minimum age of the processes to sample. With 0s, all processes are sampled."

@@ -20,8 +20,8 @@ AttributesKey = Annotated[
     Field(
         description="Encoding of the keys and string values of resource and scope attributes. "
         "inline: the strings themselves. references: indices into the string table. References "
-        "make requests a quarter smaller before compression, but save little after it. "
-        "Collectors up to v0.162, Pyroscope and Parca read references as empty keys."
+        "make uncompressed requests a quarter smaller, but save little if requests are "
+        "compressed. Collectors up to v0.162, Pyroscope and Parca read references as empty keys."
     ),
 ]
 """Type of a field whose value names an :class:`otel_kprofiler.model.AttributeForm`."""

@@ -13,7 +13,7 @@ _TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
 _log = logging.getLogger(__name__)
 
 OnExport = Callable[[ExportResult, float], None]
-"""Function called with the result of an export and its duration in seconds, retries included."""
+"""Function called with the result of an export and its duration in seconds, including retries."""
 
 
 def is_temporary(result: ExportResult) -> bool:

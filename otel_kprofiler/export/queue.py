@@ -69,7 +69,7 @@ class ExportQueue:
         size: maximum number of batches in memory, >= 1.
         max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
         on_export: called on the worker thread after each export, with the result and the duration
-            in seconds, retries included. Batches abandoned at shutdown are not reported.
+            in seconds, including retries. Batches abandoned at shutdown are not reported.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
             disk. The queue closes the spool.
         on_lost: called when a batch in memory is counted as lost, unless parts of it arrived.

@@ -1,4 +1,7 @@
-"""Limits messages per request, because an empty message grows from 2 to 80 bytes when decoded."""
+"""Limits the number of messages per request.
+
+An empty message grows from 2 to 80 bytes when decoded.
+"""
 
 from functools import cache
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Yields the GIL during long work, so that the service's threads can run."""
+"""Yields the GIL during long computations, so that the service's threads can run."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ PAUSE_S: Final = 0.00005
 
 
 class Pacer:
-    """Sleeps briefly after every 0.3 ms of CPU time, if called repeatedly during long work.
+    """Sleeps briefly after every 0.3 ms of CPU time, if called repeatedly.
 
     A busy thread keeps the GIL for 5 ms before other threads can run (``sys.getswitchinterval()``),
     which would be noticeable in a service. CPU time is measured rather than elapsed time, because a

@@ -67,7 +67,7 @@ def one(name, fault, receiver=AwayReceiver, **more):
 SCENARIOS = [
     one("after 3 s, with an unreachable receiver", kill_and_restart(3)),
     one("after 3 s, with a reachable receiver", kill_and_restart(3), HttpReceiver),
-    one("five times after half a second to 3 s", kill_and_restart(0.5, 1.1, 1.7, 2.3, 3)),
+    one("five times, each after 0.5 to 3 s", kill_and_restart(0.5, 1.1, 1.7, 2.3, 3)),
     one("while it reloads", kill_and_restart(2.2, at=reload_first)),
     one("while it stops", kill_and_restart(2.4, at=stop_first)),
     one("while it is frozen", kill_and_restart(2.6, at=freeze_first)),
