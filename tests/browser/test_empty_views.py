@@ -47,7 +47,7 @@ def test_an_empty_chart_states_the_interval_without_samples(page):
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
 
 
-def test_a_comparison_of_two_empty_intervals_offers_to_show_the_whole_time(page):
+def test_an_empty_comparison_offers_to_show_the_whole_recording(page):
     go(page, "baseline=1000000001000-1000000002000&range=1000000003000-1000000004000")
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
     page.press("g", "Enter")

@@ -111,7 +111,7 @@ def test_frame_names_are_readable_on_every_background_colour(browser, scheme):
     assert min(contrasts) > 4.5
 
 
-def test_search_marks_frames_and_shows_their_share(page):
+def test_a_search_marks_matching_frames_and_shows_their_share(page):
     page.press("/")
     page.press(*"EXT4|bpf")
     assert text(page, "matched") == "matched 65.00%, 65 samples · 2 frames"
@@ -140,7 +140,7 @@ def test_names_are_never_interpreted_as_html(browser, tab):
     assert browser.evaluate("document.title") == HOSTILE
 
 
-def test_search_steps_only_through_visible_frames_while_zoomed(page):
+def test_a_search_steps_only_through_visible_frames_while_zoomed(page):
     page.press("/", *"do_sys", "Enter")
     assert text(page, "matched") == "matched 100.00%, 100 samples · 1 of 3 frames"
     shown = text(page, "details")

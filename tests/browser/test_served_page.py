@@ -88,7 +88,7 @@ def test_the_page_requests_the_selected_range_and_resource(served, host):
     assert (host.queries[-1].last_s, host.queries[-1].resource) == (300, "2")
 
 
-def test_zoom_and_search_survive_new_data(served, host):
+def test_zoom_and_search_are_preserved_when_new_data_arrives(served, host):
     served.click_at(*place(served, "sh"))
     served.press("/", *"vmlinux")
     assert names(served)["sh"] == 100

@@ -74,7 +74,7 @@ def test_sampling_continues_when_file_descriptors_are_exhausted(run_agent, recei
 @live
 @pytest.mark.long
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
-def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver):
+def test_a_cpu_that_goes_offline_and_returns_is_sampled_again(run_agent, receiver):
     receiver.up()
     # While a CPU goes offline, the host may pause for seconds, so timeouts must be longer.
     agent = run_agent(receiver.endpoint, timeout="60s")

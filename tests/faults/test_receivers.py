@@ -143,7 +143,7 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("name", RETRIED)
-def test_transient_grpc_errors_lose_no_samples(opened, name):
+def test_no_samples_are_lost_to_transient_grpc_errors(opened, name):
     receiver = opened(GrpcReceiver(RETRIED[name]))
     started = time.monotonic()
     counts = run(receiver.exporter())

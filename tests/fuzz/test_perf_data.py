@@ -42,7 +42,7 @@ def damaged(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(damaged())
-def test_damaged_perf_data_files_are_read_in_part_or_rejected(data):
+def test_damaged_perf_data_files_are_partially_read_or_rejected(data):
     try:
         read(data)
     except PayloadError as error:
@@ -50,7 +50,7 @@ def test_damaged_perf_data_files_are_read_in_part_or_rejected(data):
 
 
 @pytest.mark.parametrize("whole", FILES)
-def test_truncated_perf_data_files_are_read_in_part_or_rejected(whole):
+def test_truncated_perf_data_files_are_partially_read_or_rejected(whole):
     def read_all():
         for end in range(16, len(whole), len(whole) // 60):
             with contextlib.suppress(PayloadError):

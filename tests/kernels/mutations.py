@@ -90,7 +90,7 @@ MUTATIONS: dict[str, Mutation] = {
             "host/event_per_cpu.py",
             "for cpu in sorted(online - self._events.keys()):",
             "for cpu in () if self._events else sorted(online):",
-            "test_a_cpu_taken_offline_and_online_is_sampled_again",
+            "test_a_cpu_taken_offline_and_brought_back_online_is_sampled_again",
         ),
         Mutation(
             "blink",

@@ -101,7 +101,7 @@ def test_sampling_works_without_root():
     assert b"kprof_spin" in names
 
 
-def test_the_error_names_perf_event_paranoid_3_of_debian():
+def test_the_error_explains_debians_perf_event_paranoid_level_3():
     """The error names Debian's perf_event_paranoid 3, which requires CAP_SYS_ADMIN."""
 
     def attempt():
@@ -149,7 +149,7 @@ def on_cpu1(samples):
     return [s for s in samples if s.cpu == 1 and s.comm == b"dd"]
 
 
-def test_a_cpu_taken_offline_and_online_is_sampled_again(second_cpu):
+def test_a_cpu_taken_offline_and_brought_back_online_is_sampled_again(second_cpu):
     """A CPU taken offline and brought back is sampled again within seconds."""
     with sampler() as running:
         write(CPU1, "0")

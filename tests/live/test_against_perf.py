@@ -111,7 +111,7 @@ def profiled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_functions_in_each_kernel_area_have_the_names_that_perf_reports(profiled, area):
+def test_functions_in_every_part_of_the_kernel_have_the_names_that_perf_reports(profiled, area):
     functions, kernel = profiled
     pattern = re.compile(AREAS[area])
     ours = {name for name in functions if pattern.fullmatch(name)}

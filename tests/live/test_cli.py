@@ -148,7 +148,7 @@ def test_a_recording_under_nohup_survives_the_closing_of_its_terminal(tmp_path):
     assert "SIGHUP" not in errors
 
 
-def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
+def test_replaying_a_raw_recording_yields_the_same_stacks_and_times(tmp_path):
     raw, recorded, again = (tmp_path / name for name in ("x.raw", "a.otlp", "b.otlp"))
     with busy():
         done = run_checked("record", "-d", "1s", "-F", 499, "--raw", raw, "-o", recorded)

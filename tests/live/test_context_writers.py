@@ -49,7 +49,7 @@ def test_samples_carry_the_span_published_by_libdd_otel_thread_ctx(tmp_path, nam
         assert flags == f"{link.trace_id[0] & 1:02x}"
 
 
-def test_samples_have_the_span_published_by_ddprof(tmp_path):
+def test_samples_are_linked_to_the_span_published_by_ddprof(tmp_path):
     log = tmp_path / "log"
     words = java_writer.command(tmp_path, log, THREADS)
     assert {flags for _, flags in check("program", words, log)} == {"00"}  # ddprof sets no flags

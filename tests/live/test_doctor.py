@@ -47,7 +47,7 @@ def test_the_fix_for_missing_capabilities_works_as_printed(public_python):
         assert "fail" not in {level for level, _ in after.values()}
 
 
-def test_file_capabilities_work_for_a_dedicated_python(public_python):
+def test_file_capabilities_work_for_a_dedicated_python_executable(public_python):
     if not shutil.which("setcap"):
         pytest.skip("setcap is not installed")
     # Not in pytest's directory, which only its owner may enter.

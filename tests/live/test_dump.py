@@ -278,7 +278,7 @@ def test_an_exited_process_is_omitted_and_others_are_dumped():
     assert (both, left) == (sorted((pid, other.pid)), [pid])
 
 
-def test_two_thousand_threads_are_each_dumped_with_their_frames(program):
+def test_each_of_two_thousand_threads_is_dumped_with_its_frames(program):
     """200 of the threads wait in Python code. ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)

@@ -158,7 +158,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     assert counts.taken + counts.missed >= PAGES
 
 
-def test_help_lists_events_and_why_some_are_unavailable():
+def test_the_help_lists_events_and_explains_why_some_are_unavailable():
     done = invoke(command, "-e", "help")
     assert "page-faults" in done.output
     assert ("(not available)" in done.output) == ("fix: " in done.output)

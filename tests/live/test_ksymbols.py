@@ -119,7 +119,7 @@ def test_several_ksymbol_watches_do_not_interfere_with_each_other():
                 assert watch.counts().lost == {}
 
 
-def test_all_bpf_programs_loaded_earlier_are_listed():
+def test_all_previously_loaded_bpf_programs_are_listed():
     """Methods other than kallsyms report lengths, so addresses past a program have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:

@@ -162,7 +162,7 @@ def test_every_event_logged_by_programs_is_reported_in_order(storm):
         assert [line for line in lines_seen if line] == [f"started {run.pid}", *lines]
 
 
-def test_timestamps_ascend_and_mappings_match_the_process(storm):
+def test_timestamps_are_ascending_and_mappings_match_the_process(storm):
     code = "import ctypes, sys; ctypes.CDLL('libz.so.1'); print(flush=True); sys.stdin.read()"
     with ProcessEvents() as events:
         taken = events.poll()

@@ -194,7 +194,7 @@ def test_a_loaded_table_lists_text_segments_and_its_details_identify_the_file(st
     assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
 
 
-def test_the_vdsos_unwind_table_is_loaded_like_that_of_a_file(start):
+def test_the_unwind_table_of_the_vdso_is_loaded_as_for_a_file(start):
     running = start()
     running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
@@ -462,7 +462,7 @@ def test_rejected_files_do_not_fill_the_file_map(start, tmp_path):
     assert 0 < len([key for key in running.load(*paths) if running.kernel.file(key)]) <= 9
 
 
-def test_unwind_tables_of_many_new_programs_replace_the_oldest(start, tmp_path):
+def test_unwind_tables_of_many_new_programs_replace_the_oldest_tables(start, tmp_path):
     running = start(Limits(idle_ns=0), slots=64, files=256)
     keys = running.load(*copies(150, tmp_path / "copy"))
     counts = running.store.counts()
@@ -506,7 +506,7 @@ def test_a_forked_child_closes_its_descriptors_without_disturbing_its_parent(sta
     running.kernel.loaded(key)
 
 
-def test_a_child_forked_while_a_thread_writes_a_table_keeps_no_map(monkeypatch):
+def test_a_child_forked_while_a_thread_writes_a_table_keeps_no_bpf_map_open(monkeypatch):
     outside = list_maps()
     kernel = KernelMaps()
     maps = kernel.open()

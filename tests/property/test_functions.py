@@ -54,7 +54,7 @@ def test_function_lookups_by_address_match_brute_force(rows):
 
 
 @given(functions(), st.sampled_from(["f", "fo", "foo", "é", "o", "oo", "foo\0", "\0", ""]))
-def test_function_searches_by_name_match_brute_force(rows, name):
+def test_searches_for_functions_by_name_match_brute_force(rows, name):
     table = make_table(rows)
     assert len(table) == sum(bool(row.name) for row in rows)
     assert sorted(table.find(name)) == sorted({row for row in rows if row.name == name != ""})

@@ -390,7 +390,7 @@ def test_the_final_request_contains_a_profile_of_each_kind():
     assert results == [{LossCause.REJECTED: 5}, {LossCause.REJECTED: 1}]
 
 
-def test_no_final_request_is_sent_without_new_losses():
+def test_no_final_request_is_sent_if_there_are_no_new_losses():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))

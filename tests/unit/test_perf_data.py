@@ -92,7 +92,7 @@ def callers_exact(stack):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_samples_match_those_of_perf_script(name):
+def test_samples_match_the_output_of_perf_script(name):
     window, _ = read(content(name), Runtime())
     expected = script(name)
     first = min(sample[5] for sample in expected)

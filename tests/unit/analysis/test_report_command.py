@@ -209,7 +209,7 @@ def test_a_filter_without_matches_fails_and_lists_possible_values(
     assert fix.startswith(hint)
 
 
-def test_processes_are_selected_by_thread_name_or_part_of_their_name(tmp_path):
+def test_processes_can_be_selected_by_thread_name_or_part_of_a_process_name(tmp_path):
     server = {"process.executable.name": "gunicorn (python3.11)", "process.pid": 7}
     threads = [
         WindowSample(READ, tid, name, 0, None, [START])

@@ -109,7 +109,7 @@ def test_an_inconsistent_record_is_rejected(record):
         parse(record)
 
 
-def test_python_and_the_compiled_program_agree_on_every_struct():
+def test_python_and_the_compiled_program_agree_on_every_struct_layout():
     types = KernelTypes(object_btf())
     for name, fields in WORDS.items():
         check_adjacent(types, name, fields)

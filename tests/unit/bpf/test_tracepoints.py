@@ -41,7 +41,7 @@ def test_tracepoint_arguments_are_listed_by_type():
         KernelTypes(data[:end]).arguments("block")
 
 
-def test_a_kernel_without_tracepoints_lists_none():
+def test_no_tracepoints_are_listed_if_the_kernel_has_none():
     assert list_tracepoints(btf(("request", 8, []))) == set()
 
 

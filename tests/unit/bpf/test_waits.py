@@ -45,7 +45,7 @@ def pack(thread, task=0xFFFF888000000000):
     )  # fmt: skip
 
 
-def test_python_and_the_compiled_program_agree_on_every_struct():
+def test_python_and_the_compiled_program_agree_on_every_struct_layout():
     types = KernelTypes(object_btf())
     check_adjacent(types, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
     wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold", "likely")

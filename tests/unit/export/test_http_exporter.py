@@ -441,7 +441,9 @@ def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter,
 
 
 @pytest.mark.parametrize("proxy", ["http://me:hunter22@[::bad", "http://me:hunter22@host:port"])
-def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch, caplog, proxy):
+def test_a_malformed_proxy_url_is_reported_without_its_password(
+    open_exporter, batch, caplog, proxy
+):
     queue = ExportQueue(open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False)))
     queue.put(batch())
     queue.shutdown()

@@ -127,7 +127,7 @@ def test_one_loader_suffices_and_the_absence_of_both_is_a_failure():
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
 
 
-def test_a_sampler_that_cannot_start_reports_its_own_fix():
+def test_the_doctor_reports_the_fix_of_a_sampler_that_cannot_start():
     refused = raising(SamplerError("the verifier refused it", hint="update"))
     finding = findings(FakeHost(), try_sampler=refused)["sampler"]
     assert (finding.level, finding.observed, finding.fix) == (
@@ -186,7 +186,7 @@ def test_a_low_open_file_limit_is_reported_as_a_limitation(soft, hard, level, fi
     assert result.fix.startswith(fix)
 
 
-def test_a_low_open_file_limit_explains_a_sampler_that_cannot_start():
+def test_a_low_open_file_limit_explains_why_the_sampler_cannot_start():
     failed = HostError("setting up the sampler: too many open files", hint="ulimit")
     host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
     result = findings(host, try_sampler=raising(failed))
@@ -232,7 +232,7 @@ def test_the_fix_includes_a_sudo_command_if_sudo_is_installed(monkeypatch, tmp_p
     assert fix.startswith(f"run it as root: sudo {command}; or start it for this user, ")
 
 
-def test_old_kernels_count_maps_as_locked_memory():
+def test_bpf_maps_count_as_locked_memory_on_old_kernels():
     """The limit on locked memory matters only before Linux 5.11."""
     limits = "Max locked memory         {0:<20} {0:<20} bytes\n"
     old = {"/proc/sys/kernel/osrelease": "5.10.0-21", "/proc/self/limits": limits.format(65536)}

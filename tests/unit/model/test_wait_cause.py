@@ -86,7 +86,7 @@ def test_threads_already_asleep_get_the_right_wait_cause(name, cause):
         assert result.label == cause
 
 
-def test_every_capture_is_tested():
+def test_every_captured_stack_is_tested():
     tested = {name for name, _ in EXPECTED} | {"preempted"}
     assert tested == {path.stem for path in WAITS.glob("*.txt")}
 

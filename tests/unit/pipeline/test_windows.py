@@ -82,7 +82,7 @@ def test_windows_are_short_until_the_first_sample_arrives():
     assert all(window.end_unix_ns == next_.start_unix_ns for window, next_ in pairwise(closed))
 
 
-def test_empty_windows_at_the_start_grow_up_to_the_interval():
+def test_empty_windows_at_the_start_grow_up_to_the_configured_interval():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 

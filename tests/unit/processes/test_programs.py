@@ -54,7 +54,7 @@ SECRET = "hunter2"
         ("python-config", "python-config hunter2", ""),
     ],
 )
-def test_a_program_is_named_after_its_script_without_arguments(executable, command, name):
+def test_a_program_is_named_after_its_script_but_not_its_arguments(executable, command, name):
     arguments = [
         word.replace("_", " ").encode() if ":_" in word else word.encode()
         for word in command.split()

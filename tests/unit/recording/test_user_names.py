@@ -59,7 +59,7 @@ def test_names_and_reasons_are_replayed_from_the_recording():
         assert (frame.address - start if start else 0) == frame.offset
 
 
-def test_an_address_without_a_recorded_name_stays_an_address():
+def test_an_address_without_a_recorded_name_is_shown_as_an_address():
     names = RecordedNames(KnownFiles(), parse_user_names(recorded()), {})
     assert names.name(KEY, 0x1010).unresolved is Unresolved.USER_ADDRESS
     assert names.name_code(ProcessKey(1, 1), 0x7000, 1).unresolved is Unresolved.NO_FILE
@@ -76,7 +76,7 @@ def test_an_address_without_a_recorded_name_stays_an_address():
         lambda row: row.__setitem__(5, [["f", "", "", "x"]]),
     ],
 )
-def test_damaged_rows_are_rejected(damage):
+def test_damaged_rows_of_a_recording_are_rejected(damage):
     rows = recorded()
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):

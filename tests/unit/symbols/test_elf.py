@@ -176,7 +176,7 @@ def test_rvas_of_vmlinux_are_relative_to_text(tmp_path):
             for rva in (0x10, 0x40, 0x50, 0x1004)] == [None, "vfs_read", None, "start"]  # fmt: skip
 
 
-def test_a_stripped_file_uses_the_installed_debug_file(tmp_path, monkeypatch):
+def test_symbols_of_a_stripped_file_are_read_from_the_installed_debug_file(tmp_path, monkeypatch):
     stripped = tmp_path / "m.ko"
     stripped.write_bytes(MODULE.replace(b".symtab", b".sumtab"))
     with pytest.raises(KProfilerError, match="has no symbols"):

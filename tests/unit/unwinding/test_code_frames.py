@@ -117,7 +117,7 @@ def test_a_tail_call_that_leaves_data_on_the_stack_yields_no_unwind_state():
     assert states(follow("53 eb01 90 c3", 0, 4)) == {4: ENTRY}
 
 
-def test_switch_cases_are_analyzed_backwards_from_their_return():
+def test_switch_cases_are_analyzed_backwards_from_their_return_instruction():
     # 0: push rbx; jmp *rax. 3: mov; pop; ret, which is reached only through the jump table
     flow = follow("53 ffe0 89c3 5b c3", 0)
     assert 3 not in states(flow)

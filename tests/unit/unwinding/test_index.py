@@ -179,7 +179,7 @@ def test_rejected_eh_frame_sections_are_not_indexed_again_until_they_change(tmp_
         assert index().entries == 1
 
 
-def test_eh_frame_sections_that_took_too_long_are_indexed_again(tmp_path):
+def test_eh_frame_sections_are_indexed_again_after_an_attempt_that_took_too_long(tmp_path):
     children, frames = Children(), cie()
     frames += fde(frames, 0x3000)
     with pytest.raises(TableRefused, match="took over"):

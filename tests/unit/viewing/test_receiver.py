@@ -354,7 +354,7 @@ def test_a_failing_store_is_reported_as_overload(receivers, intake):
     assert post(receivers, payload())[0] == 503
 
 
-def test_ports_in_use_are_reported(intake):
+def test_a_port_that_is_already_in_use_is_reported(intake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         for kind, option in ((GrpcReceiver, "--listen"), (HttpReceiver, "--listen-http")):

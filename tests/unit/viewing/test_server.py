@@ -110,7 +110,7 @@ def test_this_hosts_name_is_accepted_only_when_listening_on_all_addresses():
     assert server.address.startswith(f"http://{name}:")
 
 
-def test_a_request_without_host_is_rejected(server, asked):
+def test_a_request_without_a_host_header_is_rejected(server, asked):
     with socket.create_connection(("127.0.0.1", port(server)), timeout=20) as client:
         client.sendall(b"GET /profile.json HTTP/1.0\r\n\r\n")
         assert client.makefile("rb").readline().split()[1] == b"403"

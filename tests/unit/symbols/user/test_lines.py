@@ -400,7 +400,7 @@ def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     assert kept_bytes < 6 << 20  # for 14 million characters
 
 
-def test_damaged_symcaches_resolve_or_are_rejected(build, cache, opened):
+def test_damaged_symcaches_are_read_or_rejected(build, cache, opened):
     SymbolicLines(cache).open(opened(build("pie")))
     (name,) = os.listdir(cache.path)
     content = Path(cache.path, name).read_bytes()[24:]
