@@ -1,4 +1,4 @@
-"""Maps BPF array maps into memory, so that accesses need no system call."""
+"""Maps BPF array maps into memory, so that accesses do not require system calls."""
 
 import mmap
 

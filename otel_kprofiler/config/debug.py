@@ -1,4 +1,4 @@
-"""The schema of ``exporters: debug:``, which has the keys of the Collector's exporter."""
+"""The schema of ``exporters: debug:``, which accepts the keys of the Collector's exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal

@@ -102,7 +102,7 @@ class ServiceName(Section):
         description="Sources of service.name, in order of preference. container: the container's "
         "name in its pod, in Docker or in podman. unit: the name of the systemd service. "
         "executable: the name of the executable file or, for a kernel thread, its purpose, as in "
-        "[kworker]. These sources are used only if the process does not publish a service.name, "
+        "[kworker]. The list is used only if the process does not publish a service.name, "
         "and its environment does not set one in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES "
         "(see docs/processes.md). If the list is empty, no name is derived.",
     )

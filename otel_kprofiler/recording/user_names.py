@@ -1,4 +1,4 @@
-"""Stores user-frame names in recordings, so that replays need no files from the recorded host."""
+"""Stores user-frame names in recordings, so replays do not require the recorded host's files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
