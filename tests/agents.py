@@ -54,7 +54,7 @@ class Agent(LoggedProcess):
         self.kill()
 
     def configure(self, configuration):
-        """Replaces the configuration at once, since the agent may be reading it."""
+        """Replaces the configuration atomically, since the agent may be reading it."""
         new = self.config.with_suffix(".new")
         new.write_text(configuration)
         new.rename(self.config)

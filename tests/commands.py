@@ -9,7 +9,7 @@ COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 
 
 def run_command(*words, by=(sys.executable,), **options):
-    """Runs a command until it exits, and returns its status and its output, by default as text.
+    """Runs a command until it exits, and returns its status and its output (text by default).
 
     ``by`` is the interpreter, after the words of a program that runs it, such as setpriv.
     """

@@ -1,8 +1,8 @@
 """A FUSE file system of regular files that freezes or responds late on demand.
 
-A separate process serves it with only ``/dev/fuse`` and mount(2). When this process exits, the
-kernel aborts pending requests, so that no test leaves an unkillable process. Structures and numbers
-come from ``include/uapi/linux/fuse.h``, protocol 7.31.
+A separate process serves the file system with only ``/dev/fuse`` and mount(2). When this process
+exits, the kernel aborts pending requests, so that no test leaves an unkillable process. Structures
+and numbers come from ``include/uapi/linux/fuse.h``, protocol 7.31.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class Fuse:
         return int(self._ask("count"))
 
     def close(self):
-        """Stops the server and unmounts the files. Waiting requests fail. May be called again."""
+        """Stops the server and unmounts the files. Pending requests fail. May be called again."""
         if self._server.poll() is not None:
             return
         self._server.kill()

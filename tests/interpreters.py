@@ -1,4 +1,4 @@
-"""Finds the CPython interpreters on this machine, in all versions, for tests that read them."""
+"""Finds all CPython interpreters on this machine, for tests that read them."""
 
 import contextlib
 import functools

@@ -26,7 +26,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_faults():
-    """Returns a userfaultfd. Raises OSError if the kernel does not support it."""
+    """Returns a userfaultfd, or raises OSError if the kernel does not support userfaultfd."""
     fd = LIBC.syscall(SYSTEM_CALL, os.O_CLOEXEC | os.O_NONBLOCK)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "userfaultfd")

@@ -1,4 +1,4 @@
-"""Marks tests that need something of this machine."""
+"""Marks tests that need certain privileges, hardware or tools."""
 
 import os
 import shutil

@@ -81,7 +81,7 @@ def remove_copies() -> None:
 def can_run(*command: object) -> bool:
     """Returns whether an unprivileged user can run a command.
 
-    setpriv drops its rights only when it executes its program. That program, env, therefore
+    setpriv drops its rights only when it executes its program, so that program is env, which
     executes the command.
     """
     return subprocess.run([*NOBODY, "env", *command], cwd="/", capture_output=True).returncode == 0

@@ -60,7 +60,7 @@ def python_fork():
 
 
 def run_in_child(fork, work):
-    """Runs a function in a forked child. Returns its result as text, and the exit code."""
+    """Runs a function in a forked child. Returns the result as text, and the child's exit code."""
     reading, writing = os.pipe()
     pid = fork()
     if not pid:

@@ -2,8 +2,8 @@
 
 It rejects requests with resource or scope attributes that lack a key or value. Like Pyroscope, it
 accepts other requests, but keeps only one of several profiles with equal labels and times, drops
-frames without a function, and has no name for profiles without ``service.name``. Each such case
-counts as a complaint.
+frames without a function, and has no name for profiles without ``service.name``. Each dropped
+profile, frame or name counts as a complaint.
 """
 
 import base64

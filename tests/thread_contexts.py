@@ -30,7 +30,7 @@ WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """The number of samples with a span for which a test waits."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
-"""The environment variable with the directory of prebuilt programs, if there is no compiler."""
+"""The environment variable with the path of prebuilt programs, for machines without a compiler."""
 _A64_DIALECTS = {
     "-mtls-dialect=gnu": "-mtls-dialect=trad",
     "-mtls-dialect=gnu2": "-mtls-dialect=desc",

@@ -1,8 +1,8 @@
 """Counts words and phrases that the house style avoids, as far as a program can find them.
 
-``python -m tests.voice`` prints the counts, and each place of a kind without an allowance. The exit
-status is 1 if there is such a place, or if another kind has more places than allowed. ``--list``
-prints all places. Lower an allowance after removing violations, and never raise one.
+``python -m tests.voice`` prints the counts, and each occurrence of a kind without an allowance. The
+exit status is 1 if any kind occurs more often than allowed. ``--list`` prints all occurrences.
+Lower an allowance after removing violations, and never raise one.
 """
 # ruff: noqa: T201 - a command prints for its user
 

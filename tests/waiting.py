@@ -7,7 +7,7 @@ from concurrent import futures
 def wait_until(condition, seconds=60, say=str):
     """Waits until a condition holds, and returns its value.
 
-    Fails the test if it does not hold within ``seconds``, with the message that ``say`` returns.
+    If the condition does not hold within ``seconds``, the test fails with the message from ``say``.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -75,7 +75,7 @@ def name_of(frame):
 
 
 def oracle(stack, transform):
-    """Applies a transform to a stack whose first element is its process; None if it is dropped."""
+    """Transforms a stack whose first element is its process. Returns None for dropped stacks."""
     process, *names = stack
     kind, _, chosen = transform.partition(" ")
     if kind == "application":

@@ -1,7 +1,7 @@
 """Real OpenTelemetry Collectors, built once per version with Go and started for each test.
 
-The OpenTelemetry Collector Builder builds them from the manifests in this directory, with modules
-from the Go module proxy. The binaries are cached in ``~/.cache/otel-kprofiler``, or in
+The OpenTelemetry Collector Builder builds Collectors from the manifests in this directory and
+modules from the Go module proxy. The binaries are cached in ``~/.cache/otel-kprofiler``, or in
 ``$OTEL_KPROFILER_CACHE``. All Collector traffic stays on the loopback interface.
 """
 
@@ -26,7 +26,7 @@ from tests.servers import HttpServer, free_ports
 VERSIONS = ("0.161.0", "0.159.0")
 """The versions with all components that the tests need; the first can export to ClickHouse."""
 NEWEST = "0.165.0"
-"""The newest version. Its file exporter does not build, so it sends to a :class:`FileReceiver`."""
+"""The newest version, whose file exporter does not build. A :class:`FileReceiver` replaces it."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent

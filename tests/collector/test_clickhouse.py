@@ -1,4 +1,4 @@
-"""Profiles go through the shipped gateway to ClickHouse. Commands read them back."""
+"""Commands read back profiles sent through the shipped gateway to ClickHouse."""
 
 import gc
 import importlib.util
@@ -243,7 +243,7 @@ def engine(tmp_path_factory):
 
 @contextmanager
 def gateway(program, engine, directory):
-    """Runs the shipped gateway. Yields its gRPC and HTTP addresses and the file that it writes."""
+    """Runs the shipped gateway, and yields its gRPC address, HTTP address and output file."""
     grpc, http = free_ports(2)
     file, extra = directory / "profiles.jsonl", directory / "extra.yaml"
     extra.write_text(GATEWAY.format(grpc=grpc, http=http, file=file))

@@ -1,8 +1,8 @@
 """The shipped unit, configurations and wheel work unchanged.
 
 Without systemd, the unit's command runs in separate mount and network namespaces, where its paths
-exist and its ports are free. setpriv applies the unit's user and capabilities. Only systemd-analyze
-checks the rest of the sandbox. User 65534 stands in for the dynamic user.
+exist and its ports are free. setpriv applies the unit's user and capabilities. The unit's other
+sandbox settings are checked only by systemd-analyze. User 65534 stands in for the dynamic user.
 
 ``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of five seconds.
 """

@@ -1,9 +1,9 @@
 """The README's two commands work on minimal Debian and Ubuntu, in any order, for any user.
 
-mmdebstrap builds the root, which contains apt and uses the host's network. Each clone is in a
-home directory that only its owner may enter. The commands run twice: as root, and as a user who may
-run sudo and has other interpreters first on the PATH. The README's test command runs only two test
-files here.
+mmdebstrap builds a root file system with apt. Commands there use the host's network. Each clone is
+in a home directory that only its owner may enter. The commands run twice: as root, and as a user
+who may run sudo and has other interpreters first on the PATH. The README's test command runs only
+two test files here.
 """
 
 import os

@@ -28,7 +28,7 @@ MOST_FALSE, PAIRS = 2, 20
 
 
 def record(program, path, begin, *, shares, seconds, rate):
-    """Records a run of the load, from its first system call to its end, and returns the path."""
+    """Records a run of the load, from its first system call to its end, and returns ``path``."""
     words = [program, str(seconds), *map(str, shares)]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as load:
         options = ["-F", str(rate), "-d", "1h", "-p", str(load.pid), "--force", "-o", str(path)]

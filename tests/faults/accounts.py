@@ -46,7 +46,7 @@ class Arrived:
 
 
 def stop_and_check(agent, receiver, exporter="otlp_grpc"):
-    """Stops an agent and checks its counts. Returns its counts, the exporter's, and the samples."""
+    """Stops an agent, checks its and the exporter's counts, and returns both and the samples."""
     account = agent.stop()
     got = Arrived(receiver.payloads)
     return account, check_account(account, got, exporter), got

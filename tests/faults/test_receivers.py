@@ -1,4 +1,4 @@
-"""When receivers behind a queue fail, the right samples arrive or are lost for the right reason."""
+"""When receivers behind a queue fail, samples arrive or are lost for the right reason."""
 
 import contextlib
 import dataclasses

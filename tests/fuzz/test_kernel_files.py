@@ -1,7 +1,7 @@
 """Every parser of kernel symbols withstands hostile bytes and truncated files.
 
 Each parser finishes in bounded time, counts what it skips, and never returns a wrong table. The
-seeds are real lines. Earlier failures are kept as explicit examples.
+seeds are lines from real files. Earlier failures are kept as explicit examples.
 """
 
 import lzma

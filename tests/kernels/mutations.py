@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """A rule broken by replacing ``old``, which occurs once, with ``new``. ``test`` must fail."""
+    """Breaks a rule by replacing the only ``old`` with ``new``, which ``test`` must detect."""
 
     name: str
     broken: str
@@ -160,7 +160,7 @@ def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
 
 
 def is_caught(results: Sequence[Result], test: str) -> bool:
-    """Returns whether the named test ran and failed. Other failures do not count."""
+    """Returns whether the named test ran and failed."""
     return any(r.outcome == FAILED and test in r.test for r in results)
 
 

@@ -127,7 +127,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Boots a kernel, and runs the named files' tests (or all) that ``expression`` selects."""
+        """Boots a kernel, and runs the named files' tests, or all, that match ``expression``."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
         places = [f"tests/kernels/test_{name}.py" for name in tests] or ["tests/kernels"]

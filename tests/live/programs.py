@@ -208,7 +208,7 @@ def holds_sampler(pid: int) -> bool:
 
 @contextlib.contextmanager
 def recording(*words, **options):
-    """Runs ``record``, and yields its process when it samples. Kills it at the end of the block."""
+    """Runs ``record`` during the block, and yields its process as soon as it samples."""
     options = {"stderr": subprocess.PIPE, "text": True, **options}
     with spawned(*COMMAND, "record", *map(str, words), **options) as process:
         wait_until(lambda: holds_sampler(process.pid) or process.poll() is not None)

@@ -65,7 +65,7 @@ def record_and_replay(config, seconds, path):
 
 
 class Witness:
-    """A fast sampler that is not changed. If both samplers have a gap, the machine was delayed."""
+    """A fast sampler with constant settings. Gaps in its samples reveal delays of the machine."""
 
     RATE = 3989
 

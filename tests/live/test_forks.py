@@ -241,7 +241,7 @@ def app(environ, start_response):
 
 @pytest.mark.parametrize("first", ["sdk", "profiler"])
 def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
-    """Profiler and SDK update the Resource in fork hooks, which run in the order of the imports."""
+    """The profiler and the SDK update the Resource in fork hooks, which run in import order."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -107,8 +107,8 @@ def take(events):
 def take_loss(events, storm):
     """Runs a storm that overflows a ring, and returns the storm's events, including the loss.
 
-    The kernel reports a loss with the next event on the same CPU, so an event is caused on each
-    CPU.
+    The kernel reports a loss with the next event on the same CPU, so this function triggers an
+    event on each CPU.
     """
     subprocess.run([*storm, "20"], stdout=subprocess.DEVNULL, check=True)
     seen = take(events)

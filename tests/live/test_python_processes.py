@@ -1,4 +1,4 @@
-"""CPython processes are found, with the addresses that they report themselves."""
+"""The addresses found in CPython processes match those that the processes report."""
 
 import contextlib
 import mmap
@@ -101,7 +101,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """Stops the target. Its child reads end of file and exits as well."""
+        """Stops the target, whose child then reads end of file and exits as well."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

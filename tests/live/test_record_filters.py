@@ -23,7 +23,7 @@ WAIT = "while [ ! -e go ]; do sleep 0.1; done"
 """Waits for the ``go`` file; the target's ``sleep`` may be sampled, too."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
-"""A duration that is never reached by recordings that end when their processes exit."""
+"""A duration that recordings never reach, because they end when their processes exit."""
 
 
 def record_from_go(directory, *words):

@@ -114,7 +114,7 @@ def settings(number):
 
 @pytest.fixture
 def agent(request, tmp_path, receiver):
-    """Starts an agent that first runs the parameter's code. ``write`` changes its configuration."""
+    """Starts an agent that first runs the parameter's code. ``write`` changes the configuration."""
     systemd = Systemd(tmp_path / "notify")
 
     def configuration(**values):

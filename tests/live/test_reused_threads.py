@@ -25,7 +25,7 @@ WANTED = 150
 
 
 def compare(samples, lives):
-    """Counts samples during the lives of threads, by correctness of their name, span and waits.
+    """Counts the samples of live threads by whether thread name, span and waits are correct.
 
     A wait counts as late if it lasts into the life of the next thread with the same id.
     """

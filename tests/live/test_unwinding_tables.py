@@ -537,7 +537,7 @@ def test_a_child_forked_while_a_thread_writes_a_table_keeps_no_bpf_map_open(monk
 
 
 def list_maps():
-    """Returns the open descriptors of BPF maps, and the addresses where maps are in memory."""
+    """Returns the open descriptors of BPF maps, and the addresses at which maps are mmapped."""
     links = {f"fd {fd}": f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
     opened = {
         name

@@ -2,8 +2,8 @@
 
 Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
 runs in ``/opt/demo`` and a cgroup, with the host name *shop*. It consists of two order services
-from ``examples`` and a C program. After five seconds, a fixed service and OpenSSL replace the two
-services.
+from ``examples`` and a C program. After five seconds, a corrected service and OpenSSL replace the
+two services.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Builds, from Debian's sources, interpreters that no registry has: free-threaded and for musl."""
+"""Builds, from Debian's sources, free-threaded and musl interpreters, which no registry has."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PROVED = "proved"
 EMULATED = "emulated"
 NO = "no"
 GUEST_LIBC, GUEST_PYTHON = "glibc 2.36", "CPython 3.11, Debian 12"
-"""C library and interpreter in the guests of tests/kernels."""
+"""The C library and the interpreter in the guests of tests/kernels."""
 HEAD = """# Platforms
 
 `make test-platforms` generates this page from the results of its tests. *Proved* results are from
@@ -78,7 +78,7 @@ def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False) -> None:
     """Adds results, replacing earlier results of the same platforms, and writes the page.
 
-    ``replaced`` selects earlier results to remove in any case.
+    ``replaced`` selects earlier results to remove even if no new result replaces them.
     """
     rows = merge((row for row in read_rows() if not replaced(row)), new)
     RESULTS.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")

@@ -1,8 +1,8 @@
 """Captured kernels agree with their ELF files: address → (module, RVA) → function and back.
 
 The files are the fixtures' ``.ko`` files (KPROFILER_FIXTURES), or all modules and vmlinux from the
-kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle reads them
-with pyelftools and places each section at its address in the captured kernel's sysfs.
+kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle reads the
+files with pyelftools and places each section at its address in the captured kernel's sysfs.
 """
 
 import lzma
@@ -161,7 +161,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, both the frame and the backend have the function's name.
 
-    In a gap, the backend has no name. Neither does the frame if sizes are known.
+    In a gap, the backend returns no name. Neither does the frame if sizes are known.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

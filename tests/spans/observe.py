@@ -172,7 +172,7 @@ def follow_contexts(contexts, drain):
 
 @contextlib.contextmanager
 def sampling(source="interpreter"):
-    """Samples this process during the block. At its end, the yielded list has all samples.
+    """Samples this process during the block. Yields a list that is filled when the block ends.
 
     Spans of classes outside the SDK are always read from records, regardless of ``source``.
     """

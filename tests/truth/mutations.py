@@ -98,7 +98,7 @@ _CHANGES = {
         "frame pointers: no last instructions": ("== 0xc300 ||", "== 1 ||"),
     },
 }
-"""The text to replace, and the new text, by source file and name of the mutation."""
+"""The text to replace and its replacement, by source file and mutation name."""
 MUTATIONS = [
     Mutation(name, file, old, new)
     for file, changes in _CHANGES.items()

@@ -130,7 +130,7 @@ class Maps:
             return None
 
     def code(self, address: int, size: int) -> bytes:
-        """Reads memory of the process, or returns no bytes if the address is not mapped."""
+        """Reads the process's memory. Returns no bytes if the address is not mapped."""
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             try:
                 return os.pread(memory.fileno(), size, address)
@@ -171,7 +171,7 @@ class Dump(NamedTuple):
     goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """Returns a word from a copied stack, or raises ``LookupError`` outside the copies."""
+        """Returns a word from a copied stack, or raises ``LookupError`` if it was not copied."""
         for base, data in self.stacks:
             if 0 <= address - base <= len(data) - 8:
                 return int(struct.unpack_from("=Q", data, address - base)[0])

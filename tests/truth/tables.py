@@ -90,7 +90,7 @@ class Section:
 
 
 class ElfTables:
-    """The unwind tables of an ELF file. ``go`` is None if it does not contain Go's runtime."""
+    """The unwind tables of an ELF file. ``go`` is None for files without Go's runtime."""
 
     def __init__(self, stream: BinaryIO) -> None:
         elf = ELFFile(stream)

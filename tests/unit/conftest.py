@@ -70,7 +70,7 @@ def guard():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Guards tests and the fixtures that they are the first to use."""
+    """Guards each test, and the fixtures that are set up for it."""
     # The hooks in this file are also called for tests in other directories.
     if UNIT_TESTS in item.path.parents and not item.get_closest_marker("system"):
         _guard.start()
@@ -82,7 +82,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True)
 def _stay_in_this_process(request, monkeypatch):
-    """Fails a test that used the system, even if the test has caught the error."""
+    """Fails a test that used the system outside its process, even if the test caught the error."""
     if BPF_CALL in sys.modules and not request.node.get_closest_marker("system"):
         calls = SimpleNamespace(syscall=lambda *numbers: _guard.forbid(f"syscall{numbers!r}"))
         monkeypatch.setattr(sys.modules[BPF_CALL], "_libc", calls)

@@ -30,7 +30,7 @@ def test_sample_totals_are_the_sums_over_kinds():
 
 
 def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
-    """An exported sample is counted under the wrong kind, so only the sums are right."""
+    """An exported sample is counted under the wrong kind, so only the totals agree."""
     kinds = {
         "on_cpu": RECEIVER.kinds["on_cpu"]._replace(exported=81),
         "off_cpu": RECEIVER.kinds["off_cpu"]._replace(exported=7),

@@ -1,4 +1,4 @@
-"""The configuration is read again on request, and sampling may be probabilistic."""
+"""The agent rereads its configuration on request, and can sample probabilistically."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Boottime is converted to Unix time, also after clock steps and suspend."""
+"""Boottime is converted to Unix time, even after clock steps and suspend."""
 
 import pytest
 

@@ -112,7 +112,7 @@ class Received:
         return [stream for of, stream in self.accounts if of == kind]
 
     def missing(self, kind: str) -> int:
-        """Returns how many samples in windows neither arrived nor are counted as lost.
+        """Returns the number of samples that neither arrived in windows nor were counted as lost.
 
         With a spool, the last stream also accounts for earlier streams.
         """

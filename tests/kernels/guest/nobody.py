@@ -19,7 +19,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def as_nobody(capabilities: Sequence[str], function: Callable[[], T]) -> T:
-    """Calls ``function`` in a child with uid 65534 and only these capabilities. Returns its result.
+    """Returns the result of ``function``, called in a child with uid 65534 and ``capabilities``.
 
     Results and exceptions are passed back by pickle. Modules must be imported beforehand.
     """

@@ -1,7 +1,7 @@
 """Accesses Debian's archive with apt, for this machine's release or another release.
 
-apt verifies signatures in either case. For another release, apt uses a separate configuration,
-separate lists and an empty package database in the cache, so those of this machine are not touched.
+apt always verifies signatures. For another release, apt uses a separate configuration, separate
+lists and an empty package database in the cache, so those of this machine are not touched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMER = {
     "Debian": "http://archive.debian.org/debian/",
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
-"""The archives of releases that are no longer supported, by their name in apt."""
+"""The archives of releases that are no longer supported, by the label that apt uses."""
 
 _MERGED = ("bin", "lib", "lib64", "sbin")
 """The directories that are links into /usr."""

@@ -51,14 +51,14 @@ class KernelFiles:
 
 @dataclass(frozen=True)
 class DebianKernel:
-    """A Debian kernel, given by the packages that depend on the newest image and its headers.
+    """A Debian kernel, identified by the packages that depend on its newest image and headers.
 
     Attributes:
         package: the end of the packages' names, after ``linux-image-`` and ``linux-headers-``.
         release: the code name of its Debian release; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.
-        machine: the machine type. If it differs from the host's, ``release`` must be given.
+        machine: the machine type. ``release`` is required unless this is the host's machine type.
     """
 
     name: str
@@ -179,7 +179,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def install_tools(machines: Iterable[Machine]) -> None:
-    """Installs missing tools for booting machines, if this user may, or raises MatrixError."""
+    """Installs missing tools for booting machines, or raises MatrixError if not root."""
     needed = {"busybox": "busybox-static", "depmod": "kmod", "make": "make", "dpkg-deb": "dpkg"}
     for machine in machines:
         needed[machine.emulator[0]] = machine.package

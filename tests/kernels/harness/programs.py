@@ -1,6 +1,6 @@
 """Builds, outside the checkout, the programs that guests of another machine type profile.
 
-Guests of the host's machine type need none, since tests/live covers these programs.
+Guests of the host's machine type need no programs, since tests/live covers that case.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class Result(NamedTuple):
-    """The result of a test in one boot. ``feature`` is the sentence that states its promise."""
+    """The result of a test in one boot. ``feature`` is the sentence that the test proves."""
 
     test: str
     feature: str

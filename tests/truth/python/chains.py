@@ -190,7 +190,7 @@ class Chains:
 
 
 class Marks:
-    """The marks that a thread may have while a function's lines are on top."""
+    """The marks that a thread may have while a function is at the top of its stack."""
 
     def __init__(self, base, called_by, style):
         self.switch, self.begin, self.end, self.step = range(base, base + 4)

@@ -1,7 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
-Runs like program.py, without arguments. Two threads give each function a new name. The functions of
-two other threads differ only in their lines. Their line tables also reuse addresses.
+Runs like program.py, without arguments. Two threads give each function a new name. In two other
+threads, functions differ only in their lines, and line tables also reuse addresses.
 """
 # ruff: noqa: T201 - a command
 

@@ -28,8 +28,8 @@ class Report:
 
     Attributes:
         right: samples that match the running code exactly.
-        frameless: samples without Python frames of threads that may have had none. The sampler must
-            report the same number (``no_frame`` in ``outcomes``).
+        frameless: samples without Python frames, from threads that may have had none. The sampler
+            must report the same number (``no_frame`` in ``outcomes``).
         absent: other samples without Python frames.
         unknown: samples with a frame whose code object was not described.
         styles: right samples by the style in which their functions were called.

@@ -1,4 +1,4 @@
-"""Stacks are rebuilt from rows of functions, with sides, inlined functions and recursion."""
+"""Stacks are rebuilt from rows of functions, including inlined and recursive ones."""
 
 from otel_kprofiler.clickhouse.stacks import Stacks
 from otel_kprofiler.model import (

@@ -77,7 +77,7 @@ def test_invalid_settings_are_rejected_with_a_hint_and_without_secrets(endpoint,
 
 @pytest.fixture
 def proxy():
-    """Starts a proxy that closes each connection. Yields its address, and the requests received."""
+    """Starts a proxy that closes each connection, and yields the proxy's address and requests."""
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""Output formats are table rows. A new row suffices for the command line to offer a format."""
+"""Adding a row to the table of formats suffices for the command line to offer a format."""
 
 import re
 import subprocess

@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host whose files come from a dictionary. If a value is an exception, reading raises it."""
+    """A host whose files come from a dictionary. Reading a value that is an exception raises it."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {

@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """Opens fake events on the CPUs of a captured tree. Tests can make events fail or die."""
+    """Opens fake events on a captured tree's CPUs. Tests can make events fail to open, or end."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)

@@ -1,4 +1,4 @@
-"""Metrics are encoded to the same messages as by the OpenTelemetry SDK."""
+"""The encoder and the OpenTelemetry SDK produce the same metrics messages."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Names are added, without loss, to payloads in each encoding from this and other producers."""
+"""Names are added to payloads of any producer, in each encoding, without losing data."""
 
 import json
 

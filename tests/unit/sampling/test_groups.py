@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a host with cgroup v2. Calling the host writes a file."""
+    """Returns a fake host with cgroup v2, which tests call to write a file."""
     tree = tmp_path / "tree"
     tree.mkdir()
 

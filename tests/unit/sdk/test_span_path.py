@@ -95,7 +95,7 @@ def test_spans_are_found_in_context_maps_of_any_shape(path):
 
 
 class Named(str):
-    """A name for a context variable that has a chosen hash."""
+    """A name for a context variable, with a chosen hash."""
 
     __slots__ = ("value",)
 

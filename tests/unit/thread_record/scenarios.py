@@ -580,7 +580,7 @@ def attributes():
 
 
 def endpoints():
-    """A record has the local root's name from when the current span started, and labels."""
+    """A record has labels, and the name that the local root had when the current span started."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     thread_context.start()

@@ -1,4 +1,4 @@
-"""Captured and synthetic ksymbol records are parsed and read from their ring."""
+"""Captured and synthetic ksymbol records are read from their ring and parsed."""
 
 import struct
 from pathlib import Path

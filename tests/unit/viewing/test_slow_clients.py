@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 PROCESSES = 4
 MOST_BYTES = 40 << 20
-"""How much anonymous memory may grow with 256 gRPC connections and 16 threads per HTTP server."""
+"""The permitted memory growth with 256 gRPC connections and 16 threads per HTTP server."""
 
 
 def anonymous_bytes(pid):

@@ -59,7 +59,7 @@ def proxied(kind, receiver, name, manner, **more):
 
 
 class Elsewhere:
-    """A receiver whose configured address is wrong until the agent reloads with the right one."""
+    """A receiver whose address is configured incorrectly until the agent reloads with a fix."""
 
     def __init__(self, receiver, address):
         self.behind, self.address, self.exporter = receiver, address, receiver.exporter
@@ -123,7 +123,7 @@ def certificates() -> Path:
 
 
 class TlsReceiver(HttpReceiver):
-    """Receives over HTTPS with the given certificate until healed, then with a valid one."""
+    """Receives over HTTPS with a given certificate until healed, then with a valid certificate."""
 
     def __init__(self, certificate, ca="ca", *, client=False, version=None):
         super().__init__()

@@ -43,7 +43,7 @@ def unit(entries):
 
 
 def function(index, name=0):
-    """Returns the entry of a function of 16 bytes."""
+    """Returns the DWARF entry of a 16-byte function."""
     return b"\2" + struct.pack("<IQI", name, TEXT + 16 * index, 16)
 
 

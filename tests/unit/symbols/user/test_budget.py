@@ -1,4 +1,4 @@
-"""Reading the symbols of other users' files takes limited memory."""
+"""Reading symbols from other users' files uses bounded memory."""
 
 import json
 import os
@@ -23,7 +23,7 @@ DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 """How many files of each kind to read. ``make test-hostile-files`` sets 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
-"""The hostile files that are not rejected early, each of which takes a third of a second."""
+"""The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Makes glibc return freed memory at once (mallopt(3)), so that it is not measured."""
 

@@ -92,7 +92,7 @@ def test_names_are_demangled(mangled, expected):
 
 
 def nested(count):
-    """Returns a name in which each type is a pair of the previous type, and so twice as long."""
+    """Returns a name in which each type is a pair of the previous type, doubling the length."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1A1XIS_S_E" + "".join(f"S0_IS{d}_S{d}_E" for d in digits[1 : count + 1])
 
