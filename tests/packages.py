@@ -65,7 +65,7 @@ PACKAGES = {
         "Loads and validates the YAML configuration", "errors export host late model redact text"
     ),
     "symbols": Package(
-        "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
+        "Resolves kernel and user addresses to modules, addresses in files, functions and lines",
         "abortable checked clock elf errors forks host late model reading redact stopping version",
     ),
     "perf_data": Package(

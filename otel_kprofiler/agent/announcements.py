@@ -1,4 +1,4 @@
-"""The agent's log messages about what it samples, and about its final sample counts."""
+"""Log messages about what the agent samples, and about its final sample counts."""
 
 import logging
 from collections.abc import Iterable
