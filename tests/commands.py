@@ -11,7 +11,7 @@ COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 def run_command(*words, by=(sys.executable,), **options):
     """Runs a command until it exits, and returns its status and its output (text by default).
 
-    ``by`` is the interpreter, after the words of a program that runs it, such as setpriv.
+    ``by`` is the interpreter's command, which may start with a wrapper such as setpriv.
     """
     options = {"capture_output": True, "text": True, "timeout": 120, **options}
     return subprocess.run([*by, *COMMAND[1:], *map(str, words)], **options)

@@ -90,7 +90,7 @@ class Fuse:
         return int(self._ask("count"))
 
     def close(self):
-        """Stops the server and unmounts the files. Pending requests fail. May be called again."""
+        """Stops the server and unmounts the files, so that pending requests fail. Idempotent."""
         if self._server.poll() is not None:
             return
         self._server.kill()

@@ -1,7 +1,7 @@
 """Makes a thread hold a kernel lock for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page without memory. The holder takes the file's lock, and its
-page fault waits until this program supplies the memory through userfaultfd(2).
+The holder writes to a file from a page that has no memory yet. The holder takes the file's lock,
+and its page fault waits until this program supplies the memory through userfaultfd(2).
 """
 
 import ctypes

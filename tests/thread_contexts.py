@@ -216,7 +216,7 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """Returns the last two contexts that began before a time. Near a change, either is correct."""
+    """Returns the last two contexts that began before a time; near a change, both are correct."""
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 

@@ -54,7 +54,7 @@ ALLOWED = {
 
 
 class Place(NamedTuple):
-    """Words to be changed. Their ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
+    """Words to be changed, whose ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int

@@ -27,7 +27,7 @@ def make_frame(name, side=KERNEL_SIDE, module=VMLINUX) -> Frame:
 
 
 def make_stack(*names) -> Stack:
-    """Builds a stack of kernel functions. The first one is the innermost."""
+    """Builds a stack of kernel functions, innermost first."""
     return Stack.from_frames(make_frame(name) for name in names)
 
 

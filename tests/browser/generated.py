@@ -36,7 +36,7 @@ def _functions(rng, side, modules, count):
 
 
 def busy_host(samples, *, stacks, seconds=60, cpus=8, seed=1):
-    """Returns a window with these numbers of samples and stacks (of 20 to 40 frames each)."""
+    """Returns a window with the given numbers of samples and stacks (of 20 to 40 frames each)."""
     rng = random.Random(seed)
     kernel = _functions(rng, KERNEL_SIDE, [*_modules(ModuleKind.VMLINUX, ["vmlinux"]) * 3,
                         *_modules(ModuleKind.LOADED, ["ext4"])], 3000)  # fmt: skip

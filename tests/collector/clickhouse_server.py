@@ -2,7 +2,7 @@
 
 ``python -m tests.collector.clickhouse_server DIRECTORY`` prints its port, and serves until it is
 killed. There are two clients: clickhouse-connect, and clickhouse-go, which the Collector's exporter
-uses. The latter requires blocks in a newer version of the protocol.
+uses. clickhouse-go requires blocks in a newer version of the protocol.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Builds Debian roots once from this system's mirror, and runs commands in them."""
+"""Builds Debian root file systems once from this system's mirror, and runs commands in them."""
 
 import fcntl
 import hashlib

@@ -116,7 +116,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the service's log. Counts linked samples, those in spans, and both."""
+    """Checks samples against the service's log. Counts those linked, in a span, and both."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]

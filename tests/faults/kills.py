@@ -1,10 +1,10 @@
 """Kills agents at random instants and accounts for their samples from the received data alone.
 
 Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool run one after
-the other. Each is killed at a random instant, while the receiver accepts, rejects, hangs, or loses
-responses at random. A final agent delivers what remains in the spool. The samples that its last
-request reports as taken must equal the samples that arrived, by ``profile_id``, plus the samples
-reported as lost. Otherwise, the script exits with 1. Half of the kills use ``fsync: always``, half
+the other and are killed at random instants, while the receiver accepts, rejects, hangs, or loses
+responses at random. A final agent delivers what remains in the spool. The script exits with 1
+unless the samples that the last request reports as taken equal the samples that arrived, by
+``profile_id``, plus the samples reported as lost. Half of the kills use ``fsync: always``, half
 ``never``.
 """
 

@@ -1,7 +1,7 @@
 """Mutation test: removes the handling of one fault at a time, and checks that its test fails.
 
 Run ``python tests/faults/mutations.py [WORD]`` from a checkout. WORD selects faults by a substring
-of their name. The checkout is not changed, only a copy. Exits with 1 if a test still passes when
+of their name. Only a copy of the checkout is changed. Exits with 1 if a test still passes when
 the handling that it covers is removed.
 """
 

@@ -1,4 +1,4 @@
-"""Programs whose file cannot be read, as on unresponsive file systems, delay nothing else."""
+"""Programs with unreadable files, as on unresponsive file systems, do not delay other work."""
 
 import shutil
 import signal

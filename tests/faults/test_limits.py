@@ -85,7 +85,7 @@ def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_p
 
 @pytest.mark.long
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver):
-    """An agent stopped by SIGSTOP does not respond. Once continued, it counts the losses."""
+    """An agent stopped by SIGSTOP does not respond, but counts the losses once continued."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)

@@ -4,8 +4,8 @@
     python tests/kernels/mutations.py --list
     python tests/kernels/mutations.py NAME …
 
-The checkout is never touched: each mutation is applied to a copy of the package, which the
-guest then sees in place of the checkout's. Exit status 0 when every mutation was caught.
+The checkout is never touched: each mutation is applied to a copy of the package, which the guest
+then sees in place of the checkout's. Exits with 0 if every mutation was caught.
 """
 # ruff: noqa: T201 - a command prints for its user
 

@@ -108,7 +108,7 @@ class Session:
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
-        """Returns a kernel's files. Builds its modules and programs first. Raises MatrixError."""
+        """Returns a kernel's files, with built modules and programs, or raises MatrixError."""
         if name not in self._ready:
             kernel = get_kernel(name)
             install_tools([kernel.machine])

@@ -79,7 +79,7 @@ def count_by_pid(windows):
 
 
 class ToFile:
-    """A file, and the environment with which a service writes its profiles to it."""
+    """A file for a service's profiles, and the environment that makes the service write them."""
 
     def __init__(self, path):
         self.path = path

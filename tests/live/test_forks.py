@@ -192,8 +192,8 @@ def children(tmp_path):
 def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine, the export may take longer than the exiting process waits for it. The test is
-    then repeated.
+    The test is repeated if the export takes longer than the exiting process waits, as on a busy
+    machine.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):

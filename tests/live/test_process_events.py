@@ -302,7 +302,7 @@ def test_all_processes_are_reread_after_records_are_lost(storm):
 
 
 def agrees_with_host(events):
-    """Returns whether the table has the processes that exist, but for a few that start or exit."""
+    """Returns whether the table has all existing processes, except a few that start or exit."""
     earlier = list_pids()
     take(events)
     pids = set(events._table.pids())

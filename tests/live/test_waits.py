@@ -205,8 +205,8 @@ def test_a_stopped_process_waits_until_it_is_continued():
 def starve_a_sleeper(sampler, cpu):
     """Starves a thread, and returns its totals and switches while it starves, and its later totals.
 
-    A SCHED_FIFO thread takes the CPU for 0.8 s. The kernel allows at most 0.95 s. Returns None if,
-    on a busy machine, that thread started or the totals were read too late.
+    A SCHED_FIFO thread takes the CPU for 0.8 s, of the 0.95 s that the kernel allows. Returns None
+    if, on a busy machine, that thread started or the totals were read too late.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -134,7 +134,7 @@ def _fetch(source: Source) -> Path:
 
 
 def _relocate(root: Path, command: Path) -> None:
-    """Makes a program load the C library of its release, since this machine's may be older."""
+    """Makes a program load its release's C library, since the machine's library may be older."""
     if not shutil.which("patchelf"):
         raise MatrixError("needs patchelf", "run: apt-get install patchelf")
     libraries = root / "usr/lib/x86_64-linux-gnu"

@@ -68,7 +68,7 @@ def independent(random, shares, count):
 
 @pytest.mark.parametrize("count", [300, *further(3000)])
 def test_at_most_5_percent_of_comparisons_of_equal_distributions_show_a_change(count):
-    """Sixty functions have shares from 0.3 to 18 %. Some occur in few samples or none."""
+    """Sixty functions have shares from 0.3 to 18 %, so that some occur in few samples or none."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
         any(

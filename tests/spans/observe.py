@@ -159,7 +159,7 @@ def follow_records(sampler):
 
 
 def follow_contexts(contexts, drain):
-    """Waits for a sample of this process, so that its records are registered if spans need them."""
+    """Waits for a sample of this process, which registers any records that spans need."""
     contexts.prepare()
     until = time.monotonic() + LATEST_S
     while contexts.is_needed and not contexts.is_registered:

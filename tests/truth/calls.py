@@ -1,6 +1,6 @@
 """Checks that each caller in a program's stacks calls its callee.
 
-This is for code without unwind tables, which an independent unwinder would need. Addresses and
+The check is for code without unwind tables, which an independent unwinder would need. Addresses and
 targets of calls come from objdump. Functions come from the symbols of the program before it was
 stripped, and from the targets of calls.
 """
@@ -125,9 +125,9 @@ class Calls:
     def find_wrong(
         self, addresses: Sequence[int], sources: Sequence[FrameSource], *, is_complete: bool
     ) -> str:
-        """Describes the first frame that did not call the previous frame; empty if all did.
+        """Describes the first frame that did not call the previous frame. Returns "" if all did.
 
-        Frames are in order from the leaf. ``is_complete``: whether the last frame is the outermost.
+        Frames are in leaf-first order. ``is_complete``: whether the last frame is the outermost.
         """
         callee = self._start(addresses[0])
         outermost = addresses[-1]

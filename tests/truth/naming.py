@@ -48,7 +48,7 @@ class Tally(NamedTuple):
         frames: the number of user frames in threads that log.
         wrong: the frames named after a function that was not running, as (logged, name).
         samples: the number of samples that have a user frame and are from a logging thread.
-        named: the number of these samples with a named leaf.
+        named: the number of counted samples with a named leaf.
         unnamed: the number of other samples, by reason and the leaf's module.
     """
 

@@ -1,4 +1,4 @@
-"""The modules that a wheel may contain in compiled form behave alike, compiled or not."""
+"""The modules that a wheel may contain in compiled form behave the same when compiled."""
 
 import ast
 import inspect

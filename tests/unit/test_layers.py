@@ -110,7 +110,7 @@ def test_packages_with_an_api_page_list_their_public_names():
 
 
 def test_every_name_of_a_package_without_an_api_page_is_used_elsewhere():
-    """Neither ruff nor mypy reports unused imports there, because any import may be an export."""
+    """Neither ruff nor mypy reports unused imports in packages, where any may be an export."""
     used = uses()
     assert not [
         f"{package}.{name}"
@@ -139,7 +139,7 @@ def test_the_package_table_contains_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions are included. Imports for type checkers alone are not."""
+    """Imports within functions are included, but not imports for type checkers alone."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":

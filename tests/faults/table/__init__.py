@@ -17,8 +17,8 @@ automatically)::
 
 ``Scenario`` documents each field. ``Run`` documents what a fault can reach: the agent's process and
 directory, its receiver, and programs that run as another user. The fault is called once the agent
-samples. Its return ends the measurement. Every agent also writes to a file that no fault touches.
-From this file, the samples of a control program are counted. The program's CPU time determines the
-expected number. Faults that affect the whole host, and thus other agents, have ``alone=True``;
-their agents take off-CPU samples, too.
+samples, and ends the measurement by returning. Every agent also writes to a file that no fault
+touches. The file's samples of a control program are counted, and compared with the program's CPU
+time. Faults that affect the whole host, and thus other agents, have ``alone=True``; their agents
+take off-CPU samples, too.
 """

@@ -76,7 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Receives over gRPC. Until it is healed, ``answer(receiver, request, context)`` responds."""
+    """Responds over gRPC with ``answer(receiver, request, context)`` until it is healed."""
 
     exporter = "otlp_grpc"
 

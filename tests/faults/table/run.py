@@ -31,7 +31,7 @@ class Run(Programs):
 
     Attributes:
         public: a world-writable directory, for other users' files.
-        config: the agent's configuration. ``write_config`` writes changes to it.
+        config: the agent's configuration, to which ``write_config`` writes changes.
         seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool, and thus counts separately.
     """
@@ -225,8 +225,8 @@ class Run(Programs):
     def _compare(self, kind, exporter, got) -> dict:
         """Returns an exporter's counts for a sample kind, and how they differ from its reports.
 
-        Samples are compared with the printed counts. They are also compared with the counts in the
-        data if these are complete: the end of a stream may be missing because the spool was damaged
+        Samples are compared with the printed counts, and also with the counts in the data, unless
+        these are incomplete: the end of a stream may be missing because the spool was damaged
         between two runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()

@@ -22,7 +22,7 @@ def wait(run: Run) -> None:
 
 
 def beside(start: Callable[[Run], object]) -> Callable[[Run], None]:
-    """Returns a fault that starts something, which the scenario's end stops."""
+    """Returns a fault that calls ``start``, whose effect lasts until the scenario ends."""
 
     def fault(run: Run) -> None:
         start(run)

@@ -210,7 +210,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
 
 
 def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
-    """Downloads, unpacks and indexes packages. ``root`` appears only when it is complete."""
+    """Downloads, unpacks and indexes packages. ``root`` appears only once complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"

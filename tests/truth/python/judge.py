@@ -16,7 +16,7 @@ _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
 
 
 class Seen(NamedTuple):
-    """A sample. Frames are leaf first, and ``mark`` is 0 before the thread's first chain."""
+    """A sample with frames leaf first. ``mark`` is 0 before the thread's first chain."""
 
     mark: int
     frames: tuple[Frame, ...]
@@ -30,7 +30,7 @@ class Report:
         right: samples that match the running code exactly.
         frameless: samples without Python frames, from threads that may have had none. The sampler
             must report the same number (``no_frame`` in ``outcomes``).
-        absent: other samples without Python frames.
+        absent: samples without Python frames, from threads that had some.
         unknown: samples with a frame whose code object was not described.
         styles: right samples by the style in which their functions were called.
         in_system_calls: right samples in a system call of the function on top.

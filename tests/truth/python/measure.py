@@ -76,7 +76,7 @@ def running(
 def running_command(
     command: list[str], *, styles: tuple[str, ...] = STYLES, **options: Any
 ) -> Iterator[Target]:
-    """Runs a command that runs the program, such as an application that contains it."""
+    """Runs a command that runs the program, such as an application that embeds the program."""
     with _started([*command, str(SEED), ",".join(styles)], options) as (process, started):
         judge = Judge(Chains(SEED, styles), started["threads"][0][2])
         yield _make_target(process, started, judge)
@@ -111,7 +111,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Finds the descendant of ``pid`` by its id in its namespace. Returns its id and threads."""
+    """Returns the id and threads of the descendant of ``pid`` that has an id in its namespace."""
     for one in (pid, *_descendants(pid)):
         if _read_ids(one, one) == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]

@@ -95,7 +95,7 @@ def stack_bytes(code):
 
 
 def read_calls(path):
-    """Returns name, stack bytes and callees of each function, by section and offset."""
+    """Returns the name, stack bytes and callees of each function, by section and offset."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         symbols = list(elf.get_section_by_name(".symtab").iter_symbols())

@@ -1,4 +1,4 @@
-"""Answers of receivers that reject profiles or requests."""
+"""Responses of receivers that reject profiles or requests."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Plans have the sampler's settings for a service."""
+"""A plan contains the sampler settings for a service."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Makes HTTP/2 bytes (RFC 9113) that no client library sends."""
+"""Generates byte sequences of HTTP/2 (RFC 9113) that no client library sends."""
 
 import struct
 

@@ -419,7 +419,7 @@ def count_connections(port):
 def await_count(port, most):
     """Waits until a port has at most ``most`` connections, and returns their number.
 
-    Waits less than a minute, because silent connections are closed after that in any case.
+    Waits less than a minute, because silent connections are always closed after a minute.
     """
     end = time.monotonic() + 40
     while (count := count_connections(port)) > most and time.monotonic() < end:
@@ -472,7 +472,7 @@ def test_calls_that_clients_reset_immediately_take_little_memory(receivers, clie
 
 
 def test_calls_above_the_limit_are_answered_with_a_retry_delay(receivers, intake, monkeypatch):
-    """If the response has no retry delay, a sender must drop the request."""
+    """Without a retry delay in the response, a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 60)
     with grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:

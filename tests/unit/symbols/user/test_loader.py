@@ -77,7 +77,7 @@ def add(loader, *numbers, content=b"f", owner=0):
 
 
 def read_after(go_on):
-    """Returns a reader that waits until it may go on."""
+    """Returns a reader that waits until ``go_on`` is set."""
 
     def read(_details, content):
         assert go_on.wait(30)
