@@ -1,4 +1,4 @@
-"""Reports: time to load 1,000,000 samples from windows of five seconds, and to group them."""
+"""Measures how long reports take to load and group 1,000,000 samples from 5 s windows."""
 
 from __future__ import annotations
 

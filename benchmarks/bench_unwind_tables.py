@@ -1,4 +1,4 @@
-"""Unwind tables: the cost per file, and of many new binaries in quick succession."""
+"""Measures the cost of unwind tables, per file and for many new binaries in quick succession."""
 
 import contextlib
 import mmap
@@ -69,7 +69,7 @@ def load(path: str) -> tuple[float, float, int]:
 
 
 def mapping_of(path: str) -> tuple[int, int]:
-    """Returns start and end of this process's executable mapping of a file."""
+    """Returns the start and end of this process's executable mapping of a file."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         line = next(line for line in maps if line.rstrip().endswith(path) and "r-xs" in line)
     start, end = line.split()[0].split("-")

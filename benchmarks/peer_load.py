@@ -92,7 +92,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
     """Runs all programs except ``without`` during the block, for at most ``seconds``.
 
-    Yields the pids of their parents (timeout(1)).
+    Yields the pids of the timeout(1) processes that run the programs.
     """
     with tempfile.TemporaryDirectory() as folder:
         running = [

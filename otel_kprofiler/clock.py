@@ -1,10 +1,10 @@
-"""Converts boottime to Unix time, and tracks the offset between the two.
+"""Converts boottime to Unix time, and tracks the offset between the two clocks.
 
 The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
 but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
-boottime. Of several measurements, the one with the least time between the two reads is used, as in
-opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix clock
-changes the offset.
+boottime. Of several measurements, the one with the shortest time between the boottime reads is
+used, as in opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix
+clock changes the offset.
 """
 
 import logging

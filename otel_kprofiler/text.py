@@ -21,7 +21,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def decode_name(name: bytes) -> str:
-    r"""Decode a name; a byte that is not UTF-8 becomes ``\xff``."""
+    r"""Decode a name; bytes that are not valid UTF-8 become escapes such as ``\xff``."""
     return escape_surrogates(name.decode("utf-8", "surrogateescape"))
 
 

@@ -1,9 +1,9 @@
 """Supports uWSGI workers, which are forked by C code.
 
 Before forking, uWSGI loads the application in its master, which then holds the GIL, so threads
-started in the master never run again. If such a thread is waiting for the GIL when the process
-forks, the worker waits forever for the thread to take the GIL. Threads must therefore be started in
-each worker.
+started in the master never run again. If a thread is waiting for the GIL when the master forks, the
+worker waits forever for that thread to take the GIL. Threads must therefore be started in each
+worker.
 """
 
 import importlib

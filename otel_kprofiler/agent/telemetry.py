@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Readings(NamedTuple):
-    """Functions that return the values of metrics. A thread of the OpenTelemetry SDK calls them.
+    """Functions that return metric values, called by a thread of the OpenTelemetry SDK.
 
     Attributes:
         account: returns the numbers of samples taken, exported and lost.

@@ -24,8 +24,8 @@ from otel_kprofiler.text import escape_surrogates
 class Filter:
     r"""Conditions on samples: a sample must match at least one value of each nonempty field.
 
-    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes that are not UTF-8 are written as in
-    profiles, with escapes such as ``\xff``.
+    Names may be patterns with ``*``, ``?`` and ``[…]``. As in profiles, bytes that are not valid
+    UTF-8 are escaped, for example as ``\xff``.
 
     Attributes:
         processes: process ids, or names of executables, of scripts run by an interpreter, or of

@@ -28,7 +28,7 @@ class DumpRow(NamedTuple):
 
     Attributes:
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
-        monotonic_ns: the same time on ``CLOCK_MONOTONIC``.
+        monotonic_ns: ``time_ns`` on ``CLOCK_MONOTONIC``.
         clock_ns: time on the scheduler's clock, as last read on the CPU that ran the dump.
         arrived_ns: time at which the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen
@@ -42,7 +42,7 @@ class DumpRow(NamedTuple):
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the process that runs the dump.
-        tid: thread id, in the same namespace.
+        tid: thread id, in the pid namespace of ``tgid``.
         flags: a combination of ``enum row_flags``, such as :data:`HAS_STACKS`.
         cpu: CPU on which the thread runs or last ran; -1 if unknown.
     """

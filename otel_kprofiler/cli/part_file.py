@@ -92,7 +92,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Returns whether a recording of this user is writing a file; None if it is not a part file."""
+    """Returns whether this user is recording to a file; None if the file is not a part file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -70,7 +70,7 @@ def read_unpacked(path: str, notify: Notify) -> bytes:
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Reads OTLP profiles (``-``: standard input). Raises ``KProfilerError`` for other content."""
+    """Reads OTLP profiles (``-``: standard input). Raises ``KProfilerError`` for other formats."""
     data = _read(path)
     with _named(path):
         if data.startswith(_ZIP):

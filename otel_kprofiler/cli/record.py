@@ -110,7 +110,7 @@ def command(
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
       otel-kprofiler record -e page-faults -c 1 -- ./program
 
-    Ctrl-C, SIGTERM and SIGHUP end the recording early. The samples taken until then are still
+    Ctrl-C, SIGTERM and SIGHUP end the recording early. Samples taken before the signal are still
     written.
 
     The recording of a COMMAND ends when COMMAND exits. Children of COMMAND that have not exited

@@ -43,7 +43,7 @@ _NO_FUNCTIONS: Final = frozenset({ITSELF, NO_CALLER, NO_STACK})
 
 
 class Section(NamedTuple):
-    """A table on the screen: its rows, and the total weight that shares are relative to."""
+    """A table on the screen: its rows, and the total weight (100 %)."""
 
     view: View
     groups: Sequence[Group]

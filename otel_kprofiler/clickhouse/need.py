@@ -30,10 +30,9 @@ class Need:
     Attributes:
         resources: names of the Resource attributes to read; None for all.
         samples: names of the sample attributes to read; None for all.
-        stacks: whether to read the stacks. Otherwise, only a flag is read, which shows whether the
-            stack has kernel frames.
-        times: whether to read all timestamps. Otherwise, only the first and last timestamps of
-            merged samples are read.
+        stacks: whether to read the stacks, or only a flag that shows whether each stack has kernel
+            frames.
+        times: whether to read all timestamps of merged samples, or only the first and last.
     """
 
     resources: frozenset[str] | None = frozenset()

@@ -163,7 +163,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Estimates merged samples' times and values from their count, total, first and last time."""
+    """Estimates the times and values of merged samples from their count, total and time range."""
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]

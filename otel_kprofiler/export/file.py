@@ -195,7 +195,7 @@ class FileExporter(ProfileExporter):
     def _prepare(self, more: int) -> None:
         """Recreate the file if it has been removed or moved.
 
-        Rotate it if it is too large or too old.
+        Rotate a file that is too large or too old.
         """
         file = self._file
         if file is None:

@@ -75,7 +75,7 @@ class Spool:
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.
-        max_bytes: maximum size of all segments; beyond it, the oldest segment is dropped.
+        max_bytes: maximum total size of the segments; when exceeded, the oldest segment is dropped.
         max_age_s: age in seconds at which batches are dropped; 0 means never.
         fsync: whether to sync each record. Unsynced records survive a crash of the process, but not
             of the machine.

@@ -4,7 +4,7 @@ Since Linux 6.11, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mappin
 with the build id of its file.
 
 In the text of maps, ``\012`` stands for a newline in a path, and a deleted file has the suffix
-`` (deleted)``. A file's actual name may contain these sequences, too.
+`` (deleted)``. An actual file name may also contain ``\012`` or `` (deleted)``.
 """
 
 import ctypes

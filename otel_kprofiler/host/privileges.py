@@ -2,7 +2,7 @@
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
 capabilities that its job does not need. The thread's name identifies the job. The thread that
-attaches the sampler drops unneeded capabilities afterwards. Descriptors opened earlier stay usable.
+attaches the sampler drops unneeded capabilities afterwards. Open descriptors stay usable.
 """
 
 import ctypes

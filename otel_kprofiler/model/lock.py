@@ -33,8 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Replaces the lock type of waits whose start or end was not seen. The total time of these waits is
-0."""
+"""Lock type of waits whose start or end was not seen; such waits have a total time of 0."""
 
 
 def name_lock(flags: int) -> str:

@@ -14,7 +14,7 @@ _WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
-    """The span that was current in the sampled thread. The ids (16 and 8 bytes) are not zero.
+    """The sampled thread's current span. Trace and span ids (16 and 8 bytes) are nonzero.
 
     ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
     """

@@ -1,6 +1,6 @@
 """The user side of a sample, as recorded by the BPF program.
 
-The struct is defined in ``bpf/programs/user_stack.bpf.h``; change both together.
+Must match the struct in ``bpf/programs/user_stack.bpf.h``.
 """
 
 from __future__ import annotations

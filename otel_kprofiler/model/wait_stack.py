@@ -27,9 +27,9 @@ class WaitStacks:
     """Removes the scheduler's functions from the leaf end of stacks. Not thread-safe.
 
     The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
-    ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
-    off-CPU thread lacks these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits
-    them. After the removal, the two stacks of a wait are the same object.
+    ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. For a thread that
+    is already off-CPU, ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits the tracers and the
+    scheduler. After the removal, the two stacks of a wait are the same object.
 
     ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without them, only
     ``__schedule`` and ``schedule`` are recognized, by name.

@@ -111,7 +111,7 @@ def encode_window(
     Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If the
     window has neither samples nor wait totals, the result is one batch with the sample and loss
     counts (the account) of each sample kind. Kinds without a Resource or an account are left out;
-    if none is left, there is no batch. The same input yields the same bytes, apart from profile
+    if no kind remains, there is no batch. The same input yields the same bytes, apart from profile
     ids. Thread-safe.
 
     Args:

@@ -104,7 +104,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
     JSON may also be a single document spanning several lines. ``on_damage`` is called for each
     unreadable message. If it returns, the message is skipped. By default, raises ``PayloadError``
-    if the data is not OTLP profiles, or has an older layout than that of opentelemetry-proto 1.43.
+    if the data is not OTLP profiles, or its layout predates opentelemetry-proto 1.43.
     """
     if not data.strip(_JSON_SPACE):
         return

@@ -21,7 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes: those of its Resource, and others in ``extra``."""
+    """Attributes that a process publishes: its Resource's, and additional ones in ``extra``."""
 
     resource: Attributes
     extra: Attributes

@@ -91,8 +91,8 @@ class Reader:
     Raises ``PayloadError`` if the file is not supported, or its header is damaged.
 
     Attributes:
-        file: the contents other than the records. In a piped file, they are interleaved with the
-            records, so read all records before you use this attribute.
+        file: the contents other than the records. A piped file interleaves these contents with the
+            records, so read all records before using this attribute.
         problem: why data is missing or damaged; empty if the file is intact.
     """
 

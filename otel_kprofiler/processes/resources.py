@@ -341,7 +341,7 @@ class ProcessResources:
 
     @property
     def common(self) -> Collection[str]:
-        """Returns the names of the host and configured attributes, which all Resources have."""
+        """Returns the names of attributes in all Resources: host and configured attributes."""
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:

@@ -24,9 +24,9 @@ class _Shared:
 class SharedResources:
     """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
-    The program is known only if the process was forked by a process that has been read. Once there
-    are :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the given
-    attributes and those common to all Resources.
+    A program is known only if the process was forked by one whose attributes have been read. Once
+    there are :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the
+    given attributes and those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:

@@ -122,7 +122,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             disable_event(event.fd)
 
     def pause(self) -> None:
-        """Stop sampling until :meth:`resume`, including on CPUs that come online in between."""
+        """Stop sampling until :meth:`resume`, even on CPUs that come online during the pause."""
         self._paused = True
         self.disable()
 

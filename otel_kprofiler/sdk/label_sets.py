@@ -35,7 +35,7 @@ KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 class LabelSets:
     """Keeps label sets by number. Thread-safe, without locks.
 
-    At most ``limit`` sets are kept. Beyond that, the least recently entered set is forgotten.
+    If there are more than ``limit`` sets, the least recently entered set is dropped.
     """
 
     def __init__(self, limit: int = MAX_SETS) -> None:

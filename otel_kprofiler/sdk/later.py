@@ -21,7 +21,7 @@ class LaterStart:
     """A deferred start of a profiler. Thread-safe.
 
     Attributes:
-        due: whether the start is still pending. Set it to False only while holding the lock.
+        due: whether the start is still pending. Set ``due`` to False only while holding the lock.
     """
 
     def __init__(self, start: Callable[[], object], lock: ProcessLock) -> None:

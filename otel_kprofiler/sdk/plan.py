@@ -140,7 +140,7 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Set this process's Resource, and attributes of all Resources, from the service's Resource."""
+    """Apply the service's Resource to this process, and its attributes to all Resources."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

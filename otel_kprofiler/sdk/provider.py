@@ -179,8 +179,8 @@ class ProfilerProvider(ForkAware):
     """Passes profilers' windows to processors, under one Resource. Thread-safe.
 
     Args:
-        resource: the service's Resource. The default is that of the global TracerProvider or
-            MeterProvider, which may be set later, or else the result of ``Resource.create()``.
+        resource: the service's Resource. By default, the Resource of the global TracerProvider or
+            MeterProvider, which may be set later; failing that, ``Resource.create()``.
         shutdown_on_exit: whether to shut down at process exit, within two seconds.
     """
 

@@ -26,8 +26,8 @@ class ServiceResource:
     ``service.instance.id`` in the Resource of the other signals, and profiles adopt the new id.
 
     Args:
-        given: an explicit Resource. The default is the other signals' Resource, or the result of
-            ``Resource.create()`` while they have none.
+        given: an explicit Resource. By default, the other signals' Resource, or
+            ``Resource.create()`` until they have one.
     """
 
     def __init__(self, given: Resource | None) -> None:

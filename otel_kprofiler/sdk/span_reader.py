@@ -73,7 +73,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads the fields that the sampler reads. Methods return 0 where the sampler finds nothing."""
+    """Reads a thread's span as the sampler does. Methods return 0 where nothing is found."""
 
     def __init__(self, path: SpanPath, read: Read = read_own_memory) -> None:
         self._path = path

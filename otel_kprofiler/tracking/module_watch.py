@@ -73,9 +73,9 @@ class ModuleWatch(ForkAware):
     One thread must call ``begin``, ``poll`` and ``close``, in that order.
 
     Args:
-        open_events: opens the source of the kernel's module announcements. If it raises an
-            ``OSError``, the error becomes :attr:`problem`, and modules are detected only by polling
-            the module list.
+        open_events: opens the source of the kernel's module announcements. If ``open_events``
+            raises an ``OSError``, the error becomes :attr:`problem`, and modules are detected only
+            by polling the module list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
         missed_since_ns: boottime after which changes were missed, as in a forked child; all modules

@@ -85,7 +85,7 @@ class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
     After a loss, all processes are reread, and changes are reported as events with the time of the
-    read. If a process called execve(2) in between, only its changed mappings are reported.
+    read. If a process called execve(2) in the gap, only its changed mappings are reported.
     """
 
     since_ns: int

@@ -238,7 +238,7 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 def _find_detour(code: bytes) -> tuple[int, int]:
     """Finds the range in which a function keeps its stack pointer in x20; zeros if it never does.
 
-    A function that does so calls the vDSO on another stack. C code preserves x20 and x29.
+    Functions with such a range call the vDSO on another stack. C code preserves x20 and x29.
     """
     left = _find(code, _KEEP_SP, 0)
     back = _find(code, _SET_SP, left) if left else 0

@@ -91,7 +91,7 @@ class Table:
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns the frame sizes. Raises ``IndexError`` or ``ValueError`` if they are damaged."""
+        """Returns the frame sizes. Raises ``IndexError`` or ``ValueError`` for damaged data."""
         return parse_sizes(self._data, at + self._sizes_at, self._quantum)
 
     def packed_sizes(self, at: int) -> bytes:

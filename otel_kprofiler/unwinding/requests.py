@@ -27,8 +27,8 @@ class RequestQueue:
     """A queue of requests and opened files; thread-safe.
 
     In the long term, opening files uses at most ``open_share`` of one CPU, and loading tables at
-    most ``load_share``. At most ``loaders`` workers load tables at the same time; the others only
-    open files.
+    most ``load_share``. At most ``loaders`` workers load tables at a time; other workers only open
+    files.
     """
 
     def __init__(

@@ -16,8 +16,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to list one by one. If more are requested, all processes are
-listed."""
+"""Maximum number of processes to list one by one. For longer requests, all processes are listed."""
 _READ_BYTES: Final = 256 * 1024
 
 

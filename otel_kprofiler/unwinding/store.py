@@ -169,7 +169,7 @@ class TableStore:
         )
 
     def _end(self, key: FileKey) -> bool:
-        """Record a completed request, and return whether it was early. The lock must be held."""
+        """Record a completed request; return whether it was early. The caller holds the lock."""
         is_early = key in self._early
         self._pending.discard(key)
         self._early.discard(key)
@@ -422,7 +422,7 @@ class TableStore:
                 self._turn_ns += 0 if self._is_preloading else cpu_ns
 
     def _take_turn(self) -> FileRequest | None:
-        """Let the next process in line make its tables. The lock must be held."""
+        """Let the next process in line make its tables. The caller must hold the lock."""
         most = _EARLY_MAKERS if self._is_preloading else 1
         turn = self._postponed.take() if len(self._turns) < most else None
         if turn is not None:

@@ -19,7 +19,7 @@ _CIE: Final = pack_cie(b"zRD", CIE_REST)  # D: derived from code
 
 
 def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Generates the tables; returns None on other machines, or if the vDSO lacks these functions.
+    """Generates the tables; None if not arm64, or if the vDSO has no supported function.
 
     For functions that change any of the three registers, the entry contains no rule. Raises
     ``ElfError`` if the vDSO is damaged.

@@ -154,7 +154,7 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """Returns a copy in which some modules have different symbol tables.
+        """Returns a copy with the symbol tables of some modules replaced.
 
         ``make`` maps a module's build id to a function that builds the table from the base address.
         """

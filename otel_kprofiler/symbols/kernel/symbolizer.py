@@ -228,8 +228,7 @@ class KernelSymbolizer:
     def advance(self, now_boot_ns: int) -> int:
         """Applies the changes that ``ksymbols`` and ``modules`` have reported.
 
-        Returns the boottime up to which symbols are complete. Samples taken up to then can be
-        resolved.
+        Returns the boottime up to which symbols are complete, so earlier samples can be resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
         if self._source is not None and self._ksymbols is not None:

@@ -37,7 +37,7 @@ _PAIR_MEMORY_BYTES: Final = 28
 """Memory used to read a pair of the search table: the pair, two copies, and the function's size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
-"""Memory used per byte of ``.eh_frame`` to index it. A 16-byte entry becomes two tuples."""
+"""Bytes used to index a byte of ``.eh_frame``: a 16-byte entry becomes two tuples."""
 _ENTRY_BYTES: Final = 8  # offset of the function's start address in an entry
 _PROBES: Final = 32
 _PART: Final = 4096  # functions per step

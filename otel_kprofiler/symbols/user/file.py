@@ -14,7 +14,7 @@ class NamedAddress(NamedTuple):
     """The functions and lines at an address.
 
     Attributes:
-        lines: functions, innermost inlined first; empty if there is no name.
+        lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the enclosing function that is not inlined; 0 if there is no name.
         unresolved: why there is no name; None if there is a name.
         is_interim: whether a later lookup may return more details, such as source lines.

@@ -111,8 +111,8 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    An address in nested functions belongs to the innermost. If several functions have the same
-    start, the one with the best name is used. Addresses outside the functions in ``named`` are
+    An address in nested functions belongs to the innermost function. If several functions have the
+    same start, the one with the best name is used. Addresses outside the functions in ``named`` are
     looked up in ``bounds``, which may contain all functions. Starts are relative to ``base``
     (SVMA).
     """

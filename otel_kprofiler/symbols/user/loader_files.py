@@ -154,8 +154,8 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: files that were read, even if evicted later.
-        refused: files that are damaged, too large or unreadable. Retries are counted neither here
-            nor in ``gone`` or ``lines_refused``.
+        refused: files that are damaged, too large or unreadable. ``refused``, ``gone`` and
+            ``lines_refused`` do not include retries.
         dropped: files that were not read because the queue was full. Dropped files are requested
             again if needed.
         evicted: files whose symbols were dropped from memory to make room for others.
