@@ -1,4 +1,4 @@
-"""Runs a program in tests whose output goes to a log file."""
+"""Runs a program in tests, with the program's output in a log file."""
 
 import contextlib
 import os

@@ -24,7 +24,7 @@ PLANTED = (24, 19, 19, 19, 19)
 PLANTED_CALL = "read"
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 MOST_FALSE, PAIRS = 2, 20
-"""At most ``MOST_FALSE`` of ``PAIRS`` equal pairs may show a change (significance 5 %)."""
+"""At most ``MOST_FALSE`` of ``PAIRS`` equal pairs may show a change (5 % significance)."""
 
 
 def record(program, path, begin, *, shares, seconds, rate):

@@ -7,7 +7,7 @@ from pathlib import Path
 from otel_kprofiler.otlp import check_payload, decode_windows
 
 UNHURRIED = "shutdown_timeout: 60s"
-"""A line of the configuration that allows time to deliver everything on a busy machine."""
+"""A configuration line that allows enough time to deliver everything on a busy machine."""
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 

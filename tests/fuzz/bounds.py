@@ -10,7 +10,7 @@ READ, REFUSED, FAILED = 0, 3, 4
 
 
 def read_within(read, *, mebibytes=512, seconds=60):
-    """Calls ``read`` in a forked child with limited additional memory. Returns the exit code."""
+    """Returns the exit code of a forked child that calls ``read`` with limited extra memory."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

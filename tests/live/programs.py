@@ -175,10 +175,10 @@ def run(fd: int, repeat: int) -> None:
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:
-    """Returns the addresses and names of these modules' symbols, using a simple parser.
+    """Returns the addresses and names of the given modules' symbols, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
-    unloaded during the read. Once two reads agree, no line is missing.
+    unloaded during the read. No line is missing once two reads agree.
     """
     before = None
     while (result := _read_kallsyms(blocks or ("bpf",))) != before:
@@ -196,7 +196,7 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
 
 
 def holds_sampler(pid: int) -> bool:
-    """Returns whether a process samples: its program is attached to a perf event."""
+    """Returns whether a process samples, that is, has a BPF program attached to a perf event."""
     with contextlib.suppress(OSError):  # a descriptor may have been closed
         files = list(Path(f"/proc/{pid}/fd").iterdir())
         return any(

@@ -200,7 +200,7 @@ print([(comm.decode(), name) for comm, name in found if comm in (b"first", b"sec
 
 
 def test_program_names_are_correct_without_ptrace_permission(shells, public_python):
-    """Without ptrace rights, /proc hides the file and stack of other users' processes."""
+    """Without ptrace rights, /proc hides the executable and stack of other users' processes."""
     first, second = shells
     spin = SPIN.format(rounds=1_500_000)
     watcher = subprocess.Popen(

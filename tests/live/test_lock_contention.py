@@ -67,7 +67,7 @@ def run_sampler(command, **settings):
 
 @pytest.fixture(scope="module")
 def held():
-    """Returns the program's own measurements, the samples of its waiters, and the counts."""
+    """Returns the program's measurements, the samples of its waiters, and the sampler's counts."""
     output, samples, counts = run_sampler(LOAD, target_comms=(b"lock_waiter", b"lock_holder"))
     return json.loads(output), samples, counts
 

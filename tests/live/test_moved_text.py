@@ -1,4 +1,4 @@
-"""Text moved to anonymous memory is resolved and unwound with the file's symbols and tables."""
+"""Text moved to anonymous memory is resolved and unwound with its file's symbols and tables."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A service has Python frames however it is started, or logs once why it has none."""
+"""Samples of a service have Python frames however it is started, or it logs the reason once."""
 
 import os
 import textwrap

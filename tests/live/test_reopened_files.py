@@ -127,7 +127,7 @@ def test_the_vdso_is_read_again_after_eviction():
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
-    """The two tables do not fit into memory at once, so the evicted table is read again."""
+    """Memory holds only one of two tables at a time, so the evicted table is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
     names = open_user_names(

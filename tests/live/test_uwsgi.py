@@ -1,4 +1,4 @@
-"""uWSGI workers profile themselves, however they are forked."""
+"""uWSGI workers profile themselves regardless of how they are forked."""
 
 import contextlib
 import json

@@ -278,7 +278,7 @@ def test_an_ongoing_wait_is_sampled(functions):
 
 
 def test_a_stuck_thread_is_sampled_although_its_earlier_waits_were_short(functions):
-    """With twenty such threads, most waits are short and their starts are not reported."""
+    """With twenty stuck threads, most waits are short, and the starts of waits are not reported."""
     code = """
 import sys, threading, time
 def work():

@@ -68,7 +68,7 @@ def loaded(draw):
 def find_parts(samples, every, spans):
     """Returns the number of traces with the spans, and each part's weight, kernel time and samples.
 
-    Each trace is scanned from its first to its last sample in the spans.
+    Each trace is scanned from the trace's first sample in the spans to the last.
     """
     traces, parts = set(), defaultdict(Counter)
     for _, timeline in span_parts._find_threads(samples, every):

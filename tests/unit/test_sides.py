@@ -75,7 +75,7 @@ def test_raw_addresses_in_a_stack_part_of_a_new_kind_survive_a_round_trip():
 
 
 def test_frequent_addresses_of_two_unresolved_stack_sides_are_not_mixed_up():
-    """Frequent addresses get the first indices of their table. The two tables are not mixed up."""
+    """Frequent addresses get the first indices of their side's table. Sides do not share tables."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
     raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]

@@ -18,7 +18,7 @@ _LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class HttpReceiver:
-    """Receives over HTTP. Until it is healed, ``answer`` handles each request."""
+    """Receives over HTTP. ``answer`` handles each request until the receiver is healed."""
 
     exporter = "otlp_http"
 
@@ -76,7 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Responds over gRPC with ``answer(receiver, request, context)`` until it is healed."""
+    """Responds over gRPC with ``answer(receiver, request, context)`` until healed."""
 
     exporter = "otlp_grpc"
 

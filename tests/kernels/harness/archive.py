@@ -25,7 +25,7 @@ _FORMER = {
 """The archives of releases that are no longer supported, by the label that apt uses."""
 
 _MERGED = ("bin", "lib", "lib64", "sbin")
-"""The directories that are links into /usr."""
+"""The top-level directories that are symbolic links into /usr."""
 _FRESH_S = 3600
 """The maximum age of package lists that are used without an update, in seconds."""
 

@@ -15,7 +15,7 @@ EXAMPLES = examples("export.md")
 
 @pytest.fixture
 def window(tmp_path, monkeypatch):
-    """Returns the window of the OTLP page, in a directory to which examples may write."""
+    """Returns the window of the OTLP page, in a directory where examples may write files."""
     monkeypatch.chdir(tmp_path)
     return run_example(examples("otlp.md"), "Write a profile")["window"]
 

@@ -46,7 +46,7 @@ class Time:
 
 
 class CostlyStacks:
-    """A resolver for which each new stack takes some time."""
+    """A resolver that takes some time for each new stack."""
 
     cost_ns = 10_000_000
 
@@ -63,7 +63,7 @@ class CostlyStacks:
 
 
 class CostlyResources:
-    """Resources for which each new program takes some time."""
+    """Resources that take some time for each new program."""
 
     cost_ns = 10_000_000
 

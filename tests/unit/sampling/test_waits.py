@@ -47,7 +47,7 @@ def test_waits_of_another_epoch_are_ignored():
 
 
 def test_wait_sums_never_decrease_and_add_up_to_the_elapsed_time():
-    """A wake-up may be recorded after a read although the wake-up was earlier."""
+    """A wake-up that precedes a read may be recorded after the read."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
     assert sums.read([thread(since=50, woken=80)], 110, 1)[KEY].by_state == (10, 0, 0, 0, 0)

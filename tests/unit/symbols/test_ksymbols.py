@@ -163,7 +163,7 @@ def test_a_full_read_removes_missing_symbols_and_adds_new_symbols():
 
 
 def test_a_slow_read_does_not_undo_concurrent_changes():
-    """A read is dated by its start, and may include changes that occur during the read."""
+    """A read's timestamp is its start, although the read may include changes that occur later."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),

@@ -30,7 +30,7 @@ def cie(augmentation=b"zR", data=b"\x1b", rest=b"\x0c\x07\x08\x90\x01\0\0"):
 
 
 def fde(frames, start, *, form="<iI", address=0x1000, relative=True):
-    """Builds a function's entry for the end of ``frames``, which begins with the CIE."""
+    """Builds a function's entry to append to ``frames``, which begins with the CIE."""
     at = len(frames)
     if relative:
         start -= address + at + 8

@@ -56,7 +56,7 @@ def tiny(run):
 
 
 def move_away(run):
-    """Moves the file like logrotate without copytruncate. Writes continue under the new name."""
+    """Moves the file as logrotate does without copytruncate. Writes continue under the new name."""
     path = run.receiver.path
     time.sleep(1)
     target = path.with_name("old.otlp")

@@ -43,7 +43,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 
 
 def check_memory(report, limit_mib):
-    """Checks that reading took limited memory, and that the good file has its name."""
+    """Checks that reading used limited memory, and that the good file's function is named."""
     assert report["peak_kib"] - report["before_kib"] <= (limit_mib + SLACK_MIB) * 1024, report
     assert report["good"] == [["good_000000"]], report
 
