@@ -215,7 +215,7 @@ def requests(rounds: int) -> Iterator[Row]:
 
 
 def change_us(first: Any, second: Any | None) -> float:
-    """Returns the microseconds per context change, which is one attach or one detach."""
+    """Returns the duration of a context change (an attach or a detach), in microseconds."""
     attach, detach, best = otel_context.attach, otel_context.detach, 1e9
     outer = attach(first) if second is not None else None
     inner = first if second is None else second

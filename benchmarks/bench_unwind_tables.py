@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Requests a file as the BPF program does, five times as a new file. Returns the median."""
+    """Requests a file five times like the BPF program, each time as new. Returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

@@ -69,7 +69,7 @@ service:
 
 
 def load_windows(path: Path | None, rate: int) -> list[Window]:
-    """Returns the windows of a file, or else of the recorded load, thinned to a sampling rate."""
+    """Returns the windows of a file, or of the recorded load reduced to a sampling rate."""
     if path:
         return [window for window in read_profiles(path) if window.sample_count]
     recorded = mixed_load_window(user=False)

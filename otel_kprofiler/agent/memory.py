@@ -101,9 +101,9 @@ def give_back_memory() -> None:
 
 
 def unmap_startup_pages() -> None:
-    """Unmap library pages that only startup used, so that they no longer count as resident.
+    """Unmap library pages used only during startup, so that they no longer count as resident.
 
-    Pages that are used again are mapped again from the page cache, without disk access. Mappings
+    Pages that are needed again are remapped from the page cache, without disk access. Mappings
     with private pages (proc_pid_smaps(5)), which differ from their files, are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it

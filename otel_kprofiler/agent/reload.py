@@ -35,7 +35,7 @@ class ConfigReader:
     def request(self) -> None:
         """Request that the configuration be reread.
 
-        Requests made before the read starts are merged.
+        Requests made before the next read starts are merged.
         """
         self._wanted = True
 

@@ -32,7 +32,7 @@ def chance_of_means(
 def chance_of_counts(first: int, second: int, share: float) -> float:
     """Returns the two-sided p-value of the difference between two counts (binomial test).
 
-    ``share`` is the expected fraction of all events that ``first`` counts, from 0 to 1.
+    ``share`` is the expected fraction of all events that are counted in ``first``, from 0 to 1.
     """
     total = first + second
     if not 0 < share < 1 or not total:

@@ -241,7 +241,7 @@ def parse_records(
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
     A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
-    ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
+    ``kinds`` is from :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
     contains samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []

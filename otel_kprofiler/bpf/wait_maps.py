@@ -175,7 +175,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses ``struct thread`` entries of threads that exited at ``ended_ns`` (0: still alive).
+    """Parses ``struct thread`` entries of threads that exited at ``ended_ns`` (0 if alive).
 
     Raises ``ValueError`` if a struct is truncated.
     """

@@ -82,8 +82,7 @@ def samples(
     contains only the first and last times, and the values column is empty.
 
     ``rows`` is the result of :func:`rows_between`. Only rows that meet all SQL ``conditions`` are
-    read. With ``step_ns``, samples are merged only if they are in the same time step of that
-    length.
+    read. With ``step_ns``, samples are merged only within the same time step of that length.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:

@@ -102,7 +102,7 @@ class Ledgers:
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count lost samples, by kind; ``carried`` if they are from earlier runs."""
+        """Count lost samples, by kind; ``carried`` marks samples from earlier runs."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 

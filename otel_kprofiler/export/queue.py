@@ -72,7 +72,7 @@ class ExportQueue:
             in seconds, including retries. Batches abandoned at shutdown are not reported.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
             disk. The queue closes the spool.
-        on_lost: called when a batch in memory is counted as lost, unless parts of it arrived.
+        on_lost: called when a batch in memory is counted as lost, unless parts were delivered.
             ``on_lost`` is called on any thread, one call at a time, and must not raise.
     """
 

@@ -197,9 +197,9 @@ class LimitedChildren:
                     self._idle.append(child)
 
     def end_idle(self, after_s: float = 0.0) -> float | None:
-        """End children that have waited for a file for ``after_s`` seconds.
+        """End children that have been idle for ``after_s`` seconds.
 
-        Returns the seconds until another waiting child is due; None if no child is waiting.
+        Returns the seconds until the next idle child is due; None if no child is idle.
         """
         with self._lock:
             now_s = time.monotonic()

@@ -140,7 +140,7 @@ def check_imports_without_capabilities() -> None:
 
 
 def _find_closed(file: str) -> str | None:
-    """Returns the topmost directory that this thread may not enter, or the file if unreadable."""
+    """Returns the topmost directory closed to this thread, or else the file if it is unreadable."""
     try:
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:

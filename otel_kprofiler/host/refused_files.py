@@ -32,7 +32,7 @@ class RefusedFiles(Generic[T]):
     def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
         """Remember why a file, identified by :func:`identify_content`, was refused.
 
-        If ``may_pass``, reading the unchanged file again may succeed, so it is retried sooner.
+        ``may_pass`` marks a temporary failure, after which the unchanged file is retried sooner.
         """
         with self._lock:
             self._reasons.pop(file, None)

@@ -85,7 +85,7 @@ class ServedChild(MeteredChild):
     ) -> tuple[bytes, bytes]:
         """Wait for the reply, or for the child to exit without a reply.
 
-        Returns the reply, and a last byte that marks success; or nothing, and standard error.
+        Returns the reply and a byte that marks success or, on failure, no bytes and standard error.
         Raises ``TimeoutExpired``.
         """
         until_s = None if timeout is None else time.monotonic() + timeout

@@ -29,7 +29,7 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps into the loop's cold part. Fewer may be data that looks like jumps."""
+"""Minimum number of jumps into the loop's cold part. Fewer might be data that resembles jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8

@@ -170,8 +170,8 @@ def find_user_addresses(raw: bytes) -> array[int]:
 def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
     """Marks each signal trampoline as a frame with an exact address.
 
-    A signal handler returns to the first instruction of a trampoline. No call precedes it, and the
-    byte before it may belong to another function.
+    A signal handler returns to the first instruction of a trampoline. No call precedes that
+    instruction, and the preceding byte may belong to another function.
     """
     marked: array[int] | None = None
     for at in range(1, len(words)):

@@ -270,9 +270,9 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Returns a request with all samples, or None and a smaller number of samples to try.
+    """Returns a request with all samples and 0, or None and a smaller number of samples to try.
 
-    The number is 0 if there is a request, or if a single sample is too large.
+    The number is also 0 if a single sample is too large.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)

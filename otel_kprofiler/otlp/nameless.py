@@ -49,7 +49,7 @@ FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
 
 
 class Naming(NamedTuple):
-    """Requests with added names, the number of nameless locations, and how many were named."""
+    """OTLP data with names added, and the numbers of nameless and newly named locations."""
 
     data: bytes
     nameless: int

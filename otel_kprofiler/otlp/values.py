@@ -1,7 +1,7 @@
 """Converts attribute values to Python values, within limits.
 
 Attributes can refer to strings in the dictionary and be nested, so an expanded value can be far
-larger than its message. Therefore, the size of created text is limited.
+larger than its message. The total size of the resulting text is therefore limited.
 """
 
 import json

@@ -30,8 +30,8 @@ processes in the root cgroup form no group: all services of a user would share o
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes running at the agent's start."""
 _LONGEST_NS: Final = 100_000_000
-"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Time
-beyond this is attributed to a pause of the host, and is not charged."""
+"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Any
+excess is attributed to a pause of the host, and is not charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
@@ -84,8 +84,8 @@ class ProcessBudgets:
 
     Every sample of a process can cause a lot of work if the process constantly changes its thread
     names, stacks, code or programs. Processes are charged for wall-clock time, so budgets
-    effectively shrink where CPU time is scarce. The samples of a process above its budget become
-    coarser, so that other processes' samples do not wait for them.
+    effectively shrink where CPU time is scarce. The samples of a process that exceeds its budget
+    lose detail, so that they do not delay other processes' samples.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
     parent gains nothing by forking children. Young processes form a separate group, so that a fork

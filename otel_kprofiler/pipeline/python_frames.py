@@ -142,7 +142,7 @@ class PythonFrames:
         return self._tracked if tracking is None else tracking.counts()
 
     def _register_own(self, maps: PythonMaps) -> str:
-        """Register this process, and return why that failed; empty on success."""
+        """Register this process. Returns the reason for a failure; empty on success."""
         try:
             agent_process = open_own()
             self._add_loop(agent_process.interpreter)

@@ -226,7 +226,7 @@ class EbpfSampler(ForkAware):
     def retarget(self, pids: tuple[int, ...]) -> None:
         """Replace the set of sampled processes.
 
-        The old and the new set must not be empty. Together, they must fit into the target map.
+        The old and new sets must be nonempty, and must together fit into the target map.
         """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)

@@ -100,7 +100,7 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns the plans to try in order, each with fewer kernel requirements than the last."""
+    """Returns the plans to try in order, with decreasing kernel requirements."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)

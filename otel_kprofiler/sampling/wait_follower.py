@@ -1,4 +1,4 @@
-"""Attaches the BPF programs that follow off-CPU threads, and reads the threads' totals."""
+"""Attaches the BPF programs that track off-CPU threads, and reads each process's wait totals."""
 
 import contextlib
 import logging
@@ -238,7 +238,7 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups to record wakers, or if the kernel does not measure run-queue delays.
+        """Trace wake-ups if wakers are recorded or the kernel does not measure run-queue delays.
 
         Raises ``OSError`` before Linux 5.19 if CAP_BPF is missing.
         """

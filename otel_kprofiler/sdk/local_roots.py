@@ -265,7 +265,7 @@ class LocalRootSpanProcessor(SpanProcessor):
     When the profiler starts, it adds a processor to the global TracerProvider. If the service uses
     a different provider, it must add a processor itself. To name spans that are already active when
     the profiler starts, add a processor before the spans start. A processor costs two to three
-    microseconds per span, never raises into the service, and does nothing when the current span
+    microseconds per span, never raises an exception, and does nothing when the current span
     changes.
     """
 

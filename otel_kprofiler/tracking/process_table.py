@@ -182,7 +182,7 @@ class ProcessTable:
                 return self._forget_all(self._processes.keys() - pids, time_ns)
 
     def discard(self, pid: int) -> None:
-        """Forget a process, and report no event."""
+        """Forget a process without reporting an event."""
         self.wanted.discard(pid)
         self._processes.pop(pid, None)
 

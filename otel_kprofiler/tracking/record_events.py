@@ -30,7 +30,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum time between timestamping and writing a record. A virtual CPU may pause in between."""
+"""Maximum time from timestamping to writing a record, during which a virtual CPU may pause."""
 _SAMPLE_TIME: Final = 1 << 2
 _FORMAT_TIME_ENABLED: Final = 1 << 0
 _FORMAT_LOST: Final = 1 << 4  # kernel 6.0
@@ -106,7 +106,7 @@ class _LockLimitError(OSError):
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """A perf event per CPU. The constructor opens all of them, or raises and leaves none open.
+    """One perf event per CPU. The constructor opens all events, or raises and leaves none open.
 
     The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is
     halved repeatedly until the kernel agrees to lock that much memory. ``epoll`` wakes when a ring

@@ -34,7 +34,7 @@ _FP_SAVED, _FP_KEPT, _FP_LOST = b"\x9d", b"\xdd", b"\7\x1d"  # offset, restore, 
 _SLOT: Final = 8
 
 _MAX_PUSH: Final = 0xF0
-"""Size of the largest frame that one store allocates."""
+"""Maximum size of a frame that is allocated by a single store instruction."""
 _MAX_ADD: Final = 1 << 12
 """Minimum size of a frame that may be dropped by two instructions, of which the table shows only
 the second."""

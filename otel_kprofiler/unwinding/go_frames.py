@@ -11,8 +11,8 @@ and the frames:
 MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT…
 
 MACHINE is the file's ``e_machine``, ADDRESS the address of the new ``.eh_frame``, and ORIGIN the
-base of the search table's pairs. The other arguments are parts of the file, as offset:size:address:
-the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
+base of the search table's pairs. The remaining arguments are parts of the file, as
+offset:size:address: the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from otel_kprofiler.unwinding.go_x86 import X86
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
 """Functions whose return address is that of an interrupted instruction, or of a call into C."""
 _SPARE_BYTES: Final = 4096
-"""Maximum size of the entries in bytes, in addition to that of ``.gopclntab``."""
+"""Number of bytes by which the entries may exceed the size of ``.gopclntab``."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions whose register-saving instructions are checked; share that must match."""
 _MAX_KEPT: Final = 1 << 15
@@ -48,7 +48,7 @@ _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 
 
 class Shapes(dict[int, Shape]):
-    """The shapes of a table's functions, by the location of their frame sizes.
+    """Frame shapes of a table's functions, by the location of the function's frame sizes.
 
     Shapes are also cached across files, keyed by packed frame sizes, because many programs contain
     the same functions.

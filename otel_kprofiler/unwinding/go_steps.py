@@ -26,7 +26,7 @@ _STEP: Final = re.compile(
 """The distance to the next frame size change, followed by the change itself. A change may include a
 return, which pops rbp (change -8), and the change after the return. The last change is 0."""
 _MAX_KEPT: Final = 1 << 16
-"""Maximum number of changes, and of distances, that are kept for later functions."""
+"""Maximum number of cached changes, and of cached distances."""
 
 
 class _Unusual(Exception):  # noqa: N818 - an outcome

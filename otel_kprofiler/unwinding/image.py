@@ -6,7 +6,7 @@ At                      Bytes             What
 0                       256               ``struct table_header``, the rest zero
 256                     8 per entry       the search table
 rounded up to 16        .eh_frame's size  ``.eh_frame``
-behind it               at least 512      zero: the program reads a window at a time
+after that              at least 512      zero: the program reads a window at a time
 ======================  ================  ====================================================
 """
 

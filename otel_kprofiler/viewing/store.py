@@ -47,7 +47,7 @@ CHOICES: Final = (
 _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 
 _MAX_CACHED: Final = 50_000
-"""Maximum number of rows whose numbers are cached, at about 300 bytes each."""
+"""Maximum number of cached row numbers, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
 """Number of times that unreferenced rows are removed per retention time."""
 _MAX_NUMBER: Final = 1 << 53

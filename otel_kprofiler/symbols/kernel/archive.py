@@ -56,7 +56,7 @@ class ReadingUnpacker:
         self._known: dict[int, LoadedModule] = {}
 
     def unpack(self, row: Any) -> ModuleReading:
-        """Unpack the next reading.
+        """Unpack the next reading of the module list.
 
         Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if the reading is
         damaged.

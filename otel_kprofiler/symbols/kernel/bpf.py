@@ -60,7 +60,7 @@ class KsymbolSource(Protocol):
 
 
 class LoadedKsymbol:
-    """A symbol, and the period in which it is loaded. When it is unloaded, ``until_ns`` is set.
+    """A symbol and its load period. When the symbol is unloaded, ``until_ns`` is set.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
     have been unloaded and replaced. The uncertain period from ``sure_ns`` on is represented by a

@@ -98,8 +98,8 @@ NO_BUILTIN: Final = BuiltinRanges()
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
     """Returns the sections in ``modules.builtin.ranges``, and the number of malformed lines.
 
-    The kernel's script ends a range at the next object file, even if the linker placed that file
-    lower. A range whose end is below its start becomes empty.
+    The kernel's script ends a range at the next object file, even if that file has a lower address.
+    A range whose end is below its start becomes empty.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -228,7 +228,7 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
-    ``sizes`` alternates the address and the size of each function, sorted by address. If functions
+    ``sizes`` contains alternating function addresses and sizes, sorted by address. If functions
     overlap, only the last end is used.
     """
     if not sizes:

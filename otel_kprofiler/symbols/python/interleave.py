@@ -2,9 +2,9 @@
 
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
 native frame is identified by its name, or by its address if the location of the evaluation loop in
-the file is known. A chain of Python frames, which ends with the frame that C code entered, replaces
-the native frame. If the numbers of chains and native frames differ, the Python frames follow all
-native frames, at the root end of the stack.
+the file is known. The native frame is replaced by a chain of Python frames, which ends with the
+frame that C code entered. If the numbers of chains and native frames differ, the Python frames
+follow all native frames, at the root end of the stack.
 """
 
 import enum

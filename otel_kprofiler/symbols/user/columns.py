@@ -1,7 +1,7 @@
 """Columns of function tables, and their copies in temporary files.
 
-A lookup touches only a few pages of a table. The other pages of a table in a file are page cache,
-which the kernel can reclaim, whereas anonymous memory would stay until the table is evicted.
+A lookup touches only a few pages of a table. The remaining pages of a table in a file are page
+cache, which the kernel can reclaim; anonymous memory would stay until the table is evicted.
 """
 
 import logging

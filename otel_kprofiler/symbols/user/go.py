@@ -9,7 +9,7 @@ src/internal/abi/symtab.go)::
        1.26), then the offsets of five parts: names, units, files, pc tables, functions
 
 The last part, functions, begins with a table of each function's start and the offset of its struct
-``_func``. Starts are relative to the start of the code, which is read from the runtime's
+``_func``. Function starts are relative to the start of the code, which is read from the runtime's
 ``moduledata``. ``moduledata`` is found by searching for the table's address.
 """
 

@@ -108,7 +108,7 @@ class PerfMap(JitFile[JitCode]):
 
 
 def _open_in(directory: str, name: str) -> int:
-    """Open a file without following links, and without waiting for the other end of a pipe."""
+    """Open a file without following links, and without blocking on a named pipe."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -55,7 +55,7 @@ class Symbols(NamedTuple):
         values: SVMA of each symbol.
         sizes: size of each symbol in bytes; 0 if unknown.
         kinds: values of ``st_info``, with the type in the lower four bits and the binding above.
-        names_at: offset in ``names`` of each name; a zero byte ends the name.
+        names_at: offset of each name in ``names``; a zero byte terminates the name.
     """
 
     values: array[int]
