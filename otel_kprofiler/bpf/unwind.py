@@ -242,8 +242,8 @@ def pack_unwind_config(
     """Packs ``struct unwind_config``; ``max_work`` limits the unwinding steps per stack.
 
     User addresses have ``address_bits`` bits. If the kernel enables pointer authentication, it uses
-    the higher bits (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 up with 16
-    KiB pages, and from bit 42 up with 64 KiB pages.
+    the upper address bits (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 up
+    with 16 KiB pages, and from bit 42 up with 64 KiB pages.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

@@ -34,7 +34,7 @@ class MountPoint(NamedTuple):
     """A mount of a cgroup hierarchy, or of part of one.
 
     Attributes:
-        root: path of the mounted cgroup in our cgroup namespace. ``/..`` is the parent of the
+        root: path of the mounted cgroup in our cgroup namespace. ``/..`` denotes the parent of the
             namespace's root.
     """
 

@@ -73,7 +73,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
     """Merges a window's Resources that have equal attributes at ``grain``.
 
-    The samples stay the same. ``window`` must contain a Resource for each process. ``common``
+    The samples are unchanged. ``window`` must contain a Resource for each process. ``common``
     contains the names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:

@@ -66,7 +66,7 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 def find_context(
     files: HostFiles, pid: int, memory: int, last: Published | None
 ) -> Published | None:
-    """Finds a process's context, at its last address or at a new one.
+    """Finds a process's context, at its previous address or at a new address.
 
     ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the most recently read context, if
     any. Raises ``OSError`` if the mappings cannot be read.

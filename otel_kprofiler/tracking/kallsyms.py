@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class IteratedKallsyms:
     """The files of this host. Kallsyms is read through the iterator if addresses are hidden.
 
-    The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why
-    the iterator cannot be used; empty if it can be used, or is not needed.
+    The first read of kallsyms decides whether to use the iterator. ``refused`` explains why the
+    iterator cannot be used; empty if it is usable or not needed.
     """
 
     def __init__(self, files: HostFiles) -> None:

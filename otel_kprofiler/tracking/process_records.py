@@ -1,7 +1,7 @@
 """Parses the kernel's process event records from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_FORK``, ``_EXIT``, ``_COMM``, ``_MMAP2``,
-``_LOST``). The last eight bytes of each record are its time.
+``_LOST``). The last eight bytes of each record contain its timestamp.
 """
 
 import os

@@ -50,7 +50,7 @@ CREATE TABLE losses (
 
 
 def open_reader(path: str) -> sqlite3.Connection:
-    """Opens a connection that reads a store while other connections write it."""
+    """Opens a connection that reads a store while other connections write to it."""
     database = _connect(path)
     database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     database.execute("PRAGMA query_only = 1")

@@ -134,8 +134,8 @@ class BuildIdDirectories:
 class DebugLinkDirectories:
     """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
-    ``directories`` contain debug files under the paths of the original files. The directories are
-    searched first below ``WantedDebugFile.root``, then below this process's root.
+    ``directories`` contain debug files, at the same relative paths as the original files. The
+    directories are searched first below ``WantedDebugFile.root``, then below this process's root.
     """
 
     def __init__(

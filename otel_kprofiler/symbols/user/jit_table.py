@@ -38,7 +38,7 @@ class _Former(NamedTuple):
 class JitTable:
     """The runtime-generated functions of one process. Not thread-safe.
 
-    Rows without a name are left over from replaced functions, and show where code used to be.
+    Unnamed rows are remnants of replaced functions, and show where code used to be.
 
     Attributes:
         has_dropped: whether functions were dropped because of the memory limit.

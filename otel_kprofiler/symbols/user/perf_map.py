@@ -14,7 +14,7 @@ these rules:
 
 New code never has an old name if the writer lists each function before the first call, as all
 writers listed above do. Until a writer flushes buffered lines, old names may be shown. Old names
-also remain if unlisted code takes the place of freed code.
+also persist if unlisted code replaces freed code.
 """
 
 import os
