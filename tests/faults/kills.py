@@ -142,7 +142,7 @@ def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
 
 
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
-    """Returns problems found after truncating a killed agent's spool, as in a power failure.
+    """Returns problems after truncating a killed agent's spool at random, as a power failure would.
 
     Samples missing from any segment but the last must be counted. Samples missing from the last
     segment must be later than ``unknown_since_unix_ns``, or be counted.
