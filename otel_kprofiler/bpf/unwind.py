@@ -249,6 +249,9 @@ def pack_unwind_config(
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS
     goexit = processor.goexit, processor.goexit_mask
     words = (processor.sigreturn, processor.syscall, *goexit)
+    places = bytearray(MAX_COLUMNS)
+    for place, column in enumerate(processor.preserved, 1):
+        places[column] = place
     return (
         _CONFIG.pack(
             processor.address_mask & unsigned,
@@ -265,12 +268,5 @@ def pack_unwind_config(
         )
         + processor.interrupt.pack()
         + processor.signal.pack()
-        + _pack_preserved(processor.preserved)
+        + bytes(places)
     )
-
-
-def _pack_preserved(columns: Sequence[int]) -> bytes:
-    places = bytearray(MAX_COLUMNS)
-    for place, column in enumerate(columns, 1):
-        places[column] = place
-    return bytes(places)

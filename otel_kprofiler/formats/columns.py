@@ -239,7 +239,10 @@ class _Columns:
         name = process_name(resource, sample.thread_name)
         process = index_of(self._processes, (name, process_id(resource)))
         thread = index_of(self._threads, (sample.thread_name, sample.tid, process))
-        return index_of(self._rows, (self._leaf(name, sample), thread, sample.cpu, kind))
+        leaf = self._stack_leaf(name, sample.stack)
+        for row in wait_rows(sample):
+            leaf = index_of(self._nodes, (leaf, index_of(self._frames, row)))
+        return index_of(self._rows, (leaf, thread, sample.cpu, kind))
 
     def _add(self, row: int, sample: WindowSample, factor: int, axis: _Axis) -> None:
         counts, (first, bins, start_ns, bin_ns) = self._counts, axis
@@ -248,12 +251,6 @@ class _Columns:
             key = place << _ROW_BITS | row
             value = sample.values[at] if sample.values else 1
             counts[key] = counts.get(key, 0) + value * factor
-
-    def _leaf(self, process: str, sample: WindowSample) -> int:
-        leaf = self._stack_leaf(process, sample.stack)
-        for row in wait_rows(sample):
-            leaf = index_of(self._nodes, (leaf, index_of(self._frames, row)))
-        return leaf
 
     def _stack_leaf(self, process: str, stack: Stack) -> int:
         leaf = self._leaves.get((process, stack))

@@ -77,7 +77,11 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     is below 2, all processes see addresses; otherwise, only holders of CAP_SYSLOG do.
     """
     try:
-        if _shows_addresses(files):
+        with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
+            text = file.read(_SCAN_BYTES)
+        if not text:
+            raise FileNotFoundError("/proc/kallsyms is empty")
+        if any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines()):
             return SymbolsVisibility.VISIBLE
     except OSError:
         return SymbolsVisibility.NO_FILE
@@ -88,12 +92,3 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     if read_capabilities(files).missing(["CAP_SYSLOG"]):
         return SymbolsVisibility.NO_CAPABILITY
     return SymbolsVisibility.NAMESPACE
-
-
-def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether ``/proc/kallsyms`` shows any addresses; those of per-CPU symbols may be 0."""
-    with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
-        text = file.read(_SCAN_BYTES)
-    if not text:
-        raise FileNotFoundError("/proc/kallsyms is empty")
-    return any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines())

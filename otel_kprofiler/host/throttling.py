@@ -26,16 +26,11 @@ def get_tick_rate() -> int:
     return round(1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE))
 
 
-def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the lowest ``perf_event_max_sample_rate`` that avoids throttling at a given rate."""
-    samples_per_tick = -(-samples_per_second // tick_rate)
-    return int(samples_per_tick) * tick_rate + 1
-
-
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
     """Returns a warning if the kernel may throttle events at this rate, or an empty string."""
     limit = find_sysctl(files, MAX_SAMPLE_RATE)
-    least = get_least_limit(samples_per_second, tick_rate)
+    samples_per_tick = -(-samples_per_second // tick_rate)
+    least = int(samples_per_tick) * tick_rate + 1
     if limit is None or limit >= least:
         return ""
     return (

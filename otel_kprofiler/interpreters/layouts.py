@@ -6,7 +6,6 @@ fixed or computed from adjacent members. Fixed offsets are used only if adjacent
 expected offsets.
 """
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout
@@ -149,10 +148,6 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
         offsets = parse_debug_offsets(runtime, version.minor)
     except ValueError as error:
         raise InterpreterRefused(Refusal.OTHER_LAYOUT, str(error)) from error
-    return _from_offsets(version, offsets)
-
-
-def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
     if parse_version(offsets["version"]) != version:
         raise InterpreterRefused(
             Refusal.OTHER_LAYOUT, f"the offsets in the file are for version {offsets['version']:#x}"

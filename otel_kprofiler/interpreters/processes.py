@@ -301,13 +301,6 @@ class PythonTracking:
         due_s = max(0.0, due_at - time.monotonic())
         return 1000 * (min(INTERVAL_S, due_s) if events else due_s)
 
-    def _retry_later(self, seen: ProcessSeen, earlier: _Retry | None) -> None:
-        """Examine a process again later, since it is reported only once."""
-        tries = earlier.tries if earlier and earlier.seen == seen else 0
-        if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
-            at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
-            self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
-
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
         """Examine sampled processes. Returns False if the kernel denies access to any process."""
         permitted = True
@@ -315,7 +308,10 @@ class PythonTracking:
             earlier = self._retries.pop(seen.tgid, None)
             try:
                 if not self._processes.inspect(seen):
-                    self._retry_later(seen, earlier)
+                    tries = earlier.tries if earlier and earlier.seen == seen else 0
+                    if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
+                        at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
+                        self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
             except PermissionError:
                 permitted = False
         return permitted

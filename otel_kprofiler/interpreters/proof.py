@@ -127,7 +127,8 @@ class Proof:
             _require(
                 [frame.from_c for frame in seen.found[:2]] == [from_c, False], "entries from C"
             )
-            self._compare_frames(seen)
+            frames = [(frame.code, frame.offset) for frame in seen.found]
+            _require(frames == [(id(code), last) for code, last in seen.expected], "frames")
             _require(seen.found[0].in_generator == (situation is _resumed), "owner of a frame")
         generator = _generate(look)
         frame = next(generator).found[0].address
@@ -206,10 +207,6 @@ class Proof:
             return 8 * read(code + layout.code_frame_words, 4)
         words = read(code + layout.code_stack_words, 4) + read(code + layout.code_variables, 4)
         return layout.frame_header + 8 * words
-
-    def _compare_frames(self, seen: _Look) -> None:
-        frames = [(frame.code, frame.offset) for frame in seen.found]
-        _require(frames == [(id(code), last) for code, last in seen.expected], "frames")
 
     def _compare_codes(self, codes: list[CodeType]) -> None:
         layout, read = self._layout, self._read

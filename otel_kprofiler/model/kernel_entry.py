@@ -7,7 +7,6 @@ instead of ``__x64_sys_read``.
 """
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from otel_kprofiler.model.stack import KERNEL_SIDE, STACK_OK, Stack
@@ -56,11 +55,6 @@ def find_entry(stack: Stack) -> str:
     ]  # fmt: skip
     if not any(side.frames for side in sides):
         return USER_MODE if all(side.status == STACK_OK for side in sides) else UNKNOWN_ENTRY
-    return entry_of_names(names)
-
-
-def entry_of_names(names: Iterable[str]) -> str:
-    """Returns the kernel entry implied by kernel function names, outermost first."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without compiler suffixes such as .isra.0

@@ -45,7 +45,8 @@ class WaitStacks:
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(self._cut_side, stack.sides))
-            if _is_of_kernel_thread(stack):
+            kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
+            if any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:]):
                 sides = tuple(map(_without_status, sides))
             # Frames are hashed by identity, but tuples of their fields by value.
             key = tuple((side.kind, tuple(map(tuple, side.frames)), side.status) for side in sides)
@@ -67,11 +68,6 @@ class WaitStacks:
     def _is_scheduler(self, frame: Frame) -> bool:
         is_vmlinux = frame.module is not None and frame.module.kind is ModuleKind.VMLINUX
         return (is_vmlinux and frame.address in self._rvas) or _name(frame) in _SCHEDULER
-
-
-def _is_of_kernel_thread(stack: Stack) -> bool:
-    kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
-    return any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:])
 
 
 def _without_status(side: Side) -> Side:

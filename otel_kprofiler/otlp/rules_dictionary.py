@@ -31,15 +31,11 @@ def zero_entries(contents: Contents) -> Iterator[Problem]:
         elif name == "string_table":
             if table[0]:
                 yield f"{where}[0]", f"must be the empty string, not {contents.strings[0]!r}"
-        elif _is_set(table[0]):
+        elif any(  # an empty AnyValue counts as unset
+            field.name != "value" or value.WhichOneof("value")
+            for field, value in table[0].ListFields()
+        ):
             yield f"{where}[0]", "must be the zero value"
-
-
-def _is_set(entry: Any) -> bool:
-    """Returns whether any field is set; an empty AnyValue counts as unset."""
-    return any(
-        field.name != "value" or value.WhichOneof("value") for field, value in entry.ListFields()
-    )
 
 
 @rule

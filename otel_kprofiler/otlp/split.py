@@ -61,7 +61,9 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     None for no limit. Samples that each exceed the limit are dropped and counted. Raises
     ``PayloadError`` if an index is out of range.
     """
-    if _has_references(message):
+    if any(
+        table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
+    ):
         check_indices(message)
         _write_attributes_inline(message)
         message = _take(message, _slices(message))
@@ -162,12 +164,6 @@ def _profiles(message: Any) -> Iterator[tuple[_Place, Any]]:
         for second, scope in enumerate(resource.scope_profiles):
             for third, profile in enumerate(scope.profiles):
                 yield _Place(number, second, third), profile
-
-
-def _has_references(message: Any) -> bool:
-    return any(
-        table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
-    )
 
 
 def _holders(message: Any) -> Iterator[Any]:

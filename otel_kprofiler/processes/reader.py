@@ -59,7 +59,9 @@ class ProcessReader:
         if stat.start_ticks != key.start_time_ns // TICK_NS:
             return None
         if stat.is_kernel_thread:
-            name = group_kernel_thread(decode_name(stat.name))
+            # Group the kernel threads of a kind, such as kworker/0:1 under kworker.
+            comm = decode_name(stat.name)
+            name = comm.partition("/")[0] or comm
             return Reading(attributes | {KERNEL_THREAD: name}, is_sure=True)
         attributes["process.parent_pid"] = stat.parent
         attributes |= self.describe_owner(owner, attributes)
@@ -131,8 +133,3 @@ def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
     if stat.stack_start:
         return stat.stack_start == sample.stack_start
     return sample.tid != sample.tgid or stat.name == sample.comm
-
-
-def group_kernel_thread(comm: str) -> str:
-    """Returns the name of a group of kernel threads, such as ``kworker`` for ``kworker/0:1``."""
-    return comm.partition("/")[0] or comm

@@ -233,7 +233,9 @@ class ProcessResources:
             return latest.resource
         tgid, start_ns = process.process
         if has_ended and process not in self._known and tgid not in self._fixed:
-            return self._get_ended()
+            if self._ended is None:
+                self._ended = self._make({ENDED_PROCESSES: True})
+            return self._ended
         comm = b""
         stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
@@ -242,11 +244,6 @@ class ProcessResources:
         tid = tgid if comm or not tgid else 0  # 0 if the process's name is unknown
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
-
-    def _get_ended(self) -> Resource:
-        if self._ended is None:
-            self._ended = self._make({ENDED_PROCESSES: True})
-        return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
         attributes = self._known.get(key)

@@ -145,7 +145,10 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         for cpu, event in self._events.items():
             data, was_full = event.ring.take()
             if was_full:
-                self._note_lost(cpu, event)
+                if self._formats & _FORMAT_LOST:
+                    self._count(cpu, event, event.read()[2])
+                else:  # the count comes with the next record, which may never be written
+                    self._lose(RecordLoss.RING_FULL, cpu, 0)
             if data:
                 yield cpu, data
 
@@ -223,12 +226,6 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             return self._open_event(cpu)
         largest = self._wanted_records.largest_bytes
         return _CpuEvent(fd, PerfRing(memory, self._ring_bytes, largest))
-
-    def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
-        if self._formats & _FORMAT_LOST:
-            self._count(cpu, event, event.read()[2])
-        else:  # the count comes with the next record, which may never be written
-            self._lose(RecordLoss.RING_FULL, cpu, 0)
 
     def _count(self, cpu: int, event: _CpuEvent, total: int) -> None:
         if total > event.lost:

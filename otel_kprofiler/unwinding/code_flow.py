@@ -311,7 +311,9 @@ class Flow:
         seen: set[int] = set()
         for at in rest:
             if at not in seen:
-                self._solve(_connected(at, linked, seen), rest, forward)
+                part = list(_reach([at], linked))
+                seen.update(part)
+                self._solve(part, rest, forward)
 
     def _is_padding(self, at: int) -> bool:
         for start, end, code in self._texts:
@@ -389,10 +391,3 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
                 seen[other] = None
                 waiting.append(other)
     return seen
-
-
-def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns all instructions connected to the one at ``at``, and adds them to ``seen``."""
-    part = list(_reach([at], linked))
-    seen.update(part)
-    return part

@@ -226,7 +226,11 @@ class TableStore:
             with self._gate.work():
                 for request in parse_requests(self._maps.ring.take().data):
                     self.request(request)
-                self._end_holds()
+                with self._lock:
+                    now_ns = self._now_ns()
+                    for key in [key for key, until in self._refused.items() if 0 < until <= now_ns]:
+                        del self._refused[key]
+                        self._maps.forget_file(key)
                 self._resume()
                 idle_s = self._children.end_idle(_IDLE_S)
             self._epoll.poll(self._find_wait_s(idle_s))
@@ -263,7 +267,10 @@ class TableStore:
             began_ns = time.thread_time_ns()
             with reading(self._name(request.key)):
                 if self._answer(request, item):
-                    self._end_turn(request)
+                    with self._lock:
+                        if (turn := self._turns.pop(request.key, None)) is not None:
+                            self._postponed.done(turn, self._turn_ns)
+                            self._turn_ns = 0
                 self._resume()
             cpu_ns = time.thread_time_ns() - began_ns
             with self._lock:
@@ -392,13 +399,6 @@ class TableStore:
             del self._gone[next(iter(self._gone))]
         return self._gone[key] % _MOST_GONE == 0
 
-    def _end_holds(self) -> None:
-        with self._lock:
-            now_ns = self._now_ns()
-            for key in [key for key, until in self._refused.items() if 0 < until <= now_ns]:
-                del self._refused[key]
-                self._maps.forget_file(key)
-
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
         """Build the tables of only a few files at a time, so that other threads stay available."""
         with self._lock:
@@ -428,12 +428,6 @@ class TableStore:
         if turn is not None:
             self._turns[turn.item.key] = turn
         return turn and turn.item
-
-    def _end_turn(self, request: FileRequest) -> None:
-        with self._lock:
-            if (turn := self._turns.pop(request.key, None)) is not None:
-                self._postponed.done(turn, self._turn_ns)
-                self._turn_ns = 0
 
     def _resume(self) -> None:
         with self._lock:

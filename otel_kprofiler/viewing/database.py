@@ -60,16 +60,12 @@ def open_reader(path: str) -> sqlite3.Connection:
 def make_directory() -> str:
     """Creates a private directory for this user, on a disk if possible, and returns its path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
-    _remove_abandoned(place or tempfile.gettempdir())
-    return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
-
-
-def _remove_abandoned(place: str) -> None:
-    """Remove directories of this user's killed processes, which no longer hold their locks."""
-    with suppress(OSError), os.scandir(place) as entries:
+    # Remove directories of this user's killed processes, which no longer hold their locks.
+    with suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
                 shutil.rmtree(entry.path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:

@@ -152,7 +152,12 @@ class _Content:
         for thread, _, count in counts:
             samples[thread] += count
         self._threads = {number: self._thread(number) for number in samples}
-        attributes = self._read_attributes()
+        query = "SELECT name, value FROM attributes WHERE resource = ?"
+        resources = {thread.resource for thread in self._threads.values()}
+        attributes = {
+            resource: self._database.execute(query, (resource,)).fetchall()
+            for resource in resources
+        }
         self._attributes = Counter[tuple[str, str]]()
         for thread, count in samples.items():
             for pair in attributes[self._threads[thread].resource]:
@@ -220,14 +225,6 @@ class _Content:
     def _thread(self, number: int) -> _Thread:
         query = "SELECT resource, process, pid, name, tid FROM threads WHERE id = ?"
         return _Thread(*self._database.execute(query, (number,)).fetchone())
-
-    def _read_attributes(self) -> dict[int, list[tuple[str, str]]]:
-        query = "SELECT name, value FROM attributes WHERE resource = ?"
-        resources = {thread.resource for thread in self._threads.values()}
-        return {
-            resource: self._database.execute(query, (resource,)).fetchall()
-            for resource in resources
-        }
 
     def _read_kinds(
         self, wanted: set[int]

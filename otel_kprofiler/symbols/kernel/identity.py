@@ -20,15 +20,11 @@ _FNV_PRIME: Final = 0x0000000001000000000000000000013B
 _MASK: Final = (1 << 128) - 1
 
 
-def fnv1a_128(data: bytes) -> int:
-    """Returns the 128-bit FNV-1a hash (draft-eastlake-fnv)."""
-    value = _FNV_OFFSET
-    for byte in data:
-        value = (value ^ byte) * _FNV_PRIME & _MASK
-    return value
-
-
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
     """Hashes the build id; if None, the non-empty ``otherwise`` strings joined with ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
-    return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")
+    # 128-bit FNV-1a (draft-eastlake-fnv)
+    value = _FNV_OFFSET
+    for byte in text.encode("utf-8", "surrogateescape"):
+        value = (value ^ byte) * _FNV_PRIME & _MASK
+    return FileId(f"{value:032x}")

@@ -298,7 +298,13 @@ class KallsymsParser:
             return
         is_module = name not in NO_MODULES
         if is_module and (not following or following in self._blocks or following in NO_MODULES):
-            fields, clones = _split_clones(fields)
+            # ftrace lists clones after the last module's symbols: trailing global symbols (T)
+            # outside the pages of the module's other code.
+            pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
+            code_lines = max(1, len(fields.types.rstrip(b"T")))
+            first, last = min(pages[:code_lines], default=0), max(pages[:code_lines], default=0)
+            live = [index < code_lines or first <= page <= last for index, page in enumerate(pages)]
+            fields, clones = fields.where(live), fields.where([not here for here in live])
             self._add_freed(clones, name)
             self._others += parse_addresses(clones.addresses)
         if self._skipped:  # the function after the padding may have been skipped
@@ -397,19 +403,6 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
             bytes([types[index] for index in part]),
             [names[index] for index in part],
         )
-
-
-def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
-    """Separates the last module's symbols from the clones that ftrace lists after them.
-
-    Trailing global symbols (``T``) outside the pages of the module's other code are assumed to be
-    clones.
-    """
-    pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
-    code_lines = max(1, len(fields.types.rstrip(b"T")))
-    first, last = min(pages[:code_lines], default=0), max(pages[:code_lines], default=0)
-    live = [index < code_lines or first <= page <= last for index, page in enumerate(pages)]
-    return fields.where(live), fields.where([not here for here in live])
 
 
 def _block_name(brackets: bytes) -> str:

@@ -110,14 +110,6 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
         return parse_kallsyms(()), HiddenCause.UNREADABLE
     if kallsyms.hidden:
         return kallsyms, find_hidden_cause(files)
-    problems += _find_damage(kallsyms)
-    if not len(kallsyms.core) and not kallsyms.blocks:
-        problems.append(f"{PROC_KALLSYMS}: contains no symbols")
-        return kallsyms, HiddenCause.UNREADABLE
-    return kallsyms, None
-
-
-def _find_damage(kallsyms: Kallsyms) -> list[str]:
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -128,7 +120,11 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
         damage.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
     if len(kallsyms.core) and _find_text(kallsyms.core) is None:
         damage.append(f"{PROC_KALLSYMS}: _stext or _etext is missing, so kernel code has no names")
-    return damage
+    problems += damage
+    if not len(kallsyms.core) and not kallsyms.blocks:
+        problems.append(f"{PROC_KALLSYMS}: contains no symbols")
+        return kallsyms, HiddenCause.UNREADABLE
+    return kallsyms, None
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:

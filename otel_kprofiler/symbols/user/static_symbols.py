@@ -109,9 +109,6 @@ class StaticSymbols:
         )
         if packed is None:
             return None
-        return self._parse(self._read_packed_table(packed))
-
-    def _read_packed_table(self, packed: Section) -> SymbolTable | None:
         content = self._budget.read_content(self._source, packed, self._max_bytes)
         unpacked = _unpack(content, self._budget)
         self._budget.give_back(len(content))
@@ -120,7 +117,7 @@ class StaticSymbols:
         sections = read_sections(image, read_debug_elf(image))
         table = read_table(image, sections, SHT_SYMTAB, self._max_bytes, self._budget)
         self._budget.give_back(len(unpacked))
-        return table
+        return self._parse(table)
 
 
 class _Covered:
