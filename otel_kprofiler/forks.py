@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.workers import call_in_workers
 
 _MAX_WAIT_S: Final = 1.0
-"""Longest time, in seconds, that an unresponsive file system may delay a fork."""
+"""Maximum time, in seconds, for which an unresponsive file system may delay a fork."""
 
 _log = logging.getLogger(__name__)
 

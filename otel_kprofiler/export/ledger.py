@@ -1,4 +1,4 @@
-"""Counts the samples that go through a sending queue, by kind and outcome."""
+"""Counts the samples that pass through a sending queue, by kind and outcome."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class MeteredChild(subprocess.Popen[bytes]):
         return 0.0
 
     def begin(self) -> None:
-        """Begin work, within the limits that have been set."""
+        """Start working within the configured limits."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the child to exit, as ``Popen.wait`` does; ``communicate`` calls this method."""

@@ -1,4 +1,4 @@
-"""Defines the reasons for not reading an interpreter's frames."""
+"""Defines the reasons why an interpreter's frames are not read."""
 
 import enum
 

@@ -371,7 +371,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the states before an instruction, each derived from a known successor."""
+        """Yields the possible states before an instruction, each derived from a known successor."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:
