@@ -1,7 +1,7 @@
 """Runs the agent under load, with a fault each minute, and checks its memory and sample counts.
 
-``make soak MINUTES=30`` runs this module, which pytest does not collect. Two agents run side by
-side. The first sends to a receiver in this script, the second to a real Collector if one has been
+``make soak MINUTES=30`` runs this module, which pytest does not collect. Of two agents that run
+at once, one sends to a receiver in this script, the other to a real Collector if one has been
 built (see ``tests/collector``). Prints memory, CPU, descriptors, threads and sample counts once a
 minute, and exits with 1 if a sample is unaccounted for or an agent has grown.
 """

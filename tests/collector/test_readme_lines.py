@@ -112,7 +112,7 @@ def summarize(samples):
 
 
 def has_all_of(service):
-    """Returns a check that a service has user and kernel time, Python and kernel names."""
+    """Returns a check that a service has user time, kernel time, Python names and kernel names."""
     functions = ("sort_orders", "list_orders", "do_syscall_64")
     wanted = [(service, side) for side in (False, True, *functions)]
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))

@@ -33,7 +33,7 @@ def parse_junit(text: str) -> list[Result]:
 
 
 def read_junit(path: Path) -> list[Result]:
-    """Returns the results in a file; empty if the guest did not write the file."""
+    """Returns the results in a file, or no results if the guest did not write it."""
     return parse_junit(path.read_text()) if path.exists() else []
 
 

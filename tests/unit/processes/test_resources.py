@@ -23,7 +23,7 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 
 @pytest.fixture
 def proc(tmp_path):
-    """Returns a fake /proc. Calling the result adds a process."""
+    """Returns a fake /proc. Tests call the result to add a process."""
 
     def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
