@@ -37,7 +37,7 @@ class PythonLayout(NamedTuple):
         frame_code: pointer to the code object; the lowest two bits of this pointer may be set.
         frame_previous: pointer to the caller's frame.
         frame_instruction: pointer to the current or last executed instruction.
-        frame_owner: byte that shows what owns the frame's memory: 1 for a generator.
+        frame_owner: byte that identifies the owner of the frame's memory; 1 for a generator.
         frame_entry: byte that is set if the frame was entered from C; used with
             ``PYTHON_IS_ENTRY``.
         frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``

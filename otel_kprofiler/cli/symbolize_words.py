@@ -10,7 +10,7 @@ _PLACE: Final = re.compile(
     r"(?P<name>.+)\+(?P<offset>0[xX][0-9a-fA-F]+)(?:/(?P<size>0[xX][0-9a-fA-F]+))?"
 )
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
-"""Matches the start of a line of this command's text output, pasted as input."""
+"""Matches the start of an output line of this command, which users may paste as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
 """Matches the marks of unreliable frames (``?``) and of modules (``[name]``) in kernel traces."""
 

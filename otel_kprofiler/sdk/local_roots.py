@@ -85,8 +85,7 @@ class LocalRoots(ForkAware):
     that another thread may change between two operations are checked again. However, encoding a
     name may take the encoder's lock.
 
-    At most ``limit`` active and ``limit`` ended spans are kept. Beyond that, the oldest are
-    forgotten.
+    At most ``limit`` active and ``limit`` ended spans are kept; the oldest are dropped first.
 
     Attributes:
         forgotten: the number of spans that were forgotten because there were too many.

@@ -107,7 +107,7 @@ class ProgramFacts(NamedTuple):
 class ProgramReader:
     """Reads programs, and caches them by id; not thread-safe.
 
-    The kernel reuses an id only after all other 31-bit ids, so a cached program that is still
+    The kernel reuses an id only after using all other 31-bit ids, so a cached program that is still
     listed need not be read again.
     """
 
@@ -232,7 +232,7 @@ def find_facts(number: int, arrays: _Arrays | None = None) -> ProgramFacts | Non
 
 
 def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
-    """Yields the ids of all programs (or other objects), ascending.
+    """Yields the ids of all programs, or of the BPF objects that ``command`` lists, ascending.
 
     Raises ``OSError`` (``EPERM`` if CAP_SYS_ADMIN is missing).
     """

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class Effect(enum.IntEnum):
-    """The effect of an instruction. Comments describe the value that comes with the effect."""
+    """The effect of an instruction. Each comment describes the effect's associated value."""
 
     NONE = 0
     SHIFT = 1  # bytes by which rsp moves
