@@ -48,10 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as one line without control characters.
-
-    Each line of a traceback follows on a separate line.
-    """
+    """Formats a record as a line without control characters, then its traceback's lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))

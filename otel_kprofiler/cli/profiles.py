@@ -57,7 +57,13 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """
     data = _read(path)
     if data.startswith(_ZIP):
-        return _replay(path)
+        from otel_kprofiler.pipeline import WindowSchedule, replay  # noqa: PLC0415 - import samplers
+        from otel_kprofiler.recording import Recording  # noqa: PLC0415 - imports symbols
+
+        windows: list[Window] = []
+        with closing(Recording(path)) as recording:
+            replay(recording, WindowSchedule(_REPLAY_NS), windows.append)
+        return windows
     with _named(path):
         return _parse(data, lambda problem: notify(f"{path}: {problem}"), _find_write_time(path))
 
@@ -155,13 +161,3 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
             notify("the compressed data is truncated")
         data = unpacker.unused_data.lstrip(b"\0")
     return bytes(unpacked)
-
-
-def _replay(path: str) -> list[Window]:
-    from otel_kprofiler.pipeline import WindowSchedule, replay  # noqa: PLC0415 - import samplers
-    from otel_kprofiler.recording import Recording  # noqa: PLC0415 - imports symbols
-
-    windows: list[Window] = []
-    with closing(Recording(path)) as recording:
-        replay(recording, WindowSchedule(_REPLAY_NS), windows.append)
-    return windows

@@ -87,10 +87,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns the last key of a path, redacted unless it resembles a key in the schema.
-
-    An unknown key may be a misplaced secret.
-    """
+    """Returns a path's last key, redacted if unlike the schema's: it may be a misplaced secret."""
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None

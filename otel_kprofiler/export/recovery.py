@@ -184,10 +184,7 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record.
-
-        Return the record's batch; None if it is another kind of record.
-        """
+        """Update the totals from a record, and return its batch; None for other kinds."""
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")

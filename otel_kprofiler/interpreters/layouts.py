@@ -180,12 +180,7 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
         code_bytes=offsets["code.co_code_adaptive"],
         code_traceable=offsets["code.co_code_adaptive"] - 16,
     )
-    _check(layout)
-    return layout
-
-
-def _check(layout: PythonLayout) -> None:
-    """Reject a layout whose offsets exceed the limits of the BPF program's reads."""
+    # Compare the offsets with the limits of the BPF program's reads.
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )
@@ -198,3 +193,4 @@ def _check(layout: PythonLayout) -> None:
         or not layout.code_table < layout.code_traceable < MAX_CODE_BYTES
     ):
         raise InterpreterRefused(Refusal.OTHER_LAYOUT, "an offset is out of bounds")
+    return layout

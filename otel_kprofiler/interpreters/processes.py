@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf import ProcessSeen, Program, PythonLayout, PythonMaps, PythonProcess
+from otel_kprofiler.bpf import ProcessSeen, PythonLayout, PythonMaps, PythonProcess
 from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     Access,
@@ -120,7 +120,14 @@ class PythonProcesses:
         self._release(seen.tgid)
         if self._files.unread > unread:
             return False
-        if _is_of(mappings, seen.program):
+        # [vsyscall] may be executable but not readable. On overlayfs and btrfs, inodes may differ.
+        code = [mapping for mapping in mappings if mapping.permissions.startswith("r-x")]
+        pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE
+        if pages == seen.program.code_pages and any(
+            (mapping.device, mapping.inode) == (seen.program.device, seen.program.inode)
+            for mapping in code
+            if mapping.inode
+        ):
             self._registry.pass_over(seen.program)
         return True
 
@@ -198,18 +205,6 @@ class PythonProcesses:
 
 def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
     return {reason.name.lower(): count for reason, count in counts.items()}
-
-
-def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program; may wrongly be False on overlayfs and btrfs."""
-    # [vsyscall] may be executable but not readable.
-    code = [mapping for mapping in mappings if mapping.permissions.startswith("r-x")]
-    pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE
-    return pages == program.code_pages and any(
-        (mapping.device, mapping.inode) == (program.device, program.inode)
-        for mapping in code
-        if mapping.inode
-    )
 
 
 class _Retry(NamedTuple):

@@ -176,10 +176,7 @@ class _Recording:
             )
 
     def window(self, offset_ns: int) -> Window:
-        """Returns all samples as a window.
-
-        ``offset_ns`` is added to sample times to obtain Unix times.
-        """
+        """Returns all samples as a window; ``offset_ns`` converts sample times to Unix times."""
         profiles: dict[ProfileKind, Profile] = {}
         for index, event in enumerate(self.events):
             if event.times:

@@ -213,10 +213,7 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """Opens a source of module changes; None if modules are disabled.
-
-    Call before reading kallsyms.
-    """
+    """Opens a source of module changes before kallsyms is read; None if modules are disabled."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:

@@ -343,9 +343,14 @@ class RootNames:
         if not counts:
             return window
         named = self._choose(counts)
-        labels = self._find_labels(counts)
+        roots = {link: self._find_root(link) for link in paced(counts)}
+        labels = {link: root.labels for link, root in roots.items() if root and root.labels}
         window = window.change_samples(lambda sample: _describe(sample, named, labels), Pacer())
-        self._forget()
+        # Forget spans that no sample has referred to for a while.
+        now = time.monotonic()
+        if now - self._rotated_s > _KEEP_S:
+            self._rotated_s = now
+            self._seen_before, self._seen = self._seen, {}
         return window
 
     def as_dict(self) -> dict[str, object]:
@@ -380,10 +385,6 @@ class RootNames:
             for link, name in paced(names.items())
         }
 
-    def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
-        roots = {link: self._find_root(link) for link in paced(links)}
-        return {link: root.labels for link, root in roots.items() if root and root.labels}
-
     def _find_root(self, link: SpanLink) -> LocalRoot | None:
         return self._seen.get(link) or self._seen_before.get(link)
 
@@ -396,13 +397,6 @@ class RootNames:
         except Exception:  # noqa: BLE001 - counted; the sample has no name
             self._roots.failures += 1
             return ""
-
-    def _forget(self) -> None:
-        """Forget spans that no sample has referred to for a while."""
-        now = time.monotonic()
-        if now - self._rotated_s > _KEEP_S:
-            self._rotated_s = now
-            self._seen_before, self._seen = self._seen, {}
 
 
 def _describe(

@@ -130,17 +130,14 @@ class ProgramReader:
                 facts = find_facts(number, self._arrays)
                 if facts is None:
                     continue
-                symbols = self._symbols(facts)
+                names = self._function_names(facts)
+                symbols = tuple(
+                    Ksymbol(start, length, name, ModuleKind.BPF, facts.load_time_ns, facts.id)
+                    for start, length, name in zip(facts.starts, facts.lengths, names, strict=True)
+                )
             programs[number] = symbols
         self._known = programs
         return [symbol for symbols in programs.values() for symbol in symbols]
-
-    def _symbols(self, facts: ProgramFacts) -> tuple[Ksymbol, ...]:
-        names = self._function_names(facts)
-        return tuple(
-            Ksymbol(start, length, name, ModuleKind.BPF, facts.load_time_ns, facts.id)
-            for start, length, name in zip(facts.starts, facts.lengths, names, strict=True)
-        )
 
     def _function_names(self, facts: ProgramFacts) -> list[str]:
         btf = self._find_btf(facts.btf_id) if facts.types else None

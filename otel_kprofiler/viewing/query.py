@@ -138,10 +138,7 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """The samples in a time range. Raises ``QueryError`` if the resource does not exist.
-
-    ``database`` must be in a transaction. An empty ``resource`` selects all resources.
-    """
+    """The samples in a time range, read in a transaction. An empty ``resource`` selects all."""
 
     def __init__(self, database: sqlite3.Connection, span: _Span, resource: str) -> None:
         self._database = database

@@ -86,7 +86,27 @@ class ElfSymbols:
 
     def table(self, base: int) -> SymbolTable:
         """Returns the symbols by runtime address; ``base`` is the address of RVA 0."""
-        return _make_table(self.symbols, base)
+        # As in kallsyms, a label inside a function names the code that follows the label.
+        rows = []
+        for symbol in self.symbols:
+            if not is_mapping_symbol(symbol.name):
+                letter = _LETTERS.get(symbol.binding, b"t")
+                rows.append((symbol.rva, letter, fold_preamble(symbol.name)))
+            elif marks_data(symbol.name):
+                rows.append((symbol.rva, bytes([END_TYPE]), b""))
+        covered = 0
+        for symbol, following in pairwise([*self.symbols, ElfSymbol(_ADDRESS_LIMIT, 0, 0, b"")]):
+            covered = max(covered, symbol.rva + symbol.size)
+            if symbol.rva < covered < following.rva:
+                rows.append((covered, bytes([END_TYPE]), b""))
+        rows.sort(key=lambda row: row[0])
+        builder = TableBuilder()
+        builder.add(
+            [b"%016x" % (base + row[0]) for row in rows],
+            b"".join(row[1] for row in rows),
+            [row[2] for row in rows],
+        )
+        return builder.finish()
 
     def find(self, rva: int) -> ElfMatch | None:
         """Returns the function at an RVA; None in a gap or outside code."""
@@ -168,30 +188,3 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
             f"{image.path} is neither a module nor vmlinux: it lacks the _text symbol"
         )
     return base
-
-
-def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
-    """Returns the table of the symbols, with an end entry at the start of each gap.
-
-    As in kallsyms, a label inside a function names the code that follows the label.
-    """
-    rows = []
-    for symbol in symbols:
-        if not is_mapping_symbol(symbol.name):
-            letter = _LETTERS.get(symbol.binding, b"t")
-            rows.append((symbol.rva, letter, fold_preamble(symbol.name)))
-        elif marks_data(symbol.name):
-            rows.append((symbol.rva, bytes([END_TYPE]), b""))
-    covered = 0
-    for symbol, following in pairwise([*symbols, ElfSymbol(_ADDRESS_LIMIT, 0, 0, b"")]):
-        covered = max(covered, symbol.rva + symbol.size)
-        if symbol.rva < covered < following.rva:
-            rows.append((covered, bytes([END_TYPE]), b""))
-    rows.sort(key=lambda row: row[0])
-    builder = TableBuilder()
-    builder.add(
-        [b"%016x" % (base + row[0]) for row in rows],
-        b"".join(row[1] for row in rows),
-        [row[2] for row in rows],
-    )
-    return builder.finish()

@@ -159,10 +159,7 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Returns the loaded modules, newest first, and the number of malformed lines.
-
-    Modules that only kallsyms lists come last.
-    """
+    """Returns modules, newest first, those only in kallsyms last, and the number of bad lines."""
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))

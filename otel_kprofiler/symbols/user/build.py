@@ -222,10 +222,7 @@ class _Columns:
 
 
 class _Limits:
-    """Upper bounds for the ends of symbols without a size.
-
-    Symbols from ``first_dynamic`` on are from ``.dynsym``, which omits local functions.
-    """
+    """Bounds of symbols without a size; ``.dynsym``, from ``first_dynamic``, omits local ones."""
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:
         self._first_dynamic, self._bounds = first_dynamic, bounds

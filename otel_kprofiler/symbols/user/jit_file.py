@@ -122,10 +122,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece of the file.
-
-        ``left`` is the number of bytes left in the file, including ``text``.
-        """
+        """Parse the next piece; ``left`` is the number of bytes left in the file, with ``text``."""
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
