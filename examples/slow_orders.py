@@ -1,8 +1,7 @@
-"""A service that processes orders slowly.
+"""A service that processes orders slowly. The tutorial, docs/tutorial.md, finds the causes.
 
-The tutorial, docs/tutorial.md, finds the responsible lines. python slow_orders.py            one
-order after another, and every second how long they took python slow_orders.py --mended   without
-the problems that the tutorial finds
+python slow_orders.py            one order after another, and every second how long they took
+python slow_orders.py --mended   without the problems that the tutorial finds
 """
 
 import copy

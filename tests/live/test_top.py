@@ -198,10 +198,10 @@ def test_top_by_bpf_lists_a_running_bpf_program_first():
     ("words", "status", "message"),
     [
         ([], 1, "standard output is not a terminal\nfix: use --once"),
-        (["--window", "0s"], 2, "1s to 60s"),
+        (["--window", "0s"], 2, "between 1s and 60s"),
         (["--once", "--batch"], 2, "--once cannot be combined"),
         (["--once", "-p", str(2**30)], 1, "there is no process"),
-        (["--once", "--window", "61s"], 2, "1s to 60s"),
+        (["--once", "--window", "61s"], 2, "between 1s and 60s"),
         (["--once", "--service", "shop"], 2, "--service needs --from"),
         (["--once", "--from", "x", "-F", "9"], 2, "--from cannot be combined with --rate"),
         (["--once", "--from", "x", "--no-python"], 2, "--from cannot be combined with --python"),
