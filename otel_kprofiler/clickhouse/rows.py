@@ -85,7 +85,10 @@ class RowReader:
             kind = self._kinds.get(head)
             if kind is None:
                 kind = self._kinds[head] = Kind(*head)
-            resource = self._resource(row[5])
+            key = tuple(row[5].items())
+            resource = self._resources.get(key)
+            if resource is None:
+                resource = self._resources[key] = Resource(_typed(key))
             groups = kinds.setdefault(kind, {})
             samples = groups.setdefault(id(resource), (resource, []))[1]
             samples.append(self._sample(kind, row))
@@ -118,13 +121,6 @@ class RowReader:
             read.labels,
             read.wait,
         )
-
-    def _resource(self, attributes: Mapping[str, str]) -> Resource:
-        key = tuple(attributes.items())
-        resource = self._resources.get(key)
-        if resource is None:
-            resource = self._resources[key] = Resource(_typed(key))
-        return resource
 
     def _read(self, attributes: Mapping[str, str]) -> SampleAttributes:
         key = tuple(attributes.items())

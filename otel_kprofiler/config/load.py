@@ -119,7 +119,13 @@ def _check(document: Document) -> Config | None:
         values["exporters"] = {name: _exporter(document, name, ids[name]) for name in ids}
     config = _validate(document, Config, values, ())
     if isinstance(ids, dict):
-        _check_pipeline(document, values, ids)
+        path: Path = ("service", "pipelines", "profiles", "exporters")
+        names: Any = values
+        for key in path:
+            names = names.get(key) if isinstance(names, dict) else None
+        for index, name in enumerate(names if isinstance(names, list) else ()):
+            if isinstance(name, str) and name not in ids:
+                document.complain((*path, index), f"there is no exporter {name!r} under exporters")
     return config
 
 
@@ -133,16 +139,6 @@ def _exporter(document: Document, name: str, settings: Any) -> Section:
         document.complain(path, message, at_key=True)
         return Debug()
     return _validate(document, model, _fill(model, settings), path) or Debug()
-
-
-def _check_pipeline(document: Document, values: dict[str, Any], ids: dict[str, Any]) -> None:
-    path: Path = ("service", "pipelines", "profiles", "exporters")
-    names: Any = values
-    for key in path:
-        names = names.get(key) if isinstance(names, dict) else None
-    for index, name in enumerate(names if isinstance(names, list) else ()):
-        if isinstance(name, str) and name not in ids:
-            document.complain((*path, index), f"there is no exporter {name!r} under exporters")
 
 
 def _validate(document: Document, model: type[_Model], values: Any, prefix: Path) -> _Model | None:

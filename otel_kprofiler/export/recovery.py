@@ -228,7 +228,16 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     blocks = []
     try:
         size = os.fstat(fd).st_size
-        end = _find_end_of_data(fd, min(size, _MAX_READ_BYTES))
+        # Find the offset at which the last data before the limit ends (lseek(2), SEEK_DATA).
+        limit = min(size, _MAX_READ_BYTES)
+        end = at = 0
+        try:
+            while at < limit:
+                end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data after the offset
+                raise
+        end = min(end, limit)
         for at in range(0, end, _BLOCK_BYTES):
             length = min(_BLOCK_BYTES, end - at)
             try:
@@ -240,15 +249,3 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     finally:
         os.close(fd)
     return b"".join(blocks), size
-
-
-def _find_end_of_data(fd: int, limit: int) -> int:
-    """Returns the offset at which the last data before a limit ends (lseek(2), ``SEEK_DATA``)."""
-    end = at = 0
-    try:
-        while at < limit:
-            end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # no data after the offset
-            raise
-    return min(end, limit)

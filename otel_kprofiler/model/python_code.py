@@ -96,17 +96,13 @@ class KnownCodes:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)
             self._codes[code.id] = code
-            dropped = self._drop_oldest()
+            dropped = []
+            while self._bytes > self._max_bytes:
+                oldest = self._codes.pop(next(iter(self._codes)))
+                self._bytes -= oldest.size_bytes
+                dropped.append(oldest)
+            self._dropped += len(dropped)
             self._version += 1
         if self.on_dropped:
             for evicted in dropped:
                 self.on_dropped(evicted)
-
-    def _drop_oldest(self) -> list[PythonCode]:
-        dropped = []
-        while self._bytes > self._max_bytes:
-            oldest = self._codes.pop(next(iter(self._codes)))
-            self._bytes -= oldest.size_bytes
-            dropped.append(oldest)
-        self._dropped += len(dropped)
-        return dropped

@@ -257,16 +257,12 @@ def _halve_times(message: Any) -> list[Any]:
             if len(values) == count:
                 values[:] = (values[: count // 2], values[count // 2 :])[index]
         if index:
-            _renew_ids(half, _FIRST_TIME + count // 2)
+            # Derive a part's profile ids from its position.
+            for _, profile in _profiles(half):
+                if profile.profile_id:
+                    profile.profile_id = _derive_id(profile.profile_id, _FIRST_TIME + count // 2)
         halves.append(half)
     return halves
-
-
-def _renew_ids(message: Any, start: int) -> None:
-    """Replace a part's profile ids with ids derived from its position ``start``."""
-    for _, profile in _profiles(message):
-        if profile.profile_id:
-            profile.profile_id = _derive_id(profile.profile_id, start)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:

@@ -114,7 +114,13 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
             left out.
     """
     forks.catch_up()
-    inside = _check({**(given or {}), **more})
+    pairs = {**(given or {}), **more}
+    if len(pairs) > MAX_LABELS:
+        raise ValueError(f"too many labels: {len(pairs)} (at most {MAX_LABELS})")
+    inside = {}
+    for name, value in pairs.items():
+        check_name(name)
+        inside[name] = str(value)[:MAX_LABEL_VALUE_CHARS]
     number = otel_context.get_value(KEY)
     outside = dict(process_labels.find(number)) if isinstance(number, int) else {}
     kept = {name: value for name, value in outside.items() if name not in inside}
@@ -126,16 +132,6 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
         yield
     finally:
         otel_context.detach(token)
-
-
-def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
-    if len(pairs) > MAX_LABELS:
-        raise ValueError(f"too many labels: {len(pairs)} (at most {MAX_LABELS})")
-    checked = {}
-    for name, value in pairs.items():
-        check_name(name)
-        checked[name] = str(value)[:MAX_LABEL_VALUE_CHARS]
-    return checked
 
 
 def check_name(name: Any) -> None:

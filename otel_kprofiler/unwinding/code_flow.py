@@ -294,7 +294,15 @@ class Flow:
 
     def add_rest(self) -> None:
         """Follow unreached code, such as the cases of a switch, backwards from its returns."""
-        rest = self._sweep()
+        # Decode the unreached code in gaps.
+        rest = {}
+        for start, end in self._gaps:
+            at = start
+            while at < end:
+                length, effect, value = self.instruction(at)
+                if at not in self.states and length:
+                    rest[at] = length, effect, value
+                at += max(length, 1)
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
         for at, (length, effect, value) in rest.items():
@@ -321,18 +329,6 @@ class Flow:
                 instruction = code[at - start : at - start + MAX_BYTES]
                 return instruction.lstrip(_PADDING_PREFIXES).startswith(_PADDING)
         return False
-
-    def _sweep(self) -> dict[int, Instruction]:
-        """Decodes the unreached code in gaps."""
-        rest = {}
-        for start, end in self._gaps:
-            at = start
-            while at < end:
-                length, effect, value = self.instruction(at)
-                if at not in self.states and length:
-                    rest[at] = length, effect, value
-                at += max(length, 1)
-        return rest
 
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]

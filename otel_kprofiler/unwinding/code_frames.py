@@ -233,20 +233,15 @@ def make_frames(
     return maker
 
 
-def _parse_parts(words: Iterable[str]) -> dict[str, list[Segment]]:
-    parts = {}
-    for word in words:
-        name, _, places = word.partition("=")
-        parts[name] = [Segment(*map(int, place.split(":"))) for place in places.split(",") if place]
-    return parts
-
-
 def main() -> None:
     """Build the tables of a file; see :func:`write_tables`."""
     address, origin = map(int, sys.argv[1:3])
     starts = list(map(int, sys.argv[3].split(",")))
     gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]
-    parts = _parse_parts(sys.argv[5:])
+    parts = {}
+    for word in sys.argv[5:]:
+        name, _, places = word.partition("=")
+        parts[name] = [Segment(*map(int, place.split(":"))) for place in places.split(",") if place]
 
     def make(file: mmap.mmap) -> bytes:
         maker = make_frames(file, parts, starts, gaps, address)

@@ -174,7 +174,14 @@ class _Content:
         self._of_chosen = {
             pair for number in self._chosen for pair in attributes[self._threads[number].resource]
         }
-        self._kinds, self._periods = self._read_kinds({kind for _, kind, _ in chosen})
+        wanted = {kind for _, kind, _ in chosen}
+        self._kinds: dict[int, tuple[ProfileKind, int]] = {}
+        self._periods: dict[ProfileKind, set[int]] = {}
+        for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
+            if number in wanted:
+                kind = ProfileKind(*texts)
+                self._kinds[number] = kind, period_ns
+                self._periods.setdefault(kind, set()).add(period_ns)
         self._cpus: set[int] = set()
         self._columns = self._read_columns()
 
@@ -222,18 +229,6 @@ class _Content:
     def _thread(self, number: int) -> _Thread:
         query = "SELECT resource, process, pid, name, tid FROM threads WHERE id = ?"
         return _Thread(*self._database.execute(query, (number,)).fetchone())
-
-    def _read_kinds(
-        self, wanted: set[int]
-    ) -> tuple[dict[int, tuple[ProfileKind, int]], dict[ProfileKind, set[int]]]:
-        numbers: dict[int, tuple[ProfileKind, int]] = {}
-        periods: dict[ProfileKind, set[int]] = {}
-        for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
-            if number in wanted:
-                kind = ProfileKind(*texts)
-                numbers[number] = kind, period_ns
-                periods.setdefault(kind, set()).add(period_ns)
-        return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
         """Reads samples, whose stacks are node numbers. Equal samples in a bin are merged."""

@@ -133,7 +133,16 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:
-        base = _find_text(image, symtab)
+        marks = {
+            name: value
+            for name, _, _, value, _ in _entries(image, symtab)
+            if name in (b"_text", b"_stext")
+        }
+        base = marks.get(b"_text", marks.get(b"_stext"))
+        if base is None:
+            raise KProfilerError(
+                f"{image.path} is neither a module nor vmlinux: it lacks the _text symbol"
+            )
         return {index: section.address - base for index, section in code.items()}
     bases, end = {}, 0
     for index, section in code.items():
@@ -174,17 +183,3 @@ def _entries(image: ElfImage, symtab: Section) -> Iterator[tuple[bytes, int, int
 
 def _find_symtab(image: ElfImage) -> Section | None:
     return next((s for s in image.sections if s.name == ".symtab" and image.content(s)), None)
-
-
-def _find_text(image: ElfImage, symtab: Section) -> int:
-    marks = {
-        name: value
-        for name, _, _, value, _ in _entries(image, symtab)
-        if name in (b"_text", b"_stext")
-    }
-    base = marks.get(b"_text", marks.get(b"_stext"))
-    if base is None:
-        raise KProfilerError(
-            f"{image.path} is neither a module nor vmlinux: it lacks the _text symbol"
-        )
-    return base

@@ -1,6 +1,6 @@
 """Reads a whole :class:`Snapshot` from a host's files."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -75,7 +75,12 @@ def read_snapshot(
         symbols.append(ModuleSymbols(_keep(vmlinux, earlier), core))
     highest = max((module.generation for module in earlier.values()), default=0)
     folders = {module.name: read_module(files, module.name) for module in reversed(listed)}
-    taken = _find_taken(listed, folders, kallsyms)
+    # Collect the start addresses of modules, and of pages that hold no module's code
+    taken = [module.address for module in listed if module.address]
+    for module_files in folders.values():
+        taken += taken_pages(module_files.sections)
+    for block in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
+        taken += {block.address(index) & -PAGE_BYTES for index in range(len(block))}
     for number, module in enumerate(reversed(listed), highest + 1):
         table = kallsyms.blocks.get(module.name)
         module_files = folders[module.name]
@@ -180,18 +185,6 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
     return Module(
         VMLINUX, ModuleKind.VMLINUX, build_id, file_id, text.start, (text,), RangeSource.KERNEL
     )
-
-
-def _find_taken(
-    listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
-) -> list[int]:
-    """Returns the start addresses of modules, and of pages that hold no module's code."""
-    taken = [module.address for module in listed if module.address]
-    for module_files in folders.values():
-        taken += taken_pages(module_files.sections)
-    for table in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
-        taken += {table.address(index) & -PAGE_BYTES for index in range(len(table))}
-    return taken
 
 
 def make_module(
