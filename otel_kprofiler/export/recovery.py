@@ -158,7 +158,18 @@ class Recovery:
         version = find_other_version(data)
         if version:
             self.last = max(self.last, segment)
-            self._put_aside(name, version)
+            aside = f"{name}.aside"
+            try:
+                fd = self._directory.fd
+                os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
+            except OSError as error:
+                outcome = f"cannot be renamed: {error.strerror}"
+            else:
+                outcome = f"kept as {aside}"
+            self._warn(
+                "%s was written by another version (format %s), which can send it; %s",
+                name, version, outcome,
+            )  # fmt: skip
             self._begin_aside()
             return []
         self.sizes[segment] = len(data)
@@ -200,20 +211,6 @@ class Recovery:
         age_s = max(0.0, self._wall_s - put_s) if put_s > _EARLIEST_S else 0.0
         since_s = self._now_s - age_s
         return Stored(number, samples, record.size, since_s, segment, record.offset)
-
-    def _put_aside(self, name: str, version: str) -> None:
-        aside = f"{name}.aside"
-        try:
-            fd = self._directory.fd
-            os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
-        except OSError as error:
-            outcome = f"cannot be renamed: {error.strerror}"
-        else:
-            outcome = f"kept as {aside}"
-        self._warn(
-            "%s was written by another version (format %s), which can send it; %s",
-            name, version, outcome,
-        )  # fmt: skip
 
     def _warn(self, text: str, *values: object) -> None:
         _log.warning("the spool %s: " + text, self._directory.path, *values)

@@ -250,7 +250,18 @@ class _Writer:
         is_exact = value > parts[0].threshold_ns and value not in self._estimates
         for part in sorted(parts, key=_is_sleep):
             start_ns = end_ns - part.measure if is_exact else end_ns
-            data = _wait_data(part)
+            wait = part.sample.wait
+            assert wait is not None  # noqa: S101 - callers select waits
+            data = {
+                "type": _WAIT,
+                "reason": wait.cause.label if wait.cause else wait.state.label,
+                "state": wait.state.label,
+                "weight": part.measure / _MS,
+            }
+            if wait.waker:
+                data["waker"] = f"{escape_surrogates(wait.waker.name)} ({wait.waker.tid})"
+            if not wait.is_ended:
+                data["ended"] = "no: it continued"
             data["cause"] = {
                 "time": self._ms(start_ns),
                 "stack": self._tables.stack(part.sample.stack),
@@ -305,22 +316,6 @@ def _span_data(link: SpanLink) -> dict[str, Any]:
         "trace": link.trace_id.hex(),
         "span": link.span_id.hex(),
     }
-
-
-def _wait_data(point: _Point) -> dict[str, Any]:
-    wait = point.sample.wait
-    assert wait is not None  # noqa: S101 - callers select waits
-    data = {
-        "type": _WAIT,
-        "reason": wait.cause.label if wait.cause else wait.state.label,
-        "state": wait.state.label,
-        "weight": point.measure / _MS,
-    }
-    if wait.waker:
-        data["waker"] = f"{escape_surrogates(wait.waker.name)} ({wait.waker.tid})"
-    if not wait.is_ended:
-        data["ended"] = "no: it continued"
-    return data
 
 
 def _is_sleep(point: _Point) -> bool:

@@ -65,7 +65,9 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
         table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
     ):
         check_indices(message)
-        _write_attributes_inline(message)
+        strings = message.dictionary.string_table
+        for holder in _holders(message):
+            _resolve_attributes(holder.attributes, strings)
         message = _take(message, _slices(message))
     payload = _serialize(message, form)
     if max_bytes is None or len(payload) <= max_bytes:
@@ -171,12 +173,6 @@ def _holders(message: Any) -> Iterator[Any]:
         yield resource.resource
         for scope in resource.scope_profiles:
             yield scope.scope
-
-
-def _write_attributes_inline(message: Any) -> None:
-    strings = message.dictionary.string_table
-    for holder in _holders(message):
-        _resolve_attributes(holder.attributes, strings)
 
 
 def _resolve_attributes(attributes: Sequence[Any], strings: Sequence[str]) -> None:

@@ -135,7 +135,18 @@ class _Recording:
     def _add_sample(self, sample: Sample) -> None:
         process = self._processes.process(sample.pid)
         if process.resource is None:
-            process.resource = self._resource(process)
+            file = self._file
+            name = basename(decode_name(process.program))
+            attributes: dict[str, AttributeValue] = {"process.pid": process.pid}
+            name = name or decode_name(self._processes.name(process.pid, process.pid))
+            texts = {
+                "process.executable.name": name if process.pid else _IDLE,
+                "process.executable.path": decode_name(process.program),
+                "host.name": file.hostname,
+                "os.version": file.os_release,
+            }
+            attributes |= {key: text for key, text in texts.items() if text}
+            process.resource = Resource(attributes | {"os.type": "linux"})
         if sample.mode == USER_MODE:
             process.run()
         name = decode_name(self._processes.name(sample.pid, sample.tid)) if sample.tid else _IDLE
@@ -145,20 +156,6 @@ class _Recording:
         event.times.setdefault(group, []).append(max(sample.time_ns, 0))
         event.values.setdefault(group, []).append(sample.period)
         event.periods[sample.period] += 1
-
-    def _resource(self, process: Process) -> Resource:
-        file = self._file
-        name = basename(decode_name(process.program))
-        attributes: dict[str, AttributeValue] = {"process.pid": process.pid}
-        name = name or decode_name(self._processes.name(process.pid, process.pid))
-        texts = {
-            "process.executable.name": name if process.pid else _IDLE,
-            "process.executable.path": decode_name(process.program),
-            "host.name": file.hostname,
-            "os.version": file.os_release,
-        }
-        attributes |= {key: text for key, text in texts.items() if text}
-        return Resource(attributes | {"os.type": "linux"})
 
     def remark(self, notify: Callable[[str], None]) -> None:
         if self._throttled:

@@ -27,7 +27,17 @@ class TargetMaps:
 
         ``between`` is called while both new and old targets are in the maps.
         """
-        wanted = _find_keys(config)
+        pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
+        keys = {("targets", pid) for pid in pids}
+        namespace = config.target_namespace
+        if config.target_descendants and (namespace is None or namespace[1] == INITIAL_NAMESPACE):
+            keys |= {("roots", pid) for pid in pids}
+        keys |= {
+            ("comms", comm[: COMM_BYTES - 1].ljust(COMM_BYTES, b"\0"))
+            for comm in config.target_comms
+        }
+        keys |= {("cgroups", inode.to_bytes(8, "little")) for _, inode in config.target_cgroups}
+        wanted = frozenset(keys)
         for name, key in wanted - self._present:
             update_map(self._map_fd(name), key, _PRESENT)
         between()
@@ -45,19 +55,6 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
         "comms": max(SLOTS, len(config.target_comms)),
         "cgroups": max(SLOTS, len(config.target_cgroups)),
     }
-
-
-def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
-    pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
-    keys = {("targets", pid) for pid in pids}
-    namespace = config.target_namespace
-    if config.target_descendants and (namespace is None or namespace[1] == INITIAL_NAMESPACE):
-        keys |= {("roots", pid) for pid in pids}
-    keys |= {
-        ("comms", comm[: COMM_BYTES - 1].ljust(COMM_BYTES, b"\0")) for comm in config.target_comms
-    }
-    keys |= {("cgroups", inode.to_bytes(8, "little")) for _, inode in config.target_cgroups}
-    return frozenset(keys)
 
 
 def check_cgroups(files: HostFiles, loader: str) -> None:

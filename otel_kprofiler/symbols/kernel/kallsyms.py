@@ -209,22 +209,7 @@ class KallsymsParser:
                 return
             self.lines -= len(fields.addresses)
         self._core.end_pad()
-        fields = self._parse_slowly(text)
-        if fields.addresses and not self._is_hidden(fields):
-            self._last_core = fields.addresses[-1]
-            self._core.add(*(fields.without_mapping_symbols() if has_marks else fields))
-
-    def _is_hidden(self, fields: _Fields) -> bool:
-        if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
-            self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
-        return self.hidden
-
-    def _parse_slowly(self, text: bytes) -> _Fields:
-        """Parse line by line, and skip lines that are malformed or out of order.
-
-        Treats a function's padding as the end of the preceding function, because the padded
-        function may have been skipped.
-        """
+        # Parse line by line. Padding ends the preceding function, as the padded one may be missing.
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
             tokens = line.split()
@@ -239,7 +224,15 @@ class KallsymsParser:
             addresses.append(address)
             types += b"-" if tokens[2].startswith(PAD_PREFIX) else tokens[1]
             names.append(tokens[2])
-        return _Fields(addresses, bytes(types), names)
+        fields = _Fields(addresses, bytes(types), names)
+        if fields.addresses and not self._is_hidden(fields):
+            self._last_core = fields.addresses[-1]
+            self._core.add(*(fields.without_mapping_symbols() if has_marks else fields))
+
+    def _is_hidden(self, fields: _Fields) -> bool:
+        if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
+            self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
+        return self.hidden
 
     def _parse_modules(self, text: bytes) -> None:
         tokens = text.split()
