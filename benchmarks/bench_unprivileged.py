@@ -1,6 +1,6 @@
 """Compares the samples that a user without capabilities can take with those that ``record`` takes.
 
-With ``perf_event_paranoid`` at 2 the kernel samples a user's processes in user mode only, with
+With ``perf_event_paranoid`` at 2, the kernel samples a user's processes in user mode only, with
 frame-pointer call chains.
 """
 

@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Requests a file five times like the BPF program, each time as new. Returns the median."""
+    """Returns the median of five requests that present a file as new, as the BPF program does."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

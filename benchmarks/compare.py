@@ -119,7 +119,7 @@ def print_topic(base: Figures, here: Figures) -> None:
 
 
 def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) -> None:
-    """Measures the two sides in turn, alternating which side goes first."""
+    """Measures the two checkouts in turn, alternating which goes first."""
     figures: tuple[Figures, Figures] = (defaultdict(list), defaultdict(list))
     for number in range(runs):
         for index in (0, 1) if number % 2 == 0 else (1, 0):

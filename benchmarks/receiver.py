@@ -26,7 +26,7 @@ class Receiver:
         return b""
 
     def wait_first(self, timeout_s: float) -> float:
-        """Returns the time of the first request. Raises ``TimeoutError`` if none arrives."""
+        """Returns the time of the first request. Raises ``TimeoutError`` if no request arrives."""
         if not self._arrived.wait(timeout_s):
             raise TimeoutError("nothing arrived")
         return self.requests[0][0]

@@ -147,7 +147,7 @@ class _Registry:
         """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
 
         The first call, not the import, registers with ``os.register_at_fork``. In a child, the
-        hooks thus run after the hooks of an OpenTelemetry SDK that was set up earlier.
+        hooks run after the hooks of an OpenTelemetry SDK that was set up earlier.
         """
         self.catch_up()
         with self._lock:

@@ -132,7 +132,7 @@ class HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Abort overdue connections twice a second, because a client may send byte by byte."""
+        """Abort overdue connections twice a second, as a client may send one byte at a time."""
         with self._changed:
             now = time.monotonic()
             for request in [request for request, end in self._open.items() if end < now]:
@@ -193,7 +193,7 @@ class HttpHandler(BaseHTTPRequestHandler):
     def is_named(self, *names: str) -> bool:
         """Returns whether ``Host`` is an address, ``localhost``, the server's host or in ``names``.
 
-        Other names may belong to sites that direct their visitors' browsers here (DNS rebinding).
+        Any other name may belong to a site that directs browsers to this server (DNS rebinding).
         """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""

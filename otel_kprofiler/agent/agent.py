@@ -78,7 +78,7 @@ def prepare() -> KernelSymbolizer:
 
 
 class Agent:
-    """Runs until SIGTERM or SIGINT, reloading its configuration on SIGHUP. Main thread only.
+    """Runs in the main thread until SIGTERM or SIGINT, reloading its configuration on SIGHUP.
 
     Args:
         symbolizer: the kernel symbolizer from :func:`prepare`; the agent closes it.

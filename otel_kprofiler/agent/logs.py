@@ -95,7 +95,7 @@ class DescriptorHandler(logging.Handler):
                 self._thread.start()
 
     def flush(self) -> None:
-        """Wait until everything is written, up to :data:`FLUSH_TIMEOUT_S`."""
+        """Wait up to :data:`FLUSH_TIMEOUT_S` until all messages have been written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._size, FLUSH_TIMEOUT_S)
 

@@ -82,7 +82,7 @@ class Lottery:
         self._next = 0.0
 
     def set(self, threshold: int, interval_s: float) -> None:
-        """Set the threshold in percent and the interval in seconds. A change forces a new draw."""
+        """Set the threshold (percent) and the interval. A change starts a new interval."""
         if (threshold, interval_s) != (self._threshold, self._interval_s):
             self._threshold, self._interval_s = threshold, interval_s
             self._next = 0.0

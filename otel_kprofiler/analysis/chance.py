@@ -15,7 +15,7 @@ def chance_of_means(
 ) -> float:
     """Returns the two-sided p-value of the difference between two means (Welch's t-test).
 
-    ``first`` and ``second`` each hold the variance of a mean and the number of observations.
+    ``first`` and ``second`` each contain the variance of a mean and the number of observations.
     """
     variance = first[0] + second[0]
     if not variance:

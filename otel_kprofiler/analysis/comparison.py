@@ -75,9 +75,9 @@ class Change(NamedTuple):
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
     """Returns the change in each group, ordered by significance, then by size.
 
-    Both sides must hold samples of the same kind. ``grouping`` is a function such as those in
-    ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
-    samples.
+    ``before`` and ``after`` must contain samples of the same kind. ``grouping`` is a function such
+    as those in ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of
+    all samples.
     """
     sides = _Side(before, grouping, per_second), _Side(after, grouping, per_second)
     keys = dict.fromkeys([*sides[0].total, *sides[1].total])

@@ -23,7 +23,7 @@ TRACE: Final = "trace"
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Name prefix of parts that are waits. The cause of the wait follows."""
+"""Name prefix of parts that are waits, followed by the wait's cause."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
 """Name of the part for a thread's work outside the spans of the trace."""
@@ -110,9 +110,9 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
     """Returns the time that each service spent in each span of the ``chosen`` samples.
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
-    waits. Time that the thread spends in other spans, or outside spans, does not count. ``every``
-    has all samples from the same threads and times. Traces with the most time come first, and the
-    spans of a trace are in the order of their first samples.
+    waits. Time that the span's thread spends in other spans, or outside spans, does not count.
+    ``every`` contains all samples from the same threads and times. Traces with the most time come
+    first, and the spans of a trace are in the order of their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)

@@ -49,8 +49,8 @@ class PythonLayout(NamedTuple):
         code_bytes: size in bytes of the part before the instructions.
         code_traceable: index of the first instruction that belongs to the function itself (32
             bits).
-        code_frame_words: size of a frame in words (32 bits); 0 if the code object has only the two
-            sizes below.
+        code_frame_words: size of a frame in words (32 bits); 0 if the code object contains only
+            ``code_stack_words`` and ``code_variables``.
         code_stack_words: size of a frame's stack in words (32 bits).
         code_variables: size of a frame's variables in words (32 bits).
         code_version: version (32 bits), which distinguishes code objects; 0 if there is none.

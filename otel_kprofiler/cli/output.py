@@ -50,7 +50,7 @@ class Output:
     """The output of a recording: a device, a pipe, or a file that appears once it is complete.
 
     If the context is left before :meth:`write`, nothing remains except a ``.part`` file that
-    contains samples. Devices and pipes are written to, but never replaced.
+    contains samples. Devices and pipes are never replaced.
 
     Args:
         path: output path; ``-`` is standard output. None means ``profile`` with the format's suffix

@@ -24,7 +24,7 @@ class Progress(Protocol):
     """Shows the progress of a recording."""
 
     def update(self, elapsed_s: float, account: Account) -> None:
-        """Show the current progress. Called a few times per second."""
+        """Show the current progress. Call this method a few times per second."""
 
 
 class _Lines:

@@ -271,8 +271,8 @@ class Sampling:
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
         """Opens a resolver for user frames. Returns None if the options disable user symbols.
 
-        The resolver is closed by the caller, or by the pipeline that the caller passes it to.
-        ``code_sink`` receives each name that is resolved for JIT-compiled code.
+        The caller must close the resolver, or pass it to a pipeline, which closes it. ``code_sink``
+        receives each name that is resolved for JIT-compiled code.
         """
         return open_names(self.user_symbols, code_sink)
 

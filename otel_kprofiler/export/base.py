@@ -162,8 +162,8 @@ class ProfileExporter(abc.ABC):
     def export(self, batch: Batch) -> ExportResult:
         """Send a batch, and return when it has arrived or all retries have failed.
 
-        Receiver and network failures are results, not exceptions. After ``shutdown``, the result is
-        a failure with the cause ``SHUTDOWN``.
+        Receiver and network failures are returned, not raised. After ``shutdown``, the result is a
+        failure with the cause ``SHUTDOWN``.
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:

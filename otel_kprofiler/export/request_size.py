@@ -64,7 +64,7 @@ class RequestSize:
 
         If samples of the previous batch were accepted, the rejection may apply only to this batch.
         If no sample of the previous batch was accepted, batches are sent undivided for a minute.
-        Further rejections do not extend this minute.
+        Further rejections do not extend this period.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

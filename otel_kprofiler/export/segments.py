@@ -86,7 +86,7 @@ class Totals:
         settled: number of the last batch that was delivered or lost.
         end_unix_ns: end of the last appended window, as Unix time.
         done: samples exported or counted as lost, by kind.
-        appended: samples ever appended, by kind.
+        appended: all samples appended so far, by kind.
         lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
         aside: the part of ``done`` in segments written by other versions, by kind.
     """

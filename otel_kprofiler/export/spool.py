@@ -71,7 +71,7 @@ class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
     If the disk is full or read-only at startup, every :meth:`append` tries to open the spool.
-    Batches from earlier runs appear in ``waiting`` when that succeeds.
+    Batches from earlier runs appear in ``waiting`` once the spool is open.
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.

@@ -154,7 +154,7 @@ class _Encoder:
 
 
 def _stand_ins(frame: Frame) -> tuple[Line, ...]:
-    """Returns placeholder functions for a frame that has no name; empty for native frames."""
+    """Returns placeholder functions for an unnamed frame; none for native frames."""
     if not frame.side.has_files:
         return ()
     return tuple(Line(entry.name) for entry in frame_entries(frame))

@@ -155,7 +155,7 @@ def suggest_events(name: str) -> list[str]:
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:
-    """Yields all perf events except cpu-clock, and whether this process can open them."""
+    """Yields each perf event except cpu-clock, and whether this process can open it."""
     cpu = min(read_online_cpus(files))
     for name, (_, _, meaning) in _EVENTS.items():
         spec = EventSpec(name, period=1 << 40)

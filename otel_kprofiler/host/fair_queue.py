@@ -45,9 +45,9 @@ class FairQueue(Generic[T]):
     had the last turn in its group, so that idle time earns no credit. Among owners with equal
     costs, the one that has waited longest is next.
 
-    All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is
+    All owners together may use ``share`` seconds of CPU time per second. A fifth of ``share`` is
     reserved for owners that had no turn in the last minute, so that they need not wait while the
-    rest of the share pays for another owner's expensive work.
+    rest pays for another owner's expensive work.
     """
 
     def __init__(

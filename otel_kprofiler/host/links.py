@@ -1,8 +1,8 @@
 """Decides which symbolic links to follow when writing a file.
 
-In any directory of a path, root follows only links that no other user can have created. For other
-users, all links that the kernel allows are followed, because following a link grants no additional
-permissions.
+In any directory of a path, root follows only links that no other user can have created. For users
+other than root, all links that the kernel allows are followed, because following a link grants no
+additional permissions.
 """
 
 import errno

@@ -11,10 +11,9 @@ path                    nothing                                         the same
                                                                         or next to other files
 ======================  ==============================================  ==========================
 
-The path may be relative to this process's root, or to the root of the other process's mounts, so
-both are tried. A file's identity is checked before the file is opened for reading, because the path
-may lead to a different file, or to a device. Reading a file requires read permission on it, or
-CAP_DAC_READ_SEARCH.
+The path is tried relative to this process's root and to the root of the mapping process's mounts. A
+file's identity is checked before the file is opened for reading, because the path may lead to a
+different file, or to a device. Reading a file requires read permission on it, or CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations

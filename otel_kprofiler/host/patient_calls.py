@@ -114,7 +114,7 @@ class PatientCalls:
         return reader
 
     def _leave(self, device: Hashable, reader: _Reader, done: threading.Event) -> bool:
-        """Abandon a thread unless its call has returned, and return whether it is abandoned.
+        """Abandon a thread unless its call has returned, and return whether it was abandoned.
 
         At most :data:`MAX_LEFT` threads are abandoned at a time, unless :meth:`stop` was called.
         """

@@ -1,8 +1,8 @@
-"""Writes files safely in directories that other users can write to.
+"""Writes files safely in directories that are writable by other users.
 
-Anyone who can write to a directory can replace any of its entries with a link at any time.
-Therefore, a directory is opened once, names are resolved relative to it without following links,
-and content is written to a single descriptor.
+Anyone who can write to a directory can replace any of its entries with a link at any time. This
+module therefore opens each directory once, resolves names relative to the directory without
+following links, and writes content to a single descriptor.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
 CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all releases of a minor version share
-the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. Offsets that it lacks are
-fixed or computed from adjacent members. Fixed offsets are used only if adjacent members have the
+the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. Missing offsets are
+computed from adjacent members, or fixed. Fixed offsets are used only if adjacent members have the
 expected offsets.
 """
 

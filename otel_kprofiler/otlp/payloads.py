@@ -103,8 +103,8 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
     """Parse serialized requests in any supported form (see the module's docstring).
 
     JSON may also be a single document spanning several lines. ``on_damage`` is called for each
-    unreadable message. If it returns, the message is skipped. By default, raises ``PayloadError``
-    if the data is not OTLP profiles, or its layout predates opentelemetry-proto 1.43.
+    unreadable message. If ``on_damage`` returns, the message is skipped. By default, raises
+    ``PayloadError`` if the data is not OTLP profiles, or predates opentelemetry-proto 1.43.
     """
     if not data.strip(_JSON_SPACE):
         return

@@ -2,7 +2,7 @@
 
 In a message, only the first profile of a kind carries these counts (the kind's account), which also
 apply to the following profiles. Before a message is divided, the account is copied to all profiles
-of the kind. Each part then keeps only the first copy of each kind's account.
+of the kind. Each resulting message keeps only the first copy of each kind's account.
 """
 
 from collections.abc import Iterable, Sequence

@@ -26,7 +26,7 @@ class AddressSpace:
         self._is_shared = False
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping, which replaces those that it overlaps.
+        """Adds a mapping, replacing any overlapping mappings.
 
         Returns how many mappings were copied because the list was shared.
         """

@@ -1,4 +1,4 @@
-"""Dumps what the threads of processes are doing: reader → symbols → thread states."""
+"""Dumps the states and stacks of threads: reader → symbols → thread states."""
 
 import contextlib
 import time

@@ -71,7 +71,7 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
 
     The program is the name of the script (``manage.py``), ``-m`` and the module (``-m
     http.server``), the class, or the archive (``app.jar``). For an executable from memfd_create(2),
-    it is the name in argv[0]. ``arguments`` is the command line, from argv[0] on.
+    the program is the name in argv[0]. ``arguments`` is the command line, from argv[0] on.
     """
     if executable.startswith(_MEMFD):
         return _base_name(arguments[0]) if arguments else ""

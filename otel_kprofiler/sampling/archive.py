@@ -65,7 +65,7 @@ class Archive:
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
-        """Read an entry. Raises ``KeyError`` if missing, and ``KProfilerError`` if damaged."""
+        """Read an entry. Raises ``KeyError`` if it is missing, or ``KProfilerError`` if damaged."""
         size = self._zip.getinfo(name).file_size
         if size > most:
             raise self._damaged(f"{name!r} has {size} bytes, more than {most}")

@@ -29,7 +29,7 @@ def find_sampling_ancestor() -> int | None:
     """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
 
     An ancestor that samples its descendants publishes :data:`SAMPLES_DESCENDANTS` in its process
-    context. This process must be allowed to read that context, and must share the ancestor's pid
+    context. This process must be allowed to read the ancestor's context, and must share its pid
     namespace.
     """
     pid, files = os.getppid(), Access()

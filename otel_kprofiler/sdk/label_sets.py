@@ -48,7 +48,7 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep each label set in encoded form in ``encoded``, by the set's number."""
+        """Encode all existing and future label sets into ``encoded``, by number."""
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
             encoded[number] = encode(labels)

@@ -85,7 +85,7 @@ class Flow:
 
     Args:
         texts: start and bytes of each executable segment.
-        gaps: ranges of code without unwind rules, whose states are needed.
+        gaps: ranges of code that need unwind rules but have none.
         entry: the program's first instruction, whose caller is the kernel.
         endless_slots: GOT slots of imported functions that never return.
     """

@@ -222,7 +222,7 @@ def make_frames(
     gaps: Sequence[Gap],
     address: int,
 ) -> FrameMaker:
-    """Generates entries for all gaps, to be loaded at ``address``. See :func:`follow`."""
+    """Generates ``.eh_frame`` entries at ``address`` for all gaps. See :func:`follow`."""
     maker = FrameMaker(follow(file, parts, starts, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:

@@ -1,6 +1,6 @@
 """Generates CFA programs for Go functions on x86-64 directly from packed frame sizes.
 
-Most functions start without a frame, and frame sizes are never negative. For such functions, this
+Most functions start without a frame, and frame sizes are never negative. For these functions, this
 module generates the same programs as ``make_rows`` of go_x86.py, but decodes each combination of
 frame size and change only once. This module runs in a child process, and therefore imports only a
 few modules of this package.

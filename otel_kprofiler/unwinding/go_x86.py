@@ -174,7 +174,7 @@ class X86:
         return Shape(size, sizes[0][0] - 1, PUSH if pushes else b"", program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows | None:
-        """Generates the rows of any function; None if it needs no entry."""
+        """Generates a function's rows; None if the function needs no entry."""
         depths = [depth for _, depth in sizes]
         if min(depths) < 0:
             return None  # the function pops its return address

@@ -30,7 +30,7 @@ FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """CPU time limit for ``.eh_frame``: ten times what compiler-generated tables need."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
 """CPU time limit for ``.gopclntab``: six times what tables from the Go linker need. Small tables
-are allowed more, because an emulated processor needs 2 s to start the process."""
+are allowed more time, because the process takes 2 s to start on an emulated processor."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times what musl's code needs."""

@@ -38,7 +38,7 @@ class Refusal(enum.Enum):
 
 
 NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
-"""Reasons why a file has no table. The BPF program may follow frame pointers in such a file."""
+"""Reasons why a file has no table. The BPF program may follow frame pointers instead."""
 MAY_PASS: Final = frozenset(
     {
         Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,

@@ -101,7 +101,7 @@ class ProcessCode:
 
     @property
     def nbytes(self) -> int:
-        """Returns the approximate memory used by the code of both files."""
+        """Returns the approximate memory used by the code in the perf map and the jitdump."""
         return sum(file.nbytes for file in self._files)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class JitFile(ABC, Generic[EventT]):
         return self._table.nbytes
 
     def close(self) -> None:
-        """Close the file. Lookups still return the functions that have been read."""
+        """Close the file. Functions already read remain available to lookups."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -29,7 +29,7 @@ class _Process:
 
 
 class JitNames:
-    """Names runtime-generated code for the thread that drains samples; another thread reads files.
+    """Names runtime-generated code for the draining thread, and reads files in another thread.
 
     Thread-safe. ``open_code`` must not read files.
     """

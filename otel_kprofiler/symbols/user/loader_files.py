@@ -65,7 +65,7 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading, by a delay that doubles each time. Keep the names, if any.
+        """Postpone reading, by a delay that doubles each time. Names that have been read are kept.
 
         With ``is_first_free``, each delay is 1 s shorter, so that the first delay is zero.
         """

@@ -78,7 +78,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
     """Yields requests to open the file through processes that map it, the most reliable first.
 
     On overlayfs, ``/proc/PID/maps`` shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h). Requests that match only by inode number and path therefore come last.
+    include/linux/fs.h). Requests that match only by inode number and path come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []
