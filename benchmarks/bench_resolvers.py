@@ -24,7 +24,7 @@ def least_us(ask: Callable[[], Any], runs: int) -> float:
 
 
 def stacks() -> list[list[int]]:
-    """Returns stacks of random code addresses in this process, as deep as real deep stacks."""
+    """Returns deep stacks of random code addresses in this process."""
     rng = random.Random(1)
     code = [
         mapping

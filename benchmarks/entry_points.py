@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 
 _BLOCK = 4096
 _ENTRY_BYTES = 64
-"""The length assumed for an entry point without a table entry, such as the dynamic linker's."""
+"""Assumed length of an entry point without a table entry, such as the dynamic linker's."""
 _UNDEFINED_RETURN = b"\x07\x10"
 """DW_CFA_undefined for the x86-64 return address: the function has no caller."""
 
@@ -95,7 +95,7 @@ class Files:
         self._seen: set[str] = set()
 
     def look(self) -> None:
-        """Adds the files that processes currently map."""
+        """Adds the files currently mapped by processes."""
         for maps in Path("/proc").glob("[0-9]*/maps"):
             try:
                 lines = maps.read_text().splitlines()

@@ -92,7 +92,7 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly, and return whether to redraw. If the first read failed, raise its error."""
+        """Wait briefly, and return whether to redraw. Raise the error of a failed first read."""
         is_woken = self._woken.wait(_STEP_S)
         if is_woken:  # clearing without this test could lose a concurrent wake-up
             self._woken.clear()

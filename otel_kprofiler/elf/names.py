@@ -24,7 +24,7 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""Cuts the version off each name in a string table, by replacing the ``@`` with a zero byte.
+    r"""Strips the version from each name in a string table, by replacing the ``@`` with a NUL.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and

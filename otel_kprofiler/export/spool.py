@@ -188,7 +188,7 @@ class Spool:
         """Record a batch as delivered or lost, and delete segments that are no longer needed.
 
         Args:
-            number: number of the batch. Also settles all earlier batches.
+            number: number of the batch. All earlier batches are also settled.
             samples: number of samples exported or lost since the last call, by kind.
             lost: how many of ``samples`` were lost, by kind and cause.
 

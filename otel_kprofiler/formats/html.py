@@ -29,7 +29,7 @@ class SpanTime(NamedTuple):
 
 
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
-    """Returns the page, whose size is about 80 KB plus the data.
+    """Returns an HTML page of about 80 KB plus the data.
 
     The page can be opened from a file, and makes no connections. Equal samples are merged, so the
     size grows with the number of distinct stacks and times. The host's name is added to ``title``.

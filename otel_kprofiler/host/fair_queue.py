@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Costs by key. A key with new work starts at the cost of the key that had the last turn."""
+    """Maps each key to its cost. A key with new work starts at the cost of the key served last."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ path                    nothing                                         the same
 
 The path is tried relative to this process's root and to the root of the mapping process's mounts. A
 file's identity is checked before the file is opened for reading, because the path may lead to a
-different file, or to a device. Reading a file requires read permission on it, or CAP_DAC_READ_SEARCH.
+different file, or to a device. Reading requires read permission on the file or CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations

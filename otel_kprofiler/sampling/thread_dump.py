@@ -93,7 +93,7 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadReading(NamedTuple):
-    """One row for each target thread, and the stacks by thread id.
+    """A row for each target thread, and stacks by thread id.
 
     The stack of a running thread is missing unless the thread could be preempted.
     """

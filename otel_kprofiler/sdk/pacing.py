@@ -25,7 +25,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if due. Call this about every 10 µs. Only some calls read the clock."""
+        """Pause if a pause is due. Call this about every 10 µs. Only some calls read the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return

@@ -75,7 +75,7 @@ class ProcessEvents(ForkAware):
 
     Args:
         pids: ids of the processes to report; empty for all.
-        children: whether to report all descendants of ``pids``, too.
+        children: whether to also report all descendants of ``pids``.
         ring_bytes: size of each CPU's kernel buffer; the number of pages is a power of two. None
             selects a size that any user may lock: 512 KiB, or less on hosts with more than 16 CPUs.
 

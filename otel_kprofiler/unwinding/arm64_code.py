@@ -50,7 +50,7 @@ def _is_general(word: int) -> bool:
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether destination register 31 is SP. Loads and stores are not supported."""
+    """Returns whether destination register 31 means SP. Loads and stores are not supported."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000

@@ -293,7 +293,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow unreached code, such as the cases of a switch, backwards from its returns."""
+        """Follow unreached code, such as the cases of a switch, backwards from returns."""
         # Decode the unreached code in gaps.
         rest = {}
         for start, end in self._gaps:

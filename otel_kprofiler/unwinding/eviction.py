@@ -57,7 +57,7 @@ class TableSpace:
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
     ) -> Claim:
-        """Claim space for a table; complete with :meth:`removed` and :meth:`add`, or :meth:`cancel`.
+        """Claim space for a table; finish with :meth:`removed` and :meth:`add`, or :meth:`cancel`.
 
         ``last_uses_ns`` contains the boottime of each slot's last use. If there is no space,
         nothing is claimed, and :class:`TableRefused` is raised. ``evicts`` allows evicting other

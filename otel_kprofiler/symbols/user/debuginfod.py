@@ -67,7 +67,7 @@ class _Server:
 
 
 class Debuginfod:
-    """Finds debug files on servers. Thread-safe; downloads one file at a time.
+    """Finds debug files on debuginfod servers. Thread-safe; downloads one file at a time.
 
     Lookups block for up to ``total_s`` per server, so sampling threads must not perform lookups. A
     server that fails is skipped for 5 seconds. Each further failure doubles the delay, up to 10
