@@ -12,7 +12,7 @@ from otel_kprofiler.redact import has_secrets
 def find_exposure(loaded: LoadedConfig) -> str:
     """Returns a warning if a file that every user can read contains secrets; empty otherwise.
 
-    Ignores values from environment variables, because they are not in the file.
+    Ignores values from environment variables, because the file does not contain them.
     """
     written = [
         loaded.document.name(path)

@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
     @property
     def is_unimplemented(self) -> bool:
-        """Returns whether the receiver does not implement the gRPC method or HTTP path."""
+        """Returns whether the receiver lacks the gRPC method or HTTP path."""
         return self.status in _UNIMPLEMENTED
 
 

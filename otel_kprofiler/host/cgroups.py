@@ -34,8 +34,8 @@ class MountPoint(NamedTuple):
     """A mount of a cgroup hierarchy, or of part of one.
 
     Attributes:
-        root: path of the mounted cgroup in our cgroup namespace. ``/..`` denotes the parent of the
-            namespace's root.
+        root: path of the mounted cgroup in this process's cgroup namespace. ``/..`` denotes the
+            parent of the namespace's root.
     """
 
     path: str

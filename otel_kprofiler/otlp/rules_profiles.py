@@ -124,7 +124,7 @@ def sample_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def period(contents: Contents) -> Iterator[Problem]:
-    """A period must have a type, and vice versa. The type for samples/count is cpu/nanoseconds."""
+    """A period must have a type, and vice versa: cpu/nanoseconds for samples/count."""
     for where, profile in contents.profiles:
         period_type = _type(contents, profile.period_type)
         if any(period_type) != (profile.period > 0) or profile.period < 0:

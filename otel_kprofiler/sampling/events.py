@@ -164,7 +164,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Returns whether a CPU's event no longer counts, as after the CPU was offline.
+        """Returns whether a CPU's event has stopped counting, as after the CPU was offline.
 
         Reading an event interrupts the CPU, so the event is read only if the program has not run.
         """

@@ -145,7 +145,7 @@ class Arm64:
         }
 
     def make_packed_shape(self, packed: bytes) -> Shape | None:
-        """Returns the shape of functions with the given packed frame sizes; None if it is rare."""
+        """Returns the shape for the given packed frame sizes; None if the sizes are damaged."""
         try:
             return self.make_shape(parse_sizes(packed, 0, self.QUANTUM))
         except (IndexError, ValueError):

@@ -161,7 +161,7 @@ class X86:
 
     @staticmethod
     def make_packed_shape(packed: bytes) -> Shape | None:
-        """Returns the shape for these packed frame sizes; None if the sizes are rare."""
+        """Returns the shape for the given packed frame sizes; None if the sizes are rare."""
         return _STEPS.find(packed)
 
     def make_shape(self, sizes: Sizes) -> Shape:
