@@ -56,7 +56,7 @@ class ForkAware:
 
 
 class ForkGate:
-    """Delays forks during work, so that no child inherits descriptors that threads are using."""
+    """Delays forks while threads work, so that no child inherits the descriptors in use."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -15,7 +15,7 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
 RETRY_S: Final = 5.0
-"""Seconds between two attempts to listen on a port that another process uses."""
+"""Seconds between attempts to listen on a port that is in use by another process."""
 
 Probe = Callable[[], list[str]]
 """A health check: returns the problems, one sentence each; empty if there are none."""

@@ -132,7 +132,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST",
-        help="Sample only these CPUs, such as 0-3,8.",
+        help="Sample only these CPUs, for example 0-3,8.",
     ),
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",

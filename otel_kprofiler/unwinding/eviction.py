@@ -103,6 +103,6 @@ class TableSpace:
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
-        """Release the claim of a table that could not be loaded."""
+        """Release the claim on a table that could not be loaded."""
         self._free.append(claim.slot)
         self.bytes -= claim.size

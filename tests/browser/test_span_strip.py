@@ -61,7 +61,7 @@ def test_filters_that_keep_only_part_of_a_thread_hide_span_parts(profile, option
     assert spans(page_of(profile, "--process", "shop"))
 
 
-def test_span_parts_are_shown_for_all_spans_or_one_endpoint(browser, profile):
+def test_the_time_of_spans_is_broken_down_for_all_spans_or_one_endpoint(browser, profile):
     browser.open(f"file://{page_of(profile)}")
     assert browser.evaluate(PARTS) == [
         "wait: futex 33.33%", "user code 27.78%", "wait: disk 22.22%", "kernel 16.67%",

@@ -393,7 +393,7 @@ def test_source_lines_are_read_when_their_file_system_responds_again(first):
         def read(self, source, elf, details, root=""):
             symbols = SymbolSources().read(source, elf, details, root)
             if problems:
-                symbols.lines_problem, symbols.lines_may_come = problems.pop(), True
+                symbols.lines_problem, symbols.can_retry_lines = problems.pop(), True
             return symbols
 
     with running() as child:

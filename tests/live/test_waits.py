@@ -435,7 +435,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Samples itself, too, but no other processes, which may wait often.
+        # Sample this process as well, but no others, because they may wait often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])

@@ -19,7 +19,7 @@ HZ = 997
 
 
 def call(name):
-    """Returns the stacks of a system call whose work is in three functions."""
+    """Returns the stacks of a system call that spends its time in three functions."""
     return [
         Stack.from_frames([
             Frame(None, at, (Line(function),), 0, KERNEL_SIDE)

@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Report(NamedTuple):
-    """The results of many comparisons, counted by verdict and by the reported stack end."""
+    """The results of many comparisons, counted by verdict and by the reason why each stack ends."""
 
     verdicts: Counter[Verdict]
     ends: Counter[StackEnd]

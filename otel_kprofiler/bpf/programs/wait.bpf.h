@@ -3,8 +3,8 @@
  * Measures how long threads are off the CPU, and in which state. Included by
  * sampler.bpf.c after its own programs.
  *
- * Programs at sched_switch run with interrupts off and the run queue locked: they may not wait, and
- * no sampling interrupt can intervene, so they can use the scratch memory of samples.
+ * Programs at sched_switch run with interrupts off and the run queue locked: they must not block,
+ * and no sampling interrupt can intervene, so they can use the scratch memory of the sampler.
  */
 
 #include "wait_types.bpf.h"

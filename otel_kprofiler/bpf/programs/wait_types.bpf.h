@@ -50,7 +50,7 @@ enum wait_flags {
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
 	LIKELY_FACTOR = 2, /* the starts of sampled waits up to twice the usual length are reported */
-	USUAL_SHIFT = 4,   /* each wait lowers the decaying maximum of durations by 1/16 */
+	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 on each wait */
 	BURST_NS = 1000000000, /* a burst may contain the starts or samples of one second */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
 	SAMPLES_PER_STEP = 4, /* this many samples beyond a burst double the threshold */

@@ -60,7 +60,7 @@ class FileSymbols:
         lines: source lines and inlined functions; None to name only physical functions.
         lines_problem: why lines cannot be read; None if they can be read, or if the file has no
             lines.
-        lines_may_come: whether rereading the unchanged file may yield its lines.
+        can_retry_lines: whether reading the file again, although unchanged, may yield its lines.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class FileSymbols:
         lines: LineTable | None = None,
         lines_problem: LinesProblem | None = None,
         *,
-        lines_may_come: bool = False,
+        can_retry_lines: bool = False,
     ) -> None:
         self.functions = functions
         self._demangle = demangle
         self._lines = lines
         self.lines_problem = lines_problem
-        self.lines_may_come = lines_may_come
+        self.can_retry_lines = can_retry_lines
         self._made: dict[str, Line] = {}
 
     @property

@@ -85,7 +85,7 @@ class QueuedFile:
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
     """Returns whether rereading the file may yield source lines that are missing."""
-    return not isinstance(names, NamedAddress) and names.lines_may_come
+    return not isinstance(names, NamedAddress) and names.can_retry_lines
 
 
 class Entry(NamedTuple):

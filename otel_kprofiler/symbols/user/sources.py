@@ -151,7 +151,7 @@ class SymbolSources:
                 file, headers, path = debug.source, debug.elf, debug.path
                 lines, failed = self._open_lines(file, headers, path, root, functions)
         problem, may_pass = (failed.problem, failed.may_pass) if failed else (None, False)
-        return FileSymbols(functions, self.demangle, lines, problem, lines_may_come=may_pass)
+        return FileSymbols(functions, self.demangle, lines, problem, can_retry_lines=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Yields the debug files that the finders open, in order. The caller closes each file."""

@@ -200,7 +200,7 @@ def go_lines():
 
 KINDS = {
     "symbols": lambda: symbols(1_390_000),
-    "symbols-that-fit": lambda: symbols(350_000),
+    "symbols-within-the-limit": lambda: symbols(350_000),
     "dynamic-symbols": lambda: symbols(1_390_000, 11),
     "versions": versions,
     "compressed": compressed,

@@ -22,7 +22,7 @@ FILES = 20
 DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 """How many files of each kind to read. ``make test-hostile-files`` sets 20."""
-SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
+SLOW = {"versions", "packed-symbols", "symbols-within-the-limit"}
 """The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Makes glibc return freed memory at once (mallopt(3)), so that it is not measured."""
@@ -87,7 +87,7 @@ def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
 
 
 def test_the_message_of_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
-    report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
+    report = read(tmp_path, KINDS["symbols-within-the-limit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
     limit = "the limit is 6 MiB, three quarters of max_user_symbol_megabytes"

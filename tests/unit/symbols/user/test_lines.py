@@ -265,7 +265,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
     lines = SymbolicLines(cache, limits)
     for _ in range(2):  # the second read uses the remembered result
         symbols = read_symbols(opened(build("pie")), lines)
-        assert (symbols.lines_problem, symbols.lines_may_come) == expected
+        assert (symbols.lines_problem, symbols.can_retry_lines) == expected
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_source_lines_may_still_become_available_after_a_temporary_failure(error
 
     symbols = read_symbols(opened(build("pie")), Failing())
     assert symbols.lines_problem is not None
-    assert symbols.lines_may_come
+    assert symbols.can_retry_lines
 
 
 @pytest.mark.parametrize(

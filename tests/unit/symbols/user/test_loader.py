@@ -35,8 +35,8 @@ class Names:
 
     nbytes = 100
 
-    def __init__(self, text, lines_problem=None, lines_may_come=False):
-        self.text, self.lines_problem, self.lines_may_come = text, lines_problem, lines_may_come
+    def __init__(self, text, lines_problem=None, can_retry_lines=False):
+        self.text, self.lines_problem, self.can_retry_lines = text, lines_problem, can_retry_lines
 
     def name(self, svma):
         return NamedAddress((Line(f"{self.text}_{svma:x}"),), svma, None)
@@ -246,7 +246,7 @@ class Stalled:
     def _read(self, _details, content):
         self.readings += 1
         problem = None if self.answers else LinesProblem.UNANSWERED
-        return Names(content.decode(), problem, lines_may_come=not self.answers)
+        return Names(content.decode(), problem, can_retry_lines=not self.answers)
 
     def _reopen(self, _):
         assert self.wait()
