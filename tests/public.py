@@ -81,7 +81,7 @@ def remove_copies() -> None:
 def can_run(*command: object) -> bool:
     """Returns whether an unprivileged user can run a command.
 
-    setpriv drops its rights only when it executes its program, so that program is env, which
+    setpriv drops privileges only when it executes a program, so it executes env, which then
     executes the command.
     """
     return subprocess.run([*NOBODY, "env", *command], cwd="/", capture_output=True).returncode == 0
@@ -142,7 +142,7 @@ def copy_environment(directory: Path) -> PublicPython:
 
 
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Adds a distribution and, recursively, those that it requires without extras."""
+    """Adds a distribution and, recursively, its requirements, except those of extras."""
     if name not in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for another platform
             found[name] = importlib.metadata.distribution(name)

@@ -15,8 +15,8 @@ def raw_fork():
     """Forks a child whose threads can run. Returns the child's id in the parent, 0 in the child.
 
     In the child, the GIL's condition variable in glibc still counts a thread that was waiting when
-    the process forked, so the child's threads may wait for that thread forever. Such a child is
-    killed and the fork repeated.
+    the process forked, so the child's threads may wait for that thread forever. In this case, the
+    child is killed and the fork is repeated.
     """
     for _ in range(5):
         reading, writing = os.pipe()

@@ -54,7 +54,7 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """Counts the items that the receiver would drop, by complaint, and adds labels to ``seen``."""
+    """Counts the items that the receiver would drop, by reason. Adds the label sets to ``seen``."""
     results = Counter()
     for one in labels_of(message):
         results[EQUAL_LABELS] += one in seen

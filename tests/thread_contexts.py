@@ -82,7 +82,7 @@ MUSL_MODELS = (
     "opened_descriptor",
     "opened_behind_others",
 )
-"""The models that musl supports; it opens no library that needs static TLS."""
+"""The TLS models that musl supports: musl cannot dlopen() a library that needs static TLS."""
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):

@@ -2,7 +2,7 @@
 
 ``python -m tests.voice`` prints the counts, and each occurrence of a kind without an allowance. The
 exit status is 1 if any kind occurs more often than allowed. ``--list`` prints all occurrences.
-Lower an allowance after removing violations, and never raise one.
+After removing violations, lower the allowance; never raise it.
 """
 # ruff: noqa: T201 - a command prints for its user
 

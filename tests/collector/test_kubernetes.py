@@ -1,7 +1,7 @@
 """The manifests in config/kubernetes, validated by Kubernetes' own code and run with a Collector.
 
-The gateway's test uses a stand-in for the API server, which serves the objects of a cluster. It
-tests that agents send the attributes by which the processor identifies pods.
+The gateway's test, in which a stand-in for the API server serves a cluster's objects, checks that
+agents send the attributes by which the processor identifies pods.
 """
 
 import contextlib
@@ -216,7 +216,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns the service names in a Collector's file. Skips its last, perhaps partial, line."""
+    """Returns the service names in a Collector's file, except from an incomplete last line."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

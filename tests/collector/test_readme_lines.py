@@ -1,8 +1,8 @@
 """The README's lines for services and fleets work together on one host.
 
 The lines for the agent, the embedded profiler and the Collector run unchanged, in a separate
-network namespace where the ports are free. The Collector has an additional exporter, which forwards
-received data.
+network namespace where the ports are free. An exporter added to the Collector forwards the received
+data.
 """
 
 import contextlib

@@ -66,7 +66,7 @@ class UnitProcess(LoggedProcess):
 
 
 def assert_systemd_accepts(unit, command=lambda *words: words):
-    """Verifies a unit by ``systemd-analyze``, which is run by ``command``, and rates its safety."""
+    """Verifies a unit and rates its security with ``systemd-analyze``, run by ``command``."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
     done = subprocess.run(

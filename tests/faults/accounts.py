@@ -15,8 +15,8 @@ class Arrived:
     """The samples and the last counts of each stream in a receiver's data.
 
     Attributes:
-        twice: the number of samples that repeat another sample's time and CPU. ``twice_in`` counts
-            them by stream.
+        twice: the number of samples that repeat another sample's time and CPU. ``twice_in`` has
+            this number by stream.
         requests_twice: the number of requests that were received again.
     """
 

@@ -132,7 +132,7 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
 
 
 def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
-    """Returns a spool's batches, its counts, and the time from which samples are unknown."""
+    """Returns a spool's batches, its counts, and since when the fate of samples is unknown."""
     exporter = InMemoryProfileExporter()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)

@@ -33,7 +33,7 @@ SPINS = """
 
 
 def compile_spins(directory, name):
-    """Compiles a program whose symbols the kernel does not read when it runs the code."""
+    """Compiles a program whose code can run without the kernel reading the symbols into memory."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     path = directory / name

@@ -24,7 +24,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 
 @contextmanager
 def watching():
-    """Opens a symbolizer that tracks ksymbols. Asserts that it reads kallsyms only at start-up."""
+    """Opens a symbolizer that tracks ksymbols. Asserts that kallsyms is read only at start-up."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     yield symbolizer, watch

@@ -92,7 +92,7 @@ class Live:
         self.release(boot_ns())
 
     def delay_ms(self, is_known):
-        """Steps until a condition holds, and returns the milliseconds that this took."""
+        """Advances the symbolizer until a condition holds, and returns the elapsed milliseconds."""
         began = time.monotonic()
         while not is_known():
             assert time.monotonic() < began + 60
@@ -230,7 +230,7 @@ def test_a_long_running_init_that_fails_is_named_while_it_runs():
 
 @pytest.mark.one_boot
 def test_functions_of_a_module_are_named_after_its_init_succeeds():
-    """A module keeps its identity when its init function returns, and its code is named."""
+    """Once a module's init returns, its code is named, and its identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
         host.run_until_named(INIT[0])

@@ -27,7 +27,7 @@ def time_on_cpu(pid):
 
 
 def observe(pid):
-    """Returns elapsed time, CPU time and exact totals of a process, and its waits' stacks."""
+    """Returns a process's elapsed time, CPU time, exact wait totals, and wait stacks."""
     with sampler(off_cpu=OffCpuConfig(samples_per_second=1000)) as running:
         drain_for(running, 1)
         running.read_waits()

@@ -47,7 +47,7 @@ def drain_until(sampler, is_enough):
 
 
 def record_and_replay(config, seconds, path):
-    """Checks that a replay equals the recorded samples. Returns these, and the counts."""
+    """Checks that a replay equals the recorded samples. Returns the samples and the counts."""
     writer = RecordingWriter(path)
     with started(EbpfSampler(config, raw_sink=writer.add_records)) as sampler:
         samples = collect(sampler, seconds)
@@ -92,7 +92,7 @@ class Witness:
         self._thread.join()
 
     def stood_still(self, cpu, start, end):
-        """Returns whether the witness also lacks a sample, because interrupts were delayed."""
+        """Returns whether delayed interrupts also caused a gap in the witness's samples."""
         return any(
             b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
             for a, b in itertools.pairwise(sorted(self.times[cpu]))

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.live
 
 SECONDS = 1
-"""CPU time of each part of the load; on a busy machine, it takes longer."""
+"""The CPU time of each part of the load, which takes longer on a busy machine."""
 
 # From tools/perf/Documentation/perf.data-file-format.txt (header), uapi/linux/perf_event.h and
 # tools/lib/perf/include/perf/event.h (records).

@@ -120,7 +120,7 @@ def test_several_ksymbol_watches_do_not_interfere_with_each_other():
 
 
 def test_all_previously_loaded_bpf_programs_are_listed():
-    """Methods other than kallsyms report lengths, so addresses past a program have no name."""
+    """Unlike kallsyms, other methods report lengths, so addresses past a program are unnamed."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}

@@ -60,7 +60,7 @@ def measure(cpu, spin):
 
 
 def test_samples_missed_while_a_tracing_bpf_program_runs_are_counted(cpu):
-    """At the tracepoint of all system calls, a slow program causes many misses, a fast one few."""
+    """A slow BPF program on the sys_enter tracepoint causes many misses; a fast program, few."""
     try:
         results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:

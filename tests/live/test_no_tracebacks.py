@@ -125,7 +125,7 @@ def run_all(cases, directory, python=sys.executable):
 
 
 def check_errors(cases, directory, *python, names=frozenset()):
-    """Checks the status and the error of cases. Errors about files with ``names`` name the file."""
+    """Checks the cases' statuses and errors. An error about a file in ``names`` must name it."""
     wrong = [
         (words, status, messages)
         for (words, *_), (status, messages) in zip(

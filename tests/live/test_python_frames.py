@@ -61,7 +61,7 @@ def own_part(found):
 
 
 def in_leaf(sampler, samples):
-    """Returns the stacks with :func:`leaf` on top. Other stacks come from the test's code."""
+    """Returns the stacks with :func:`leaf` on top, without those of the test's own code."""
     return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 

@@ -116,7 +116,7 @@ FREE_THREADED = """struct { char cookie[8]; unsigned long version, free_threaded
     ids=["version", "free-threaded"],
 )
 def test_record_and_top_report_processes_without_python_frames(tmp_path, runtime, reason):
-    """The executable contains CPython's section, but the content of the section is rejected."""
+    """The executable contains CPython's ``.PyRuntime`` section, but with invalid content."""
     program = compile_c(
         tmp_path / "python3.1",
         f"""

@@ -101,7 +101,7 @@ def times_by_cpu(windows):
 
 
 def settings(number):
-    """Returns the settings for a reload. Filters, windows and exporters change in turn."""
+    """Returns the settings for a reload. Reloads change filters, windows and exporters."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],

@@ -350,7 +350,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 @pytest.mark.changes_host
 def test_a_briefly_offline_cpu_is_sampled_again():
-    """The CPU is offline only between two checks of the CPU list, so neither check shows it."""
+    """Neither check of the CPU list detects a CPU that is offline only between the two checks."""
     with sampling(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):

@@ -57,7 +57,7 @@ PYTHONS = [python for python in find_pythons() if not python.version.startswith(
 
 
 def with_packages(environ):
-    """Returns the environment with OpenTelemetry's packages, shared by all interpreters."""
+    """Adds the site-packages directory with OpenTelemetry to an environment's PYTHONPATH."""
     packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
     return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
 

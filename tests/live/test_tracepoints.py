@@ -86,7 +86,7 @@ def test_samples_of_dropped_packets_count_bytes(recorded):
 
 
 def test_samples_of_page_allocations_count_bytes(recorded):
-    """The kernel also allocates a page table for every 512 pages."""
+    """The total also includes one page table for every 512 pages."""
     allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
     assert PAGES <= allocated <= PAGES * 1.02
 

@@ -52,8 +52,8 @@ LACKS = {
 def programs(tmp_path_factory):
     """Runs processes as root, each of which executes code in a different library.
 
-    All users may read the first library, but only root the second. The third is in another mount
-    namespace, as in a container, and the fourth is deleted.
+    All users may read the first library, but only root may read the second. The third library is in
+    another mount namespace, as in a container, and the fourth is deleted.
     """
     place = tmp_path_factory.mktemp("rights")
     started = {}

@@ -70,7 +70,7 @@ def waits_of(samples, process):
 
 @pytest.mark.long
 def test_many_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
-    """At the first threshold, all of the 20,000 waits per second would be sampled."""
+    """With the initial threshold, all 20,000 waits per second would be sampled."""
     seconds, rate = 8, 20
     with sleeping(sleepers, 2000, 100) as process, running(rate, on_cpu=False) as sampler:
         samples = collect(sampler, seconds)

@@ -97,7 +97,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_the_weights_of_sampled_waits_sum_to_about_the_total_wait_time(run):
-    """Ten processes are sampled sparsely. Waits that are too short count in neither sum."""
+    """Ten processes are sampled sparsely. Both sums exclude waits that are too short to count."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip

@@ -203,10 +203,10 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Starves a thread, and returns its totals and switches while it starves, and its later totals.
+    """Returns a starved thread's totals and switches while it starves, and its later totals.
 
     A SCHED_FIFO thread takes the CPU for 0.8 s, of the 0.95 s that the kernel allows. Returns None
-    if, on a busy machine, that thread started or the totals were read too late.
+    if a busy machine delays this thread or the reading of the totals.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -283,7 +283,7 @@ for _ in range(200):
 
 
 def test_short_lived_processes_have_separate_wait_totals():
-    """Each process sleeps, and none inherits times from one with the same task_struct or id."""
+    """No process inherits wait times from an earlier process with the same task_struct or id."""
     with running() as sampler:
         read(sampler)
         pids = set()

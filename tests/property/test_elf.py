@@ -161,7 +161,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, both the frame and the backend have the function's name.
 
-    In a gap, the backend returns no name. Neither does the frame if sizes are known.
+    In a gap, the backend returns no name, and if sizes are known, the frame has no name either.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

@@ -181,7 +181,7 @@ def test_damaged_kallsyms_never_cause_a_wrong_name(items, harm, size):
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
 def test_damaged_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
-    """Module lines need not be sorted. Lines that lost their address are not checked."""
+    """Module lines need not be sorted. Lines whose address was removed are not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
     data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)

@@ -158,7 +158,7 @@ def find_functions(path):
 
 
 def judge(table, truth, address, theirs):
-    """Returns why both names are acceptable, such as "same", or None if one of them is wrong."""
+    """Returns why both names are acceptable, such as "same", or None if either is wrong."""
     result = table.lookup(address)
     certain = truth.names_at(address)
     if not result or not result.name:

@@ -2,8 +2,8 @@
 
 Each frame is in a different file than its caller. For each frame, the unwinder therefore looks up
 the mapping in the process's tree, and the rule in a large table that is not in the processor's
-caches. Each entry's CIE differs from the previous one. Between calls, the leaf reads more memory
-than the caches hold.
+caches. Consecutive entries have different CIEs. Between calls, the leaf reads more memory than the
+caches hold.
 """
 
 from __future__ import annotations

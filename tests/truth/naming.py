@@ -214,7 +214,7 @@ def tally(windows: list[Window]) -> Tally:
 
 
 def main() -> None:
-    """Runs all workloads, and fails on a wrong name, or on too few names in exited processes."""
+    """Runs all workloads. Fails if names are wrong, or missing in many exited processes."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     frames = wrong = per_second = 0
     least = 1.0

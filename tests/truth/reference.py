@@ -211,7 +211,7 @@ def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_
 def _step(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> tuple[dict[int, int], bool]:
-    """Returns the caller's registers, and whether it was interrupted instead of calling."""
+    """Returns the caller's registers, and whether it made no call but was interrupted."""
     pc = registers[processor.pc] - (not leaf)
     mapping = maps.find(pc)
     if mapping is None:

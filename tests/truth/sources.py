@@ -13,7 +13,7 @@ class Mutation(NamedTuple):
 
     Attributes:
         minor: the Python version in which a mutation of the Python reader is detectable.
-        churn: whether such a mutation is detectable with short-lived functions.
+        churn: whether a mutation of the Python reader is tested with short-lived functions.
     """
 
     name: str

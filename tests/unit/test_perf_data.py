@@ -207,7 +207,7 @@ def frames(window):
 
 
 def test_records_are_applied_in_order_of_time_rather_than_position():
-    """A file consists of blocks of records. Each block is from one CPU."""
+    """A file consists of blocks of records, each from one CPU."""
     window, _ = read(made(
         sample(7, 30, USER, 0x1010, 0x2021),
         mmap(7, 10, 0x1000, 0x1000, 0, "/bin/a"),

@@ -165,7 +165,7 @@ def _copy(source, target, limit, pause_s, piece) -> None:
 
 
 class FileReceiver:
-    """The file that the ``file`` exporter writes. ``others`` are files moved away from its path."""
+    """The file that the ``file`` exporter writes. ``others`` lists files moved from ``path``."""
 
     exporter = "file/subject"
 

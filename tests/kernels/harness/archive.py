@@ -42,7 +42,7 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """The packages of a release. ``options`` make apt use these packages."""
+    """The packages of a release. ``options`` direct apt to these packages."""
 
     options: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class Archive:
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
-        """Returns a package's matching dependencies. Raises MatrixError if apt does not know it."""
+        """Returns a package's matching dependencies. Raises MatrixError for an unknown package."""
         wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 

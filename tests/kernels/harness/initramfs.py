@@ -69,7 +69,7 @@ def module_name(path: str) -> str:
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Returns the files of modules and dependencies, in load order. Built-in modules have none."""
+    """Returns the files of modules and dependencies in load order, without built-in modules."""
     by_name = {module_name(path): path for path in dependencies}
     order: list[str] = []
     for name in wanted:

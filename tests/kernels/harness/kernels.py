@@ -1,7 +1,7 @@
 """The kernels in the test matrix, and how to obtain their files.
 
 Packages are downloaded and unpacked but not installed, so root is not needed and the machine's
-kernel is not touched. The newest version that apt knows is used.
+kernel is not touched. The newest version known to apt is used.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -54,7 +54,7 @@ class DebianKernel:
     """A Debian kernel, identified by the packages that depend on its newest image and headers.
 
     Attributes:
-        package: the end of the packages' names, after ``linux-image-`` and ``linux-headers-``.
+        package: the part of the package names after ``linux-image-`` and ``linux-headers-``.
         release: the code name of its Debian release; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.

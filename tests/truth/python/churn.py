@@ -41,7 +41,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Makes a function that differs only in lines and in constants, which no profiler reads."""
+    """Makes a function that differs only in lines, and in constants, which profilers ignore."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)

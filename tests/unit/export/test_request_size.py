@@ -94,7 +94,7 @@ def http_exporter(http_receiver, quick):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver reject requests above an uncompressed size. Returns the accepted ones."""
+    """Makes a receiver reject large requests (uncompressed). Returns the accepted requests."""
     return accept_only(receiver, lambda content: len(content) <= limit, status, body)
 
 

@@ -20,7 +20,7 @@ def slack():
 
 
 def in_thread(function, slack_ns=BEFORE_NS):
-    """Runs a function in a new thread with a given timer slack. Returns the function's result."""
+    """Runs a function in a new thread with a given timer slack, and returns the result."""
 
     def run():
         prctl(PR_SET_TIMERSLACK, slack_ns)

@@ -11,8 +11,8 @@ SAMPLE = f"{PROFILE}.samples[0]"
 class Mutations(defaultdict):
     """Maps each rule to functions that make a valid message violate it.
 
-    ``assignments`` has further mutations: a rule, the path of a field, and the value that the field
-    is set to, or that is appended to it.
+    ``assignments`` adds mutations (rule, path of a field, value); the value replaces the field, or
+    is appended to it.
     """
 
     def __init__(self, assignments=()):

@@ -454,7 +454,7 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
 
 @pytest.mark.parametrize("form", Form)
 def test_merged_equal_samples_are_sized_correctly(window, form):
-    """After a symbolizer evicts a stack, samples in a window may have two equal stacks."""
+    """A window may contain equal stacks as separate objects if the symbolizer evicted the first."""
     frame = Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE)
     samples = [
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])

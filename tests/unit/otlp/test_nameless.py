@@ -172,7 +172,7 @@ def test_a_location_without_a_frame_type_can_be_named():
 
 
 def test_unknown_fields_are_preserved(window):
-    """The unknown fields are a length-delimited protobuf field 1000, and a JSON key."""
+    """Tests a length-delimited protobuf field with number 1000, and an unknown JSON key."""
     unknown = b"\xc2\x3e\x03new"
     payload = encode_window(window).batches[0].payload
     assert name_locations(payload + unknown, name_all).data.endswith(unknown)

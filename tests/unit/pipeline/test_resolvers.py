@@ -61,7 +61,7 @@ def recording(tmp_path):
 
 
 class Names:
-    """A resolver that names addresses after their process, from a given time on."""
+    """A resolver that names addresses after the sampled process, starting at a given time."""
 
     def __init__(self, known_from_ns=0):
         self.known_from_ns = known_from_ns

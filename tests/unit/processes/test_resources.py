@@ -76,7 +76,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """Returns a sample of process 5, or of another process that started at the same time."""
+    """Returns a sample of process ``tgid``; all these processes start at the same time."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
@@ -223,7 +223,7 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has the expected attributes. Some renewals read nothing."""
+    """Renews a shared Resource until it has the expected attributes. A renewal may read nothing."""
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes

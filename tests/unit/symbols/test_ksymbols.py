@@ -211,7 +211,7 @@ def lost(since_ns, until_ns):
 
 
 def test_no_names_are_guessed_between_a_loss_and_the_next_full_read():
-    """No program is shown in this interval, except a new one whose load time is known."""
+    """After a loss, only programs loaded at a known time are named until the next full read."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))
     for offset in (0, 64, 128):

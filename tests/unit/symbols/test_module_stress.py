@@ -18,7 +18,7 @@ RESOLVERS = 2
 
 @pytest.mark.system
 def test_lookups_during_loads_and_unloads_are_correct(tmp_path):
-    """Modules with alternating names reuse each address range. The loader's log is the oracle."""
+    """Modules with alternating names share addresses. Lookups agree with the loader's log."""
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)
     symbolizer = KernelSymbolizer.live(host.files, modules=watch)

@@ -33,7 +33,7 @@ def symbolizer(host):
 
 
 def poll(symbolizer):
-    """Lets the watch find modules that are not announced."""
+    """Makes the watch poll for modules that were not announced."""
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
     settle(symbolizer)
@@ -133,7 +133,7 @@ def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symboliz
 
 
 def test_init_code_is_named_only_while_it_runs_if_the_module_fails_to_load(host, symbolizer):
-    """Running init code is not announced, but polling finds it."""
+    """No uevent announces a module whose init is running, but polling finds the module."""
     host.load("failing", state="Loading", announce=False)
     poll(symbolizer)
     running_ns = boot_ns()
@@ -249,7 +249,7 @@ def test_closing_the_watch_stops_its_thread(host, symbolizer):
 
 
 def test_captured_uevents_are_parsed():
-    """The capture contains all module events of one boot, interleaved with device events."""
+    """The capture contains all module events of a boot, interleaved with device events."""
     captured = [event for _, event in read_captured()]
     events = [event for event in captured if event]
     assert events[:3] == [

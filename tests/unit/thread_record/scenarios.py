@@ -203,7 +203,7 @@ def read_rights(address):
 
 
 def compile_runner(change=lambda library: None):
-    """Compiles a C library that calls Python functions in a context and has read-only imports.
+    """Compiles a C library with read-only imports, which calls Python functions in a context.
 
     ``change`` is called with the library's path before the library is loaded.
     """
@@ -257,7 +257,7 @@ def c_code():
 
 
 def c_code_in_part_of_a_page():
-    """The loader and the hooks leave a page writable if only part of it is RELRO."""
+    """A page that is only partly RELRO stays writable after loading and hooking."""
     global may_miss
     ends = []
     run = compile_runner(lambda library: ends.append(cut_relro(library)))
@@ -363,7 +363,7 @@ def once(act):
 
 
 def interrupts():
-    """An exception from a signal handler is raised. An exception in the span's own code is not."""
+    """Exceptions from signal handlers propagate; exceptions in the span's own code do not."""
     variable = context._RUNTIME_CONTEXT._current_context
     inside = trace.set_span_in_context(OtherSpan(trace.SpanContext(1, 2, is_remote=False)))
     around = contextvars.copy_context()
@@ -540,7 +540,7 @@ def subinterpreters():
 
 
 def start_in_a_subinterpreter():
-    """A start in a subinterpreter is rejected. A start in the main interpreter then succeeds."""
+    """A start in a subinterpreter is rejected; a later start in the main interpreter succeeds."""
     interpreters = import_interpreters()
     reading, writing = os.pipe()
     other = interpreters.create()

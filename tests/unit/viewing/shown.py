@@ -46,7 +46,7 @@ def shown(data):
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
-    """Returns for windows what ``shown`` returns for ``data``. Kinds must have a single period."""
+    """Computes what ``shown`` must return, from windows. Each kind must have a single period."""
     result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:

@@ -66,7 +66,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removes the file as a cleanup job does. A hard link keeps what the agent writes later."""
+    """Removes the file as a cleanup job does. A hard link preserves later writes."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)

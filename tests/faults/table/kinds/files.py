@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code from copies of a file. Their last bytes differ, and thus their identities."""
+    """Runs code from copies of a file, each with a different last byte and thus identity."""
 
     def fault(run):
         content = make()

@@ -114,7 +114,7 @@ def version(magic):
 
 
 def bring_back(run):
-    """Checks that a segment of another version is set aside, and can be restored and delivered."""
+    """Checks that a segment with another format version is set aside, and can be restored later."""
     damaged(version(b"kpspool1"), 2)(run)
     run.stop()
     (aside,) = run.spool.glob("*/*.aside")

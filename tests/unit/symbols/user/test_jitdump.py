@@ -153,7 +153,7 @@ ENDS = st.just(("close",))
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_functions_have_the_correct_name_at_any_time(rounds):
-    """Events occur at times 10, 20 and so on. The dump is read after each round."""
+    """Events occur at times 10, 20 and so on. Each round ends with a read of the dump."""
     codes = []  # [start, end, name] of present functions
     history = [[]]  # the code between each two events
     with written(header()) as (dump, path):

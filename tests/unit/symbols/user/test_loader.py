@@ -567,7 +567,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 
 @pytest.mark.system
 def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
-    """The loader can abandon fewer threads than there are files."""
+    """There are more files than threads that the loader can abandon."""
     count = 34
     with mounted(tmp_path / "fuse", {f"f{number}": b"content" for number in range(count)}) as fuse:
 
