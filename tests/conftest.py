@@ -100,7 +100,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """Gives threads time to close descriptors, and returns those open beyond ``kept``."""
+    """Gives threads time to close descriptors. Returns those still open beyond ``kept``."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()

@@ -46,7 +46,7 @@ def fetch(minor: str) -> None:
 
 
 def unpack(file: dict[str, str | int], data: Path, root: Path) -> None:
-    """Writes one entry of the module's list of files, where directories precede their content."""
+    """Unpacks a file-list entry of the module. In the list, directories precede their contents."""
     path, mode = root / str(file["name"]), int(file["perm"])
     if mode >> 31 & 1:  # Go's os.ModeDir
         path.mkdir(parents=True)

@@ -74,7 +74,7 @@ def require_pythons(minor):
 
 
 class Journal:
-    """A registry of processes that records what is registered.
+    """A registry of processes that logs each registration.
 
     Attributes:
         now: the layout and addresses of each currently registered process, by tgid.

@@ -71,7 +71,7 @@ def head(context: click.Context, name: str, short: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a help text. Paragraphs that must not be wrapped are unchanged."""
+    """Yields the paragraphs of a help text. Preformatted paragraphs are unchanged."""
     for number, paragraph in enumerate(text.split("\n\n")):
         lines = paragraph.splitlines()
         if lines[0] == _NOT_WRAPPED:

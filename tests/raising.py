@@ -1,8 +1,8 @@
-"""Makes functions that fail."""
+"""Provides functions that raise errors."""
 
 
 def raising(error):
-    """Returns a function that raises an error, whatever its arguments."""
+    """Returns a function that raises an error with any arguments."""
 
     def fail(*_, **__):
         raise error

@@ -1,4 +1,4 @@
-"""The page explains why a view has no samples, and offers a button and a key that lead back."""
+"""The page explains why a view has no samples, and offers a button and a key to go back."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Thread rows on the page: when each thread ran, and what it waited for."""
+"""Thread rows on the page show when each thread ran, and what the thread waited for."""
 
 import pytest
 

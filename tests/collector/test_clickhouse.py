@@ -392,7 +392,7 @@ def test_view_shows_profiles_from_a_clickhouse_table(engine, stored):
 
 
 def newest(engine, seconds, service):
-    """Returns the data source with which ``top`` reads the table's last few seconds."""
+    """Returns the data source through which ``top`` reads the last few seconds of the table."""
     chosen = Filter(services=(service,))
     end = START + WINDOWS * SECOND
     return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)

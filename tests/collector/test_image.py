@@ -1,7 +1,7 @@
 """The image in config/kubernetes, built by buildah and run with the DaemonSet's privileges.
 
 The tests need no registry, since the Containerfile's base image is a root of this release built by
-mmdebstrap. They need no container runtime either: setpriv and mounts replace it, except for
+mmdebstrap. The tests need no container runtime either: setpriv and mounts replace all of it but
 seccomp.
 """
 

@@ -1,4 +1,4 @@
-"""Requests as the next receiver sees them after a real Collector's processors and exporters."""
+"""Requests that a real Collector has processed and exported to the next receiver."""
 
 import pytest
 

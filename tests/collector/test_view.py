@@ -61,7 +61,7 @@ def view():
 
 
 def run_agent(directory, endpoint, is_enough):
-    """Runs the agent with a load until enough samples have arrived, and returns those exported."""
+    """Runs the agent under load until enough samples have arrived. Returns the exported samples."""
 
     def is_loaded():
         load = ["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)]

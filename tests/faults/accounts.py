@@ -1,4 +1,4 @@
-"""Checks that every sample arrived or was counted as lost by cause."""
+"""Checks that every sample either arrived or was counted as lost, with a cause."""
 
 import re
 from collections import Counter

@@ -60,7 +60,7 @@ class GrpcReceiver:
 
 
 class HttpReceiver:
-    """Like :class:`GrpcReceiver`, but over HTTP. A fault is called with the request handler."""
+    """Like :class:`GrpcReceiver`, but over HTTP. Each fault is called with the request handler."""
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0

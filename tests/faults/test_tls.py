@@ -1,4 +1,4 @@
-"""TLS failures are reported, and renewed files are used without a restart."""
+"""TLS failures are reported, and renewed certificate files are used without a restart."""
 
 import contextlib
 import os

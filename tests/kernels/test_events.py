@@ -1,4 +1,4 @@
-"""On this kernel, there are as many samples of events and tracepoints as the program causes."""
+"""On this kernel, event and tracepoint samples are as many as the program's events."""
 
 import mmap
 import subprocess

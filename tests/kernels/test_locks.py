@@ -33,7 +33,7 @@ def start_sampler():
 
 @pytest.mark.skipif(not HAS_TRACEPOINTS, reason="the tracepoints exist since Linux 5.19")
 def test_lock_waits_have_the_measured_duration_and_the_holders_thread():
-    """Waits for locks have the time that the program measures, and the holder's thread."""
+    """Lock waits have the duration that the program measures, and the lock holder's thread."""
     sampler = start_sampler()
     try:
         words = [sys.executable, PROGRAM, str(ROUNDS), str(WAITERS), str(SECONDS)]

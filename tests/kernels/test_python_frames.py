@@ -1,4 +1,4 @@
-"""Python frames on this kernel."""
+"""Tests Python frames on this kernel."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""``record`` and ``doctor`` on this kernel, with programs whose callers are known."""
+"""Tests ``record`` and ``doctor`` on this kernel, with programs whose callers are known."""
 
 import itertools
 import os
@@ -54,8 +54,8 @@ class Seen(NamedTuple):
 def record(directory, program, is_enough):
     """Records a program, on and off the CPU, and returns its stacks with their sample counts.
 
-    Records again, for longer, until there are enough stacks, since emulated CPUs may load tables
-    for minutes.
+    Repeats with longer recordings until there are enough stacks, since loading tables may take
+    minutes on emulated CPUs.
     """
     for seconds in (15, 60, 240):
         result = record_for(seconds, directory, program)

@@ -1,4 +1,4 @@
-"""User stacks on this kernel."""
+"""Tests user stacks on this kernel."""
 
 import os
 import subprocess

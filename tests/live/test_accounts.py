@@ -1,4 +1,4 @@
-"""The counts read at any time while sampling account for every sample."""
+"""Whenever the counts are read during sampling, they account for every sample."""
 
 import sys
 import threading

@@ -54,7 +54,7 @@ def test_a_progress_bar_is_shown_on_a_terminal(tmp_path, words):
 
 @pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp", "pprof", "txt")))
 def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
-    """Also checks that unusual process names do not damage a recording."""
+    """Also checks that unusual process names do not corrupt a recording."""
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
     outputs = tmp_path / "outputs"

@@ -17,7 +17,7 @@ THREADS = 8
 
 
 def check(name, words, log, missing=0.0):
-    """Runs a program, and checks that samples have the spans and attributes that the program logs.
+    """Runs a program, and checks that samples carry the spans and attributes that the program logs.
 
     Up to a share ``missing`` of the samples in spans may lack a link, because garbage collectors
         move the objects that are read. Yields each link and its trace flags.

@@ -71,7 +71,7 @@ def name(attributes):
 def is_in_exec(sample):
     """Returns whether the kernel was replacing the program.
 
-    begin_new_exec() changes the thread's name shortly before it counts the exec.
+    begin_new_exec() changes the thread's name shortly before incrementing the exec count.
     """
     addresses = memoryview(sample.words(KERNEL_SIDE)).cast("Q").tolist()
     frames = KERNEL.resolve([address - 1 for address in addresses])

@@ -42,7 +42,7 @@ def load():
 
 @pytest.fixture
 def hidden(symbolizer):
-    """Hides addresses from all users during the test, which has the ``changes_host`` marker."""
+    """Hides kernel addresses from all users during a test marked ``changes_host``."""
     before = RESTRICT.read_text()
     try:
         RESTRICT.write_text("2")

@@ -1,4 +1,4 @@
-"""Ksymbols of the running kernel have exact names at the time of each sample."""
+"""Each sample gets the exact name that a ksymbol of the running kernel had at that time."""
 
 import contextlib
 import errno
@@ -69,7 +69,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """Loads programs. At the end of the block, unloads the programs still in the yielded list."""
+    """Loads programs. Those left in the yielded list are unloaded at the end of the block."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]

@@ -1,4 +1,4 @@
-"""A recording weighted by latency agrees with the known parallelism of its program."""
+"""A latency-weighted recording agrees with the known parallelism of the recorded program."""
 
 import json
 import math

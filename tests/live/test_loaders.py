@@ -1,4 +1,4 @@
-"""Both loaders load the same programs from the same source, and explain failures."""
+"""Both BPF loaders load the same programs from the same source, and explain failures."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Samples of services carry the name of their local root span."""
+"""Samples of services carry the names of the local root spans."""
 
 import json
 

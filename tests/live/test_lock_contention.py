@@ -73,7 +73,7 @@ def held():
 
 
 def test_counts_and_durations_of_lock_waits_are_exact(held):
-    """All writers wait for as long as the holder has the lock.
+    """All writers wait for as long as the holder holds the lock.
 
     The threads may also wait briefly for locks of this type that other processes hold.
     """

@@ -226,7 +226,7 @@ def test_details_of_an_overwritten_file_are_discarded(program):
 
 
 def test_only_regular_files_are_opened(tmp_path):
-    """By now, a path may lead to a device, and opening a device can have side effects."""
+    """A path may have been replaced by a device, and opening a device can have side effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     problem = refused(request_of(pipe), Access(), known_path=str(pipe))  # reading it would block

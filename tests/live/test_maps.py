@@ -1,4 +1,4 @@
-"""Mappings of real processes are found by address, and listed."""
+"""Mappings of real processes are listed, and found by address."""
 
 import ctypes
 import errno

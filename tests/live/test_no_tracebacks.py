@@ -115,7 +115,7 @@ def directory():
 
 
 def run_all(cases, directory, python=sys.executable):
-    """Runs cases (words, standard output, whether as nobody). Returns each status and stderr."""
+    """Runs cases (arguments, standard output, whether as nobody). Returns statuses and errors."""
     done = subprocess.run(
         [python, "-c", RUN_ALL],
         input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=300,

@@ -69,7 +69,7 @@ ALTERNATING = {"work_alternating", "compute_alternating"}
 
 
 def take(command, *arguments, enough):
-    """Returns the function names in the Python stacks of the main, busy and third thread."""
+    """Returns the function names in the Python stacks of the main, busy and third threads."""
     with subprocess.Popen(
         [command, "-c", PROGRAM, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),

@@ -42,7 +42,7 @@ def record(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts a recording, and returns its process when it samples."""
+    """Returns a function that starts a recording, and returns its process once it is sampling."""
     with contextlib.ExitStack() as running:
         yield lambda *words: running.enter_context(
             recording(*SHORT, "-d", "1h", *words, cwd=tmp_path)
@@ -95,7 +95,7 @@ def test_the_next_recording_keeps_and_reports_samples_of_a_killed_recording(
 
 
 def test_the_part_file_and_the_output_contain_the_same_samples(start, tmp_path):
-    """A late copy of the part file is a prefix of the output."""
+    """A copy of the part file made near the end is a prefix of the output."""
     running = start("-o", "x.otlp")
     early = wait_for_samples(tmp_path / "x.otlp.part", 2)
     end(running)

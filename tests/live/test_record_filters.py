@@ -41,7 +41,7 @@ def processes(directory):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Returns a function that starts copies of the shell under other names.
+    """Returns a function that starts copies of the shell with different names.
 
     The recording has priority over an unrelated program, named ``beside``.
     """

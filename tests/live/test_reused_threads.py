@@ -27,7 +27,7 @@ WANTED = 150
 def compare(samples, lives):
     """Counts the samples of live threads by whether thread name, span and waits are correct.
 
-    A wait counts as late if it lasts into the life of the next thread with the same id.
+    A wait counts as late if it overlaps the lifetime of the next thread with the same id.
     """
     by_tid = defaultdict(list)
     for tid, *life in lives:

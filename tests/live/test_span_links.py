@@ -52,7 +52,7 @@ def link(trace_id, span_id):
 
 
 def links_of_this_thread(sampler, seconds=0.1):
-    """Returns links of this thread's samples while its span stays the same."""
+    """Returns the links of this thread's samples, taken while its current span does not change."""
     samples, tid = [], threading.get_native_id()
     sampler.drain()
     began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -166,7 +166,7 @@ def test_a_profiler_started_inside_a_span_links_samples_to_that_span():
 
 
 def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
-    """The class is defined while the profiler runs, in one case while the span is current."""
+    """The class of wrappers is defined after the profiler's start, once even in a current span."""
     run(
         BEFORE_THE_START
         + """

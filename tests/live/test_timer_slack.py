@@ -1,4 +1,4 @@
-"""gRPC's threads have a coarse timer slack in the agent and commands, but not in a service."""
+"""gRPC's threads have increased timer slack in the agent and commands, but not in services."""
 
 import os
 import subprocess

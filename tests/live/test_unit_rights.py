@@ -45,7 +45,7 @@ LACKS = {
     ("CAP_DAC_READ_SEARCH",): ("private",),
     ("CAP_SYS_PTRACE",): ("elsewhere", "deleted"),
 }
-"""The libraries that certainly cannot be opened, by missing capability."""
+"""The libraries that cannot be opened, by missing capability."""
 
 
 @pytest.fixture(scope="module")

@@ -133,12 +133,12 @@ for _ in range(times): time.sleep(0)"""
 OF_FILES = {"disk", "page_fault"}
 OF_CPUS = {"run_queue", "throttled"}
 OF_MEMORY = {"page_fault", "memory_reclaim", "kernel_lock"}
-"""Wait causes that any thread may have at any time if the kernel reclaims memory."""
+"""Wait causes that may occur in any thread at any time if the kernel reclaims memory."""
 
 
 @pytest.fixture
 def file(tmp_path):
-    """Creates a file of 32 MB on a disk, not only in memory."""
+    """Creates a 32-MB file on a disk rather than in memory."""
     path = tmp_path / "file"
     with open(path, "wb") as made:
         made.write(os.urandom(32 << 20))

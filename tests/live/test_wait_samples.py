@@ -53,7 +53,7 @@ def wait_asleep(process):
 
 @contextlib.contextmanager
 def sampled(code, *arguments, **settings):
-    """Runs a program, and samples only its waits. A busy host has many others."""
+    """Runs a program, and samples only its waits, not those of other processes."""
     held = f"import sys\nsys.stdin.readline()\n{code}"
     with (
         program(held, *arguments) as process,
@@ -224,7 +224,7 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_after_a_missed_context_switch_has_no_start_time():
-    """The kernel misses a few switches, so the span at the start of a wait may have ended."""
+    """The kernel misses a few context switches, so the span at a wait's start may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
 

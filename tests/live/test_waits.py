@@ -120,7 +120,7 @@ class Program:
         wait_until(lambda: self.switches() >= start + count)
 
     def reported(self):
-        """Reads the program's report: nanoseconds elapsed, on a CPU, and waiting for a CPU."""
+        """Reads the program's report: ns elapsed, ns on a CPU, and ns waiting for a CPU."""
         return [int(word) for word in self.process.stdout.readline().split()]
 
     def __enter__(self):

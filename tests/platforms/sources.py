@@ -75,7 +75,7 @@ NOT_HERE = (
     ("musl", "CPython of Alpine", _NOWHERE),
     ("musl", "the agent itself, on Alpine", _NO_APK),
 )
-"""C library and name of platforms that could not be tested or are unsupported, with the reason."""
+"""The untested and unsupported platforms: C library, name, and reason."""
 _PYINSTALLER = "pyinstaller==6.22.3"
 _TRUTH = Path(__file__).parents[1] / "truth" / "python"
 

@@ -84,7 +84,7 @@ def windows(draw):
 
 
 def flat(made):
-    """Counts single samples, with names instead of objects that compare by identity."""
+    """Counts individual samples, identified by names, since the objects compare by identity."""
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),

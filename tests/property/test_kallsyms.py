@@ -151,7 +151,7 @@ def damage(lines, harm):
 
 
 def check_is_right(table, symbols):
-    """Checks that each address outside of padding has no name, or a name from the intact file."""
+    """Checks that addresses outside of padding have no name, or a name from the intact file."""
     oracle = Oracle(symbols)
     pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}
     for address in {s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)} - pads:

@@ -68,7 +68,7 @@ def plain(request):
 
 
 def left(request):
-    """A view that leaves a span current, as instrumentation with separate hooks may."""
+    """A view that leaves a span current, as instrumentation with separate hooks may do."""
     from django.http import HttpResponse
 
     span = TRACER.start_span("left")

@@ -225,7 +225,7 @@ def make_wrapping_tracer():
     """Returns a tracer whose spans are instances of a class that wraps a span."""
 
     class Wrapper(trace.Span):
-        """A span whose layout, and whose attribute ``_context``, differ from those of SDK spans."""
+        """A span whose layout and ``_context`` attribute differ from those of SDK spans."""
 
         __slots__ = ("_context", "_inside")
 

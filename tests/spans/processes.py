@@ -28,7 +28,7 @@ def in_child(outcomes, seconds, source):
 
 
 def multiprocess(truth, seconds):
-    """Children that are spawned, or forked in a span, from a thread or by a fork server."""
+    """Samples children that a thread forks, that are spawned, or that a fork server starts."""
     total = NOTHING
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)

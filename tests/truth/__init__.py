@@ -1,1 +1,1 @@
-"""Stacks of the BPF program, compared with another unwinder on the same registers and memory."""
+"""Compares the BPF program's stacks with another unwinder's, from the same registers and memory."""

@@ -1,8 +1,8 @@
 """Checks that each caller in a program's stacks calls its callee.
 
-The check is for code without unwind tables, which an independent unwinder would need. Addresses and
-targets of calls come from objdump. Functions come from the symbols of the program before it was
-stripped, and from the targets of calls.
+The check is for code without unwind tables, which an independent unwinder would need. objdump
+provides the addresses and targets of calls. Functions are found from the symbols of the unstripped
+program, and from call targets.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _STACK_PAGES = 24
 
 
 class StackDump(NamedTuple):
-    """The dump of one interrupt.
+    """The registers and stack captured at an interrupt.
 
     Attributes:
         registers: the registers by DWARF number.

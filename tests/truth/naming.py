@@ -45,7 +45,7 @@ class Tally(NamedTuple):
     """The counts for a workload's samples.
 
     Attributes:
-        frames: the number of user frames in threads that log.
+        frames: the number of user frames in the threads that log their functions.
         wrong: the frames named after a function that was not running, as (logged, name).
         samples: the number of samples that have a user frame and are from a logging thread.
         named: the number of counted samples with a named leaf.

@@ -135,7 +135,7 @@ class ElfTables:
             yield from part.functions()
 
     def go_function(self, address: int) -> str:
-        """Returns the function of Go's runtime at an address; empty if there is none."""
+        """Returns the name of the Go runtime function at an address; empty if there is none."""
         index = bisect.bisect_right(self._functions, (address, 1 << 64, "")) - 1
         if index < 0 or address >= self._functions[index][1]:
             return ""

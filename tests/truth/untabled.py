@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """True if no stack is wrong, enough are complete, and some used rules derived from code."""
+        """True if no stack is wrong, enough are complete, and code-derived rules were used."""
         complete = self.ends[StackEnd.COMPLETE] >= COMPLETE * len(self.stacks)
         sources = {source for stack in self.stacks for source in stack.sources}
         return not self.wrong and complete and FrameSource.DISASSEMBLY in sources

@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks whose boottime takes a scripted time to read."""
+    """Clocks on which reading the boottime takes a scripted time."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())

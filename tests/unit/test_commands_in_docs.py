@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!m]*.md"))]  # not m
 
 
 def shown(page):
-    """Yields the commands in code blocks and spans of a page, without redirections or pipes."""
+    """Yields the commands in a page's code blocks and code spans, without redirections or pipes."""
     text = page.read_text()
     blocks = re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]

@@ -1,4 +1,4 @@
-"""Lock waits and their totals in a recording reach the reports."""
+"""Reports contain the lock waits and lock totals of a recording."""
 
 import json
 

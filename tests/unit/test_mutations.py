@@ -1,4 +1,4 @@
-"""Each mutation still matches the code that it changes."""
+"""Each mutation matches the code that it would change."""
 
 import pytest
 

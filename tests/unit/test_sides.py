@@ -1,4 +1,4 @@
-"""A new row in the table of stack sides is enough to add a side to OTLP and every report."""
+"""Adding a row to the table of stack sides adds the side to OTLP and every report."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""When the profiler stops, the log names the cause for each thread that has not ended."""
+"""When the profiler stops, the log states why each remaining thread has not ended."""
 
 import threading
 

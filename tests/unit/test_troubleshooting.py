@@ -21,7 +21,7 @@ NOT_FOR_USERS = {
 
 
 def text_of(node):
-    """Returns a message with … for each inserted value."""
+    """Returns a message with each interpolated value replaced by …."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

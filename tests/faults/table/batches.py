@@ -62,7 +62,7 @@ class Batches:
 
     @staticmethod
     def _compare(row, baseline) -> dict:
-        """Adds the baseline, and the CPU time relative to the undisturbed agent, to a row."""
+        """Adds baseline values, and the CPU time relative to the undisturbed agent, to a row."""
         return {
             **row,
             "cpu": row["cpu_share"] / baseline["cpu_share"] if baseline["cpu_share"] else 0.0,

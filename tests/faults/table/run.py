@@ -223,7 +223,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a sample kind, and how they differ from its reports.
+        """Returns an exporter's counts for a sample kind, and their differences from its reports.
 
         Samples are compared with the printed counts, and also with the counts in the data, unless
         these are incomplete: the end of a stream may be missing because the spool was damaged

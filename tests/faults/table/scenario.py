@@ -51,7 +51,7 @@ class Scenario:
     Attributes:
         kind: the section of the table that lists it.
         name: a description, unique within its kind.
-        fault: called once the agent samples. Its return ends the measurement.
+        fault: called once the agent is sampling. The measurement ends when it returns.
         receiver: opens the receiver, which is healed after the fault.
         before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.

@@ -13,7 +13,7 @@ EVERY_S = 0.1
 
 
 def _children(pid: int) -> list[int]:
-    """Returns the children of all threads of a process, and their descendants."""
+    """Returns the pids of a process's descendants."""
     results = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

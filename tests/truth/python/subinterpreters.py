@@ -1,6 +1,6 @@
 """Runs the chains of chains.py in threads, each in a subinterpreter, until standard input ends.
 
-``python subinterpreters.py SEED STYLES`` writes the same line as program.py.
+``python subinterpreters.py SEED STYLES`` prints the same line as program.py.
 """
 # ruff: noqa: T201 - a command
 

@@ -18,7 +18,7 @@ PERIOD = SECOND // 100
 
 
 def write(path, parts, *, pid=7, idle_s=0):
-    """Writes a file with 100 samples per second from parts given as (seconds, percent in read)."""
+    """Writes a profile with 100 samples per second. Each part is (seconds, percentage in read)."""
     times = {"read": [], "write": []}
     now = START
     for seconds, percent in parts:

@@ -87,7 +87,7 @@ def test_parts_of_synchronous_spans_sum_to_their_durations(synchronous):
 
 @pytest.fixture
 def asynchronous(tmp_path):
-    """Writes two tasks, the first of which awaits the second, an event and a callback."""
+    """Writes a profile of a task that awaits a second task, an event and a callback."""
     return write(
         tmp_path / "async.otlp",
         (0, None, "epoll", 50),

@@ -31,7 +31,7 @@ def functions(path):
 
 
 def successors(code, at):
-    """Returns the instructions that may follow, each with whether a jump leads to it."""
+    """Returns an instruction's possible successors, each with whether a jump leads to it."""
     operation, _, offset, _ = code[at]
     if operation == EXIT:
         return []
@@ -127,7 +127,7 @@ def read_calls(path):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_nested_calls_fit_the_bpf_stack_limit(name):
-    """From 6.13 on, kernels may apply the limit to each function. Older kernels limit the sum."""
+    """Since Linux 6.13, the limit may apply per function. Older kernels limit the sum."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 
     def deepest(place):

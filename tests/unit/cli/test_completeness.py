@@ -1,4 +1,4 @@
-"""Reports, and the summary of a recording, remark on incomplete user stacks."""
+"""Reports and recording summaries point out incomplete user stacks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The summary of a recording remarks on frames without names."""
+"""The summary of a recording points out frames without names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands probe receivers before sending, and save the samples that are not accepted."""
+"""Commands probe receivers before sending samples, and save the samples that are rejected."""
 
 import socket
 

@@ -173,7 +173,7 @@ def test_waits_and_spans_are_markers_on_the_first_track(document):
 
 
 def test_waits_with_equal_values_are_markers_without_an_end(windows):
-    """Equal values show that the waits were below an earlier, higher threshold."""
+    """Waits have equal values if they were shorter than the sampling threshold at the time."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)
     ]  # fmt: skip

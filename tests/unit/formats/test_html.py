@@ -1,4 +1,4 @@
-"""The page contains every sample once, and was built from the committed sources."""
+"""The page contains every sample once, and the committed page matches its sources."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Events are parsed by name and setting. The reason is given if one cannot be opened."""
+"""Events are parsed by name and setting. Errors state why an event cannot be opened."""
 
 import errno
 import re

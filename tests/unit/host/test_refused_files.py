@@ -1,4 +1,4 @@
-"""Files that cost a child CPU time without a result are not retried immediately."""
+"""If reading a file costs a child CPU time without yielding a result, it is not retried at once."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Only threads started in a block get coarse timers, according to the kernel."""
+"""The kernel reports increased timer slack only for threads started in the block."""
 
 import ctypes
 

@@ -50,7 +50,7 @@ def find(path):
 
 
 def expected_part(path, name):
-    """Returns the range of a symbol, before the file is stripped."""
+    """Returns a symbol's address range from the unstripped file."""
     lines = subprocess.run(["nm", "-S", path], check=True, capture_output=True, text=True).stdout
     for words in map(str.split, lines.splitlines()):
         if words[-1] == name and len(words) == 4:

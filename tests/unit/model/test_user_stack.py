@@ -1,4 +1,4 @@
-"""The user side of a sample survives a round trip through bytes."""
+"""The user stack of a sample survives conversion to bytes and back."""
 
 import pytest
 

@@ -117,7 +117,7 @@ class Parts:
         return stack, resource
 
     def close(self):
-        """Closes the window, and returns stack, thread, name, labels and count of each sample."""
+        """Closes the window, and returns each sample's stack, thread, name, labels and count."""
         (profile,) = self.windows.close(2).profiles
         return {
             group.resource.attributes["process.executable.name"]: [

@@ -1,4 +1,4 @@
-"""A log line lists what profiles lack because of settings or missing capabilities."""
+"""A log line lists the data missing from profiles due to settings or missing capabilities."""
 
 import pytest
 

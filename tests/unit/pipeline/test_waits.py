@@ -1,4 +1,4 @@
-"""In the pipeline, waits get causes, and windows get exact totals in addition to samples."""
+"""The pipeline assigns causes to waits, and adds exact totals to each window's samples."""
 
 import pytest
 

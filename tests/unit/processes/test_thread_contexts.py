@@ -1,4 +1,4 @@
-"""Attributes in thread contexts get the names that the process publishes."""
+"""Thread context attributes are named as the process publishes."""
 
 import pytest
 from hypothesis import example, given

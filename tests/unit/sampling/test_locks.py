@@ -1,4 +1,4 @@
-"""Plans for lock contention depend on the kernel and the settings."""
+"""The plan for sampling lock contention depends on the kernel and the settings."""
 
 import struct
 

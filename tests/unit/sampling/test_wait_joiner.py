@@ -237,7 +237,7 @@ def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
 
 
 def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
-    """The rest of the wait was sampled with probability 500 / 2000, so it counts four times."""
+    """The rest of the wait was sampled with probability 500 / 2000, so its weight is four."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)

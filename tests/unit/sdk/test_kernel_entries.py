@@ -1,4 +1,4 @@
-"""Samples of a service name the kernel entry during which they were taken."""
+"""Samples of a service name the kernel entry in which the sampled thread was."""
 
 import json
 

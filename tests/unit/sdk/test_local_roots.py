@@ -1,4 +1,4 @@
-"""Local roots of spans are stored for long enough, and give samples the right names."""
+"""Local root spans are stored for long enough, and samples get their names."""
 
 import gc
 import sys

@@ -21,7 +21,7 @@ CORE = f"""{KERNEL:016x} T _text
 
 
 class Events(NoEvents):
-    """Uevents that tests announce."""
+    """A source of uevents that tests announce."""
 
     def __init__(self):
         super().__init__()

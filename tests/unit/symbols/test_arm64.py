@@ -1,4 +1,4 @@
-"""Symbols of an arm64 kernel are right despite mapping symbols and different boundaries."""
+"""Symbols of arm64 kernels are correct despite mapping symbols and different section boundaries."""
 
 from pathlib import Path
 

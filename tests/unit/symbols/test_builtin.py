@@ -147,7 +147,7 @@ def test_symbol_types_that_look_like_sizes_are_not_mistaken_for_sizes():
 
 
 def test_functions_have_the_sizes_listed_in_kallmodsyms(tmp_path):
-    """The oracle scans all symbols for the last that starts before an address and covers it."""
+    """The oracle scans all symbols for the last one whose range contains an address."""
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     rng = random.Random(5)
     starts = sorted({address for address, _, _ in symbols})

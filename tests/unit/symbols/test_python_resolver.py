@@ -1,4 +1,4 @@
-"""Python stacks get functions and lines from descriptions, even if these arrive later."""
+"""Python stacks get functions and lines from descriptions, even from those that arrive later."""
 
 import tracemalloc
 from pathlib import Path

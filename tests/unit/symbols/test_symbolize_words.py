@@ -1,4 +1,4 @@
-"""``symbolize`` accepts names with offsets, patterns, and its own output."""
+"""``symbolize`` accepts names with offsets, patterns, and the output of ``symbolize``."""
 
 import io
 import json

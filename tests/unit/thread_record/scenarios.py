@@ -35,7 +35,7 @@ checked = linked = 0
 
 
 def check():
-    """Checks that the record identifies the current span, or is absent if `may_miss` is set."""
+    """Checks that the record identifies the current span. It may be absent if `may_miss` is set."""
     global checked, linked
     span = trace.get_current_span().get_span_context()
     record = read_record()

@@ -12,7 +12,7 @@ PUSH = b"\x55\x48\x89\xe5"
 
 
 class Made(NamedTuple):
-    """A function made for a test: its name, code, frame sizes by end offset, and flags."""
+    """A synthetic function: its name, code, frame sizes by end offset, and flags."""
 
     name: bytes
     code: bytes

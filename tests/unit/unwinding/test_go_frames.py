@@ -257,7 +257,7 @@ X86, ARM64 = Target("amd64", "x86_64", RIP), Target("arm64", "aarch64", 30)
     [(X86, ()), (X86, ("-ldflags=-s",)), (X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))],
 )
 def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
-    """The compiler also writes the frame sizes to ``.debug_frame``."""
+    """Go's compiler writes the same frame sizes to ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]
     variables = {**os.environ, "GOARCH": target.architecture, "CGO_ENABLED": "0"}
@@ -304,7 +304,7 @@ def _compare(known, made, return_address):
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path, children):
-    """Linkers give a static program ``.eh_frame``, but no search table."""
+    """A static program has ``.eh_frame`` but no search table."""
     path = tmp_path / "program"
     command = ["go", "build", "-ldflags", "-linkmode external -extldflags -static", "-o", path, CGO]
     subprocess.run(command, check=True, env={**os.environ, "CGO_ENABLED": "1"})

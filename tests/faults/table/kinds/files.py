@@ -1,4 +1,4 @@
-"""ELF files crafted to take memory or time, in processes that run code from them."""
+"""ELF files crafted to consume memory or time, and processes that run code from these files."""
 
 from __future__ import annotations
 

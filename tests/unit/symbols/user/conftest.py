@@ -1,4 +1,4 @@
-"""Fixtures that open the files whose symbols tests read."""
+"""Fixtures that open files for tests that read symbols."""
 
 import os
 

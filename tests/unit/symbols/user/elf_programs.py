@@ -108,7 +108,7 @@ def functions_of(path, debug=None, **options):
 
 
 def symbols_of(path):
-    """Returns readelf's (address, size, type, binding) of symbols, by name without version."""
+    """Returns (address, size, type, binding) from readelf, by symbol name without version."""
     results = {}
     for line in tool("readelf", "-sW", path).splitlines():
         fields = line.split()

@@ -119,7 +119,7 @@ def names():
 
 
 def indirect():
-    """Returns DWARF with a name whose indirect form leads through many others."""
+    """Returns DWARF with a name that is reached through many nested indirect forms."""
     head = b"\7" + bytes([INDIRECT]) * (16 << 20) + bytes([STRP])
     return dwarf(unit(head + struct.pack("<IQI", 0, TEXT, 16)))
 

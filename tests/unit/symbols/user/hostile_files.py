@@ -1,4 +1,4 @@
-"""ELF files of a few MB, crafted to need much memory when they are read."""
+"""ELF files of a few MB, crafted to require much memory when read."""
 
 import lzma
 import struct

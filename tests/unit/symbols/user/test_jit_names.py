@@ -1,4 +1,4 @@
-"""Names of code without files are requested by one thread and read by another."""
+"""Names of code without files are requested in a thread and read in another thread."""
 
 import pytest
 

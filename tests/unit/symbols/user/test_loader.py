@@ -121,7 +121,7 @@ def test_identical_files_are_read_once(make):
 
 
 def test_files_without_a_build_id_are_not_assumed_identical(make):
-    """The hash of a file covers only its first and last 4 KiB."""
+    """A file's hash covers only the first and last 4 KiB of the file."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
         loader.add(key(number), details(7), content)

@@ -305,7 +305,7 @@ def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(k
 
 
 class Names:
-    """A stand-in for loaded symbols: those of LIBC, and of code in process 70."""
+    """A stand-in for loaded symbols, which has only those of LIBC and of code in process 70."""
 
     def __init__(self):
         self.version = 0
