@@ -86,7 +86,7 @@ def read_stacks(path):
 
 
 def send(window: Window, form=Form.PROTOBUF) -> Window:
-    """Returns what a receiver decodes from a window's payload. The payload must be valid."""
+    """Returns a window's payload, which must be valid, as a receiver decodes it."""
     payload = encode(window, form)
     assert check_payload(payload) == []
     (decoded,) = decode_windows(payload)

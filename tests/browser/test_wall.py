@@ -1,4 +1,4 @@
-"""The page shows wall-clock time: running and waiting in one graph, with waits by cause."""
+"""The page shows wall-clock time: running and waiting in a single graph, with waits by cause."""
 
 from dataclasses import replace
 

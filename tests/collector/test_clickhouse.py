@@ -168,7 +168,7 @@ WAITS = [
 
 
 def window(number):
-    """Returns a window with two kinds of samples from four processes, one without service name."""
+    """Returns a window with two kinds of samples of four processes; one has no service name."""
     start = START + number * SECOND
     groups, waits = [], []
     for at in range(4):

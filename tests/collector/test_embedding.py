@@ -148,7 +148,7 @@ def linked_samples(collector, samples_of):
 
 
 def load_until(condition, port, seconds):
-    """Runs a load for some time, and then until a condition holds."""
+    """Runs a load for at least ``seconds`` and until a condition holds."""
 
     def is_met():
         load(port, 1)

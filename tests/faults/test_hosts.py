@@ -1,4 +1,4 @@
-"""All samples are accounted for despite CPU hotplug, unreadable /proc or too few descriptors."""
+"""All samples are accounted for despite CPU hotplug, an unreadable /proc or too few descriptors."""
 
 import os
 import resource

@@ -68,7 +68,7 @@ class Cgroup:
 
     @property
     def prefix(self):
-        """The arguments that precede a command to run it in this cgroup."""
+        """The command prefix that runs a command in this cgroup."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
 

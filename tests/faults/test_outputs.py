@@ -29,7 +29,7 @@ def test_an_unread_notify_socket_does_not_block_the_agent(run_agent, receiver, r
 
 
 def reload(agent, receiver):
-    """Makes the main loop write to its log, and checks that the loop continues."""
+    """Makes the main loop write a log line, and checks that the loop continues."""
     agent.reload()
     agent.wait_until(lambda: agent.get("/readyz")[0] == 200)
     before = len(receiver.payloads)

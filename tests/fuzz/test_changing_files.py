@@ -1,4 +1,4 @@
-"""Other users' files that shrink, grow and change while they are read."""
+"""Tests reading other users' files while they shrink, grow and change."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The symbols of many modules match their files, and code without a file is named."""
+"""The symbols of many modules match the modules' files, and code without a file has names."""
 
 import platform
 import subprocess

@@ -162,7 +162,7 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
 
 
 def run(fd: int, repeat: int) -> None:
-    """Runs an XDP program ``repeat`` times. The kernel creates a dispatcher for it."""
+    """Runs an XDP program ``repeat`` times, for which the kernel creates a dispatcher."""
     packet = bytes(64)
     attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
     attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value

@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page fault count of the top function, which is the one that writes memory."""
+    """Returns the top function's page fault count. The top function must be the memory writer."""
     return max(group["self"] for group in part["groups"])
 
 

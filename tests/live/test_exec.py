@@ -36,7 +36,7 @@ def shells(tmp_path):
 def sample(command, resources, *, go=None, **settings):
     """Samples a command, and returns its pid and its samples with process attributes.
 
-    Creates the file at ``go`` once the ``first`` program has been sampled.
+    Creates the file ``go`` once the program ``first`` has been sampled.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
     pairs = []

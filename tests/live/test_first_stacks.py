@@ -47,7 +47,7 @@ def find_lasting(earlier):
 
 
 def record(pids=(), **options):
-    """Records running processes, and returns how their user stacks end."""
+    """Records running processes, and returns where their user stacks end."""
     earlier = {
         pid: (process, find_mapped_files(pid)) for pid, process in read_processes(Access()).items()
     }

@@ -229,7 +229,7 @@ def test_the_ksymbol_table_is_exact_after_records_are_lost():
 def test_frames_sampled_while_records_are_lost_have_no_name():
     """If the record of an unload is lost, another program may have been loaded at the address.
 
-    Once all symbols have been reread, an address without a symbol is not in any program.
+    Once all symbols have been reread, an address without a symbol belongs to no program.
     """
     results = set()
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""A latency-weighted recording agrees with the known parallelism of the recorded program."""
+"""A latency-weighted recording reflects the known parallelism of the recorded program."""
 
 import json
 import math

@@ -37,7 +37,7 @@ def call(seconds=SECONDS):
 def measure(cpu, spin):
     """Samples while system calls are traced.
 
-    Returns counts, the minimum and maximum of all ticks, and this process's ticks.
+    Returns counts, bounds on the number of ticks, and the number of this process's ticks.
     """
     earliest = time.monotonic()
     with running(pin_cpu_ids=(cpu,)) as sampler:

@@ -1,4 +1,4 @@
-"""Module uevents from the running kernel, in a network namespace of the test."""
+"""The running kernel's module uevents are received in a separate network namespace."""
 
 import ctypes
 import errno

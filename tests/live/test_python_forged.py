@@ -1,4 +1,4 @@
-"""Forged interpreter objects that change while they are read cause no error and lose no sample."""
+"""Forged interpreter objects that change during reads cause neither errors nor lost samples."""
 
 import array
 import ctypes
@@ -27,7 +27,7 @@ _TYPE, _SIZE, _STATE = 8, 16, 32
 
 
 class Forgery:
-    """Memory that looks like an interpreter's. ``spoil`` overwrites parts of it."""
+    """Memory that looks like an interpreter's. ``spoil`` overwrites parts of this memory."""
 
     def __init__(self, generator, tid):
         self._generator = generator

@@ -1,4 +1,4 @@
-"""The sampler needs few privileges, survives forks, leaves nothing behind, and explains errors."""
+"""The sampler needs few privileges, survives forks, cleans up completely, and explains errors."""
 
 import ctypes
 import errno

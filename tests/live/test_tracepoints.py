@@ -1,4 +1,4 @@
-"""Samples at raw tracepoints match the program's events, with values and stacks."""
+"""Samples at raw tracepoints match the program's events, including values and stacks."""
 
 import os
 import subprocess

@@ -147,7 +147,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """Returns each program's report, its totals, and the ns that only the totals cover."""
+    """Returns each program's report and totals, and the time (ns) that only the totals cover."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)

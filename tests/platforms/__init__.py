@@ -1,1 +1,1 @@
-"""Records on which platforms the profiler was seen to work, and writes docs/platforms.md."""
+"""Records the platforms on which the profiler was tested, and writes docs/platforms.md."""

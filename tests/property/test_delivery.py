@@ -92,7 +92,7 @@ class Interrupted(Receiver):
 
 
 def kill(queue):
-    """Stops a queue as SIGKILL would: no more is written, and the lock is released."""
+    """Stops a queue as SIGKILL would: nothing more is written, and the lock is released."""
     with queue._changed:
         queue._spool._release()
         queue._spool._closed = True

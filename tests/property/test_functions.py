@@ -1,4 +1,4 @@
-"""Lookups in function tables return the same as a linear search."""
+"""Lookups in function tables return the same results as a linear search."""
 
 import struct
 

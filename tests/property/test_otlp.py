@@ -1,4 +1,4 @@
-"""Any window survives encoding in any form and splitting at any size."""
+"""Any window survives encoding in each form and splitting at any size."""
 
 from __future__ import annotations
 

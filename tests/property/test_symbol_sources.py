@@ -30,7 +30,7 @@ def make_symbols(number, functions):
 
 
 class Oracle:
-    """Names each byte by brute force. Earlier sources take precedence."""
+    """Finds the name of each byte by brute force. Earlier sources take precedence."""
 
     def __init__(self, sources):
         self.kept = []

@@ -1,4 +1,4 @@
-"""Functions of installed and compiled files match llvm-symbolizer's, and gaps have no names.
+"""Function names in installed and compiled files match llvm-symbolizer; gaps have no names.
 
 ``KPROFILER_SYMBOL_ADDRESSES=1000`` looks up 1,000 addresses per file, and adds large files.
 """

@@ -1,4 +1,4 @@
-"""The ``view`` store returns the same samples as a list, for any samples in any batches."""
+"""The ``view`` store returns the same samples as a list would, for any batches of samples."""
 
 import tempfile
 from functools import partial

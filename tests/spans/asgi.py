@@ -18,7 +18,7 @@ Span = Any
 
 
 class Traced:
-    """ASGI middleware that handles each request in a new span, which it passes to the app."""
+    """ASGI middleware that handles each request in a new span, and passes the span to the app."""
 
     def __init__(self, app, truth):
         self.app = app

@@ -27,7 +27,7 @@ def repeat(seconds, step):
 
 
 def nested_spans(truth, seconds, tracer=TRACER):
-    """Nested spans, including unsampled and remote spans, in three threads."""
+    """Runs three threads with nested spans, including unsampled and remote spans."""
 
     def step():
         with tracer.start_as_current_span("outer") as outer:
@@ -108,7 +108,7 @@ def entered_contexts(truth, seconds):
 
 
 def generators(truth, seconds):
-    """Generators whose spans stay current in their callers."""
+    """Runs generators whose spans stay current in the callers."""
 
     def items():
         with TRACER.start_as_current_span("generator") as span:
@@ -199,7 +199,7 @@ def uvloop_tasks(truth, seconds):
 
 
 def hand_written_context_switches(truth, seconds):
-    """Greenlets, each in a separate context and span."""
+    """Runs greenlets, each in a separate context and span."""
     import greenlet
 
     def work():
@@ -263,7 +263,7 @@ def wrapped_spans(truth, seconds):
 
 
 def wrapped_tasks(truth, seconds):
-    """Wrapped spans in asyncio tasks, together with SDK spans."""
+    """Runs asyncio tasks in wrapped spans and SDK spans."""
     wrapping = make_wrapping_tracer()
 
     async def work(number):

@@ -36,7 +36,7 @@ def boot_ns():
 
 
 def link_of(span, source):
-    """Returns the link that samples in a span must have, or None if the span must not be linked."""
+    """Returns the link that samples in a span must have, or None if they must have no link."""
     context = span.get_span_context()
     is_local = context.trace_flags.sampled and not context.is_remote
     if not context.is_valid or not (is_local or source == "record"):

@@ -12,7 +12,7 @@ from tests.spans.requests import request_until
 
 
 class Traced:
-    """WSGI middleware that handles each request in a new span, which it passes to the app."""
+    """WSGI middleware that handles each request in a new span, and passes the span to the app."""
 
     def __init__(self, app, truth):
         self.app = app

@@ -34,7 +34,7 @@ _SIGRETURN = "$0xf,"  # the operand with the system call's number
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
-    """Takes at least ``count`` stacks with the program ``built``, once all tables are loaded."""
+    """Takes at least ``count`` stacks with the BPF program ``built``, once tables are loaded."""
     stacks: list[UserStack] = []
     with (
         dumps.Dumps(built) as dumper,

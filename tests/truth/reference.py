@@ -194,7 +194,7 @@ class _EndError(Exception):
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
-    """Unwinds a dump as far as tables and stack copies reach."""
+    """Unwinds a dump as far as the unwind tables and the copies of stacks allow."""
     registers = dict(enumerate(dump.registers))
     frames, leaf = [registers[processor.pc]], True
     try:

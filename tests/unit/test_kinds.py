@@ -1,4 +1,4 @@
-"""Samples of each kind in a recording reach every report and are counted separately."""
+"""Samples of each kind in a recording appear in every report and are counted separately."""
 
 import gzip
 import json

@@ -48,7 +48,7 @@ class NoNames:
 
 
 class Runtime(NoNames):
-    """A symbolizer that names kernel code after its address during the recording."""
+    """A symbolizer that names kernel code after the address that it had in the recording."""
 
     def find_kernel(self, module, rva, address):
         return Frame(module, rva, (Line(f"{address:x}"),), 0, KERNEL_SIDE)

@@ -34,7 +34,7 @@ def in_thread(parent):
 
 
 async def child(parent):
-    """A task that runs in its creator's span, then in its own span."""
+    """A task that runs in its creator's span, and then in a new span."""
     step(parent)
     work()
     await pause(parent)

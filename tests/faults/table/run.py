@@ -30,7 +30,7 @@ class Run(Programs):
     """An agent, its directory and receiver, and the programs that a fault starts.
 
     Attributes:
-        public: a world-writable directory, for other users' files.
+        public: a world-writable directory for files of other users.
         config: the agent's configuration, to which ``write_config`` writes changes.
         seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool, and thus counts separately.

@@ -31,7 +31,7 @@ _FRESH_S = 3600
 
 
 def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> str:
-    """Runs a command, and returns its output, or raises MatrixError with this output."""
+    """Runs a command, and returns its output. Raises MatrixError with the output on failure."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
     )

@@ -1,4 +1,4 @@
-"""The harness's only error type: the problem and its fix."""
+"""The harness's only error type, which states the problem and its fix."""
 
 
 class MatrixError(Exception):

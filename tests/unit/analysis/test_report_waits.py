@@ -1,4 +1,4 @@
-"""The command ``report`` on profiles of waits: causes, states, idle waits, exact totals."""
+"""Tests ``report`` with wait profiles: causes, states, idle waits and exact totals."""
 
 import json
 from dataclasses import replace

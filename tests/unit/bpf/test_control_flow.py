@@ -127,7 +127,7 @@ def read_calls(path):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_nested_calls_fit_the_bpf_stack_limit(name):
-    """Since Linux 6.13, the limit may apply per function. Older kernels limit the sum."""
+    """Since Linux 6.13, the limit may apply per function; older kernels limit the total."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 
     def deepest(place):

@@ -1,4 +1,4 @@
-"""Rows that the thread-dumping program writes are parsed."""
+"""Rows written by the thread-dumping BPF program are parsed."""
 
 import struct
 

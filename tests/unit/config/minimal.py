@@ -15,7 +15,7 @@ service:
 
 
 def with_receiver(block):
-    """Returns the file with lines in the receiver's block."""
+    """Returns a configuration file with the given lines in the receiver block."""
     lines = "".join(f"    {line}\n" for line in block.splitlines())
     return MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}")
 

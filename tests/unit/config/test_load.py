@@ -20,7 +20,7 @@ def problems(text, **environ):
 
 
 def receiver(block, **environ):
-    """Returns the problems in a receiver block, without their common prefix."""
+    """Returns the problems found in a receiver block, without the common prefix."""
     result = problems(with_receiver(block), **environ)
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
 

@@ -75,7 +75,7 @@ def open_queue(tmp_path):
 
 
 def kill(queue):
-    """Stops a queue as SIGKILL would: no more is written, and the lock is released."""
+    """Stops a queue as SIGKILL would: nothing more is written, and the lock is released."""
     with queue._changed:
         queue._spool._end_segment()
         os.close(queue._spool._guard)

@@ -1,4 +1,4 @@
-"""Python functions and lines survive OTLP and reach every format, whatever their names."""
+"""Python functions and lines with any names survive OTLP and appear in every format."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Children are granted memory according to the limits of cgroup v1 and v2."""
+"""Child processes are granted memory according to the cgroup v1 and v2 limits."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Processes are registered by their mappings and by events."""
+"""Processes are registered based on their mappings and on process events."""
 
 import contextlib
 import errno

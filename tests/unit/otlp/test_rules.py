@@ -13,7 +13,7 @@ from tests.unit.otlp.mutations import Mutations
 from tests.unit.otlp.profile_mutations import wait
 
 MUTATIONS = Mutations()
-"""Functions that make the JSON form violate a rule, by rule."""
+"""For each rule, functions that make JSON-encoded profiles violate the rule."""
 
 breaks, add = MUTATIONS.breaks, MUTATIONS.add
 

@@ -21,7 +21,7 @@ class Time:
 
 
 class ScriptedSampler:
-    """A sampler that returns scripted samples, and whose waits advance the clock."""
+    """A sampler that returns scripted samples and advances the clock whenever it waits."""
 
     kinds = (ON_CPU,)
     period_ns = SECOND // 100

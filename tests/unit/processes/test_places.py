@@ -1,4 +1,4 @@
-"""The container, pod and unit of a process are found, even from a cgroup namespace."""
+"""The container, pod and unit of a process are found, even from inside a cgroup namespace."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The time that a search may take is limited."""
+"""The duration of a search is limited."""
 
 import os
 import subprocess

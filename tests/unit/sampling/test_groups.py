@@ -1,4 +1,4 @@
-"""Containers, pods and units are sampled through the right cgroups and processes."""
+"""Containers, pods and units are sampled by the correct cgroups and processes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Captured files are read in all forms, damage is reported, and examples work."""
+"""Captured files can be read in all formats, corruption is reported, and the examples work."""
 
 import gzip
 import lzma
@@ -47,7 +47,7 @@ def copies(modules_folder):
 
 @pytest.fixture(scope="module")
 def few_sections(modules_folder, tmp_path_factory):
-    """Creates an archive with only one module, which is read much faster."""
+    """Creates an archive with only one module, which can be read much faster."""
     path = tmp_path_factory.mktemp("few") / "sys_module.tar.xz"
     with (
         tarfile.open(modules_folder / NAMES["sys_module"]) as whole,

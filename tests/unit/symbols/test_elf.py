@@ -1,4 +1,4 @@
-"""ELF files of modules and vmlinux are read, compressed or not, and damage is reported."""
+"""ELF files of modules and vmlinux are read, compressed or not, and corruption is reported."""
 
 import gzip
 import json

@@ -96,7 +96,7 @@ def test_clones_listed_right_after_their_module_are_recognized_as_freed():
 
 @pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
 def test_ftrace_clones_in_kallsyms_are_distinguished_from_module_symbols(clones_lines, alone):
-    """The lines are from one module and its clones, as if it were the only module."""
+    """The lines are those of a module and its clones, as if no other module were loaded."""
     mine = [line for line in clones_lines if line[3] == alone]
     data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
     kallsyms = parse_kallsyms([data])

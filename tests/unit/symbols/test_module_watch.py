@@ -133,7 +133,7 @@ def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symboliz
 
 
 def test_init_code_is_named_only_while_it_runs_if_the_module_fails_to_load(host, symbolizer):
-    """No uevent announces a module whose init is running, but polling finds the module."""
+    """Without a uevent, polling finds a module whose init function is running."""
     host.load("failing", state="Loading", announce=False)
     poll(symbolizer)
     running_ns = boot_ns()

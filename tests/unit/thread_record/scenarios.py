@@ -435,7 +435,7 @@ def traceback_ends_in(error, function):
 
 
 def no_python_code():
-    """No Python code runs when a span of the SDK is published, so no signal handler can run."""
+    """Publishing an SDK span runs no Python code, so signal handlers cannot run during it."""
     import greenlet
     import uvloop as other
 

@@ -1,4 +1,4 @@
-"""The agent's process: stopped, signalled, limited, slowed and watched by others."""
+"""Faults that stop, signal, limit, slow down or trace the agent's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other users' connections to the health endpoint, and unread outputs."""
+"""Faults: other users' connections to the health endpoint, and agent outputs that nobody reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mappings, stacks and generated code in other users' processes."""
+"""Faults in the mappings, stacks and generated code of other users' processes."""
 
 from __future__ import annotations
 

@@ -156,6 +156,6 @@ KINDS = {
     "compressed-lines": compressed,
 }
 LARGE = {"line-rows", "functions", "names", "abbreviations", "compressed-lines"}
-"""The kinds of hostile DWARF that take more than 96 MB to convert."""
+"""The kinds of hostile DWARF whose conversion takes more than 96 MB."""
 SLOW = {"ranges"}
 """The kinds of hostile DWARF that reach the CPU time limit."""

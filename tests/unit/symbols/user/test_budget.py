@@ -25,7 +25,7 @@ ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 SLOW = {"versions", "packed-symbols", "symbols-within-the-limit"}
 """The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Makes glibc return freed memory at once (mallopt(3)), so that it is not measured."""
+"""Makes glibc return freed memory at once (mallopt(3)), to exclude it from measurements."""
 
 
 def read(folder, content, limit_mib, count, detail="names"):

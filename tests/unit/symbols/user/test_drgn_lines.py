@@ -1,4 +1,4 @@
-"""A worker process finds source lines for files whose DWARF is split or shared."""
+"""A worker process finds source lines in files with split or shared DWARF."""
 
 import itertools
 import os

@@ -154,7 +154,7 @@ def test_functions_match_go_tool_nm(variants):
 
 
 def generic(name):
-    """Returns a name as both runtime and tools write it, with dots instead of type arguments."""
+    """Returns a name with dots for type arguments, to which both runtime and tools shorten it."""
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 

@@ -347,7 +347,7 @@ def write_map():
 
 @pytest.fixture
 def open_code():
-    """Returns a function that opens this process's code, which is closed after the test."""
+    """Returns a function that opens this process's code. The code is closed after the test."""
     opened = []
 
     def open_process():

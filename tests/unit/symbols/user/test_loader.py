@@ -225,7 +225,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeyp
 
 
 class Stalled:
-    """A loader with a settable clock, and a file whose lines cannot be read for now."""
+    """A loader with a settable clock, and a file whose source lines temporarily cannot be read."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0

@@ -1,4 +1,4 @@
-"""User stacks are resolved to files and addresses, even before the files' details arrive."""
+"""User stacks are mapped to files and addresses, even before details of the files arrive."""
 
 import gc
 
