@@ -53,7 +53,7 @@ CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
 
 
 def python_fork():
-    """Forks as Python code does, in a process that has other threads."""
+    """Forks as Python code does, in a multi-threaded process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

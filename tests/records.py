@@ -40,5 +40,5 @@ def pack_record(
 
 
 def in_ring(record):
-    """Returns the record in ring format, preceded by its length and padded to a word."""
+    """Returns the record in ring format, with a length prefix, padded to a word."""
     return struct.pack("<II", len(record), 0) + record + bytes(-len(record) % 8)

@@ -18,7 +18,7 @@ UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe
 
 
 def make_archive(variant, *packages, release=""):
-    """Returns a cached tar file of a release's root directory, by default this release's.
+    """Returns a cached tar file of a root directory for a release, by default this host's release.
 
     ``variant`` is mmdebstrap's: ``essential``, or ``minbase``, which includes apt.
     """

@@ -1,4 +1,4 @@
-"""Processors and exporters of a real Collector see our resource and scope attributes."""
+"""A real Collector's processors and exporters see the profiler's resource and scope attributes."""
 
 import re
 

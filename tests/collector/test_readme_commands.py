@@ -1,4 +1,4 @@
-"""The README's two commands work on minimal Debian and Ubuntu, in any order, for any user.
+"""The README's two commands work on minimal Debian and Ubuntu in either order, for any user.
 
 mmdebstrap builds a root file system with apt. Commands there use the host's network. Each clone is
 in a home directory that only its owner may enter. The commands run twice: as root, and as a user

@@ -94,7 +94,7 @@ class Result(NamedTuple):
 
     Attributes:
         lost: the losses that the last stream reports.
-        difference: samples taken minus samples arrived or reported as lost.
+        difference: samples taken minus samples that arrived or were reported as lost.
         wrong: streams whose ``unknown_since_unix_ns`` is too late.
     """
 

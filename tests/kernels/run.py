@@ -52,7 +52,7 @@ PARTS = {
 ENDED = (0, 1)
 """Pytest's exit statuses after it has run all tests."""
 TRIES = 2
-"""The maximum number of boots of a guest that crashes because of an emulator fault."""
+"""The maximum number of boot attempts for a guest that crashes due to an emulator fault."""
 BOOT_TIMEOUT_S = 3600
 """The time limit of a boot; on a busy machine, emulated CPUs take more than half an hour."""
 

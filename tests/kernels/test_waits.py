@@ -51,7 +51,7 @@ def read_symbols():
 
 
 def test_waits_are_counted_exactly_and_sampled_without_root():
-    """With CAP_BPF and CAP_PERFMON, off-CPU time is exact, and waits have a stack and a cause."""
+    """With CAP_BPF and CAP_PERFMON, off-CPU time is exact, and each wait has a stack and cause."""
     # Before Linux 5.11, maps count as locked memory.
     resource.setrlimit(resource.RLIMIT_MEMLOCK, [resource.RLIM_INFINITY] * 2)
     command = [sys.executable, "-S", "-c", SLEEPS]

@@ -125,7 +125,7 @@ def churn_command(seconds: float, name: str) -> list[str]:
 def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
     """Attaches an empty program to a kernel function, for which the kernel creates a trampoline.
 
-    Returns descriptors of the attachment and of the program.
+    Returns the descriptors of the attachment and the program.
     """
     btf = parse_program_btf(Path("/sys/kernel/btf/vmlinux").read_bytes())
     code = _MOVE.pack(0xB7, 0x00, 0, 0) + _MOVE.pack(0x95, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""A low limit of threads causes a two-line error, not a traceback."""
+"""A low thread limit causes a two-line error, not a traceback."""
 
 import signal
 import subprocess

@@ -97,7 +97,7 @@ def test_native_frames_appear_where_python_called_them(recorded):
 def test_a_replay_shows_the_stacks_and_lines_of_the_recording(recorded, tmp_path):
     """The replay uses only the recording, and places Python frames between native frames.
 
-    A replay must recognize the interpreter's loop, so recordings always contain the loop's name.
+    A replay must recognize the interpreter's loop, so recordings always name the loop.
     """
     stacks, raw, expected = recorded
     replayed = record(tmp_path / "y.otlp", "--replay", raw)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 TO_FILE = ["-F", "499", "--force", "-o", "x.folded"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
-"""Waits for the ``go`` file; the target's ``sleep`` may be sampled, too."""
+"""Waits for the ``go`` file. The target's ``sleep`` commands may also be sampled."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
 """A duration that recordings never reach, because they end when their processes exit."""

@@ -35,7 +35,7 @@ def on_overlay(program, mounts):
 
 
 def wanted(process, path=None, *, owner=0, device=None):
-    """Returns a process's executable as the agent records it when it first opens the file."""
+    """Returns a process's executable as recorded when the agent first opens the file."""
     exe = f"/proc/{process.pid}/exe"
     with open(exe, "rb") as file:
         status = os.fstat(file.fileno())

@@ -31,7 +31,7 @@ def service(*options):
 
 
 def run(command, folder, pid=0):
-    """Runs a command from the page on this test's process, for less time. Returns its output."""
+    """Runs the page's command on a test process for a shorter time, and returns the output."""
     command = (
         command.removeprefix("sudo ")
         .replace("17201", str(pid))

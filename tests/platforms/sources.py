@@ -44,9 +44,9 @@ class Source(NamedTuple):
 
     Attributes:
         package: the name of the Debian package; empty for an interpreter from a Go module.
-        release: the Debian release that has the package.
+        release: the Debian release that contains the package.
         command: the name of the program; for a Go module, the minor version.
-        build: how to build the interpreter, if no registry has it.
+        build: how to build the interpreter, if no registry provides it.
     """
 
     origin: str

@@ -1,4 +1,4 @@
-"""Profiles with known differences are compared, with bursty and with independent samples."""
+"""Compares profiles that have known differences, with both bursty and independent samples."""
 
 from functools import cache
 from itertools import accumulate

@@ -190,7 +190,7 @@ class Truth(NamedTuple):
 
 
 class _EndError(Exception):
-    """Raised if there is no caller, or if the caller's frame cannot be found."""
+    """Raised if a frame has no caller, or if the caller's frame cannot be found."""
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:

@@ -95,7 +95,7 @@ class Run(Programs):
 
     @property
     def witness(self) -> Path:
-        """The path of the output file that faults never touch."""
+        """The path of the output file that no fault touches."""
         return self.directory / "witness.otlp"
 
     @property

@@ -130,7 +130,7 @@ class Chains:
             below = qualname, line
 
     def _add_function(self, function, marks):
-        """Adds a function, and returns its qualified name, and the line that calls its callee."""
+        """Adds a function. Returns its qualified name, and the number of the line with the call."""
         me, _, called_by, *_ = function
         method, indent = _METHODS.get(called_by), " "
         qualname, head = me, []
@@ -162,7 +162,7 @@ class Chains:
         return qualname, calling
 
     def _add_work(self, qualname, function, indent, marks):
-        """Adds a function's body, and returns the line of its call, or a leaf's last line."""
+        """Adds a function's body. Returns the line number of the call, or of a leaf's last line."""
         if function.style is None and not function.leaf:
             lines = [self._emit(indent + text.format(**vars(marks))) for text in _STEPS]
             first, second = {marks.begin}, {marks.step}

@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 
 class Report:
-    """The outcomes of a program's samples.
+    """The numbers of a program's samples, by outcome.
 
     Attributes:
         right: samples that match the running code exactly.

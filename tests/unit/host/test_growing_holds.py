@@ -1,4 +1,4 @@
-"""Retries are delayed more with each consecutive failure."""
+"""The retry delay grows with each consecutive failure."""
 
 from otel_kprofiler.host.growing_holds import MAX_HELD, GrowingHolds
 

@@ -38,7 +38,7 @@ def test_every_field_of_proc_maps_is_parsed():
 
 
 def write(row):
-    """Returns a line in the form that fs/proc/task_mmu.c writes."""
+    """Returns a line in the format written by fs/proc/task_mmu.c."""
     start, end, permissions, offset, device, inode, path, deleted = row
     head = b"%08x-%08x %s %08x %02x:%02x %d " % (
         start, end, permissions.encode(), offset, device >> 20, device & 0xFFFFF, inode

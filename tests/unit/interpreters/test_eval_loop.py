@@ -1,4 +1,4 @@
-"""The evaluation loop is found in binaries, even if the compiler moved its cold part."""
+"""The evaluation loop is found in binaries, even if the compiler split off the cold part."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A coarse Resource grain merges processes without changing or losing a sample."""
+"""A coarse Resource granularity merges processes without changing or losing samples."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Samples are omitted only for processes that can be trusted to profile themselves."""
+"""Samples are omitted only for processes that reliably profile themselves."""
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (

@@ -1,4 +1,4 @@
-"""Label sets nest, and have limits."""
+"""Label sets can be nested, and are limited in number and size."""
 
 import contextvars
 import threading

@@ -40,7 +40,7 @@ class Elf:
         raise LookupError(kind)
 
     def search_at(self):
-        """Returns the offset of .eh_frame_hdr, which equals its address in these files."""
+        """Returns the offset of .eh_frame_hdr; in these files, address and offset are equal."""
         return struct.unpack_from("<Q", self.data, self.program_header(PT_GNU_EH_FRAME) + 8)[0]
 
     def put(self, form, at, *values):

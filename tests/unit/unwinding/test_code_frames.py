@@ -1,4 +1,4 @@
-"""Unwind entries are derived by following the machine code of functions."""
+"""Unwind entries are derived by tracing the machine code of functions."""
 
 import struct
 

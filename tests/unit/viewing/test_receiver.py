@@ -1,4 +1,4 @@
-"""The receivers of `view` serve our exporters, and withstand hostile clients."""
+"""The receivers of `view` accept this package's exports, and withstand hostile clients."""
 
 import contextlib
 import gzip

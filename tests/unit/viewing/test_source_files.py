@@ -1,4 +1,4 @@
-"""The page's source files are selected, read with a user's rights, and decoded correctly."""
+"""Source files for the page are correctly selected, read with a user's rights, and decoded."""
 
 import codecs
 import contextlib

@@ -132,7 +132,7 @@ def listen(*words):
 
 
 def read_addresses(command):
-    """Returns the addresses of the command's receivers, which it has printed."""
+    """Returns the receiver addresses that the command has printed."""
     said = [command.stderr.readline().decode() for _ in range(2)]
     grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
     return f"grpc://{grpc}", f"http://{http}"
@@ -167,7 +167,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
 
 @pytest.mark.long
 def test_memory_used_by_hostile_requests_is_released(recent):
-    """One-byte indices that repeat a 4-kB header (RFC 7541) leave the memory fragmented."""
+    """One-byte indices that repeat a 4-kB header (RFC 7541) leave memory fragmented."""
     with listen() as (command, address):
         port = int(read_addresses(command)[0].rpartition(":")[2])
         before = read_resident_bytes(command.pid)

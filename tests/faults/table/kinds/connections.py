@@ -90,7 +90,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Returns the directory with the certificates, named after their defects, and their keys."""
+    """Returns a directory of certificates and keys, named after the certificates' defects."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):

@@ -14,7 +14,7 @@ BROKEN, CHANGED = "broken configuration", "reload"
 
 
 def broken(write):
-    """Returns a fault that reloads an invalid file, which the agent ignores, then a valid file."""
+    """Returns a fault that reloads an invalid file, which is ignored, and then a valid file."""
 
     def fault(run):
         time.sleep(1)
