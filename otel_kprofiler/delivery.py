@@ -224,12 +224,7 @@ class Reporter:
         counts = [*self._past.get(name, ()), *of_open]
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
-            tasks = [task.samples for task in self._tasks() if queue in task.queues]
-            not_queued = sum(tasks, SampleCounts())
-            if queue in self._accepted_before:
-                not_queued.update(self._accepted_before[queue])
-                not_queued.subtract(_count_accepted(queue_counts))
-            pending.update(not_queued)
+            pending.update(self._count_not_queued(queue, queue_counts))
         # Use the first queue's ``earlier``: in later queues, it includes samples from this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
@@ -254,6 +249,14 @@ class Reporter:
         }
         account = ExporterAccount.of_kinds(name, kinds)
         return account._replace(unknown_since_unix_ns=unknown_since)
+
+    def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
+        tasks = [task.samples for task in self._tasks() if queue in task.queues]
+        not_queued = sum(tasks, SampleCounts())
+        if queue in self._accepted_before:
+            not_queued.update(self._accepted_before[queue])
+            not_queued.subtract(_count_accepted(counts))
+        return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
         """Count a task's samples as lost in each of its queues. Call with the lock held."""

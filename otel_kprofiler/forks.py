@@ -170,7 +170,10 @@ class _Registry:
             )
 
     def catch_up(self) -> None:
-        """Run the child hooks if a fork skipped them. Thread-safe. Costs one getpid(2)."""
+        """Run the child hooks if this process was forked without running them. Thread-safe.
+
+        Costs one system call, getpid(2). Does nothing if the hooks have already run.
+        """
         if os.getpid() != self._pid:
             self._run_in_child(None)
 

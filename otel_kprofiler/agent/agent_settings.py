@@ -116,14 +116,12 @@ def agent_config(config: Config) -> AgentConfig:
     limits = Limits(
         service.limits.max_cpu_percent / 100, service.limits.max_rss_megabytes * 1024 * 1024
     )
-    fitting = limits.rss_bytes // _WINDOW_SHARE // _SAMPLE_BYTES
-    most = min(_MAX_WINDOW_SAMPLES, fitting) if fitting else _MAX_WINDOW_SAMPLES
     return AgentConfig(
         sampler=_sampler_config(receiver, limits, drop_all=service.privileges.drop_all),
         groups=target_groups(receiver),
         user_symbols=user_symbol_settings(receiver),
         loader=receiver.loader,
-        schedule=replace(window_schedule(receiver), max_samples=most),
+        schedule=_window_schedule(receiver, limits),
         resource=resource_attributes(receiver),
         grain=resource_grain(receiver),
         leaves_out_self_profiled=receiver.self_profiled == "leave_out",
@@ -155,6 +153,12 @@ def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> Sa
         max_ring_bytes=rss_bytes // _RING_SHARE if rss_bytes else MAX_RING_BYTES,
         drain_interval_s=DRAIN_INTERVAL_S,
     )
+
+
+def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
+    fitting = limits.rss_bytes // _WINDOW_SHARE // _SAMPLE_BYTES
+    most = min(_MAX_WINDOW_SAMPLES, fitting) if fitting else _MAX_WINDOW_SAMPLES
+    return replace(window_schedule(receiver), max_samples=most)
 
 
 def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:

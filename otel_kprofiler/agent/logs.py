@@ -48,7 +48,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as a line without control characters, then its traceback's lines."""
+    """Formats a record as one line without control characters.
+
+    Each line of a traceback follows on a separate line.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))

@@ -49,23 +49,29 @@ def weigh_latency(samples: Samples) -> Samples:
     ]
     kept = [number for number, is_used in enumerate(is_cpu) if is_used]
     places = {number: at for at, number in enumerate(kept)}
-    by_process: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
-    tables = cpu.tables
-    for (start, end), number, origin in zip(cpu.spans(), cpu.threads, cpu.origins, strict=True):
-        thread = tables.threads[number]
-        period_ns = tables.origins[origin].profile.period_ns
-        points = by_process[thread.resource]
-        points += [(cpu.times[at], thread.tid, period_ns, at) for at in range(start, end)]
-    latencies = array("q", bytes(8 * len(cpu.times)))
-    for points in by_process.values():
-        points.sort()
-        _weigh(points, latencies)
     return replace(
         cpu,
         tables=cpu.tables._replace(origins=[weighed[number] for number in kept], totals={}),
         origins=array("I", [places[origin] for origin in cpu.origins]),
-        values=latencies,
+        values=_latencies(cpu),
     )
+
+
+def _latencies(samples: Samples) -> array[int]:
+    by_process: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    tables = samples.tables
+    for (start, end), number, origin in zip(
+        samples.spans(), samples.threads, samples.origins, strict=True
+    ):
+        thread = tables.threads[number]
+        period_ns = tables.origins[origin].profile.period_ns
+        points = by_process[thread.resource]
+        points += [(samples.times[at], thread.tid, period_ns, at) for at in range(start, end)]
+    latencies = array("q", bytes(8 * len(samples.times)))
+    for points in by_process.values():
+        points.sort()
+        _weigh(points, latencies)
+    return latencies
 
 
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:

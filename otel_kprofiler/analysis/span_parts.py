@@ -220,7 +220,10 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields a breakdown of a thread's time from first to last sample, by local root and trace."""
+    """Yields a breakdown of a thread's time for each pair of local root name and trace.
+
+    A breakdown covers the time from the first to the last sample with that local root and trace.
+    """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.span:

@@ -249,9 +249,6 @@ def pack_unwind_config(
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS
     goexit = processor.goexit, processor.goexit_mask
     words = (processor.sigreturn, processor.syscall, *goexit)
-    places = bytearray(MAX_COLUMNS)
-    for place, column in enumerate(processor.preserved, 1):
-        places[column] = place
     return (
         _CONFIG.pack(
             processor.address_mask & unsigned,
@@ -268,5 +265,12 @@ def pack_unwind_config(
         )
         + processor.interrupt.pack()
         + processor.signal.pack()
-        + bytes(places)
+        + _pack_preserved(processor.preserved)
     )
+
+
+def _pack_preserved(columns: Sequence[int]) -> bytes:
+    places = bytearray(MAX_COLUMNS)
+    for place, column in enumerate(columns, 1):
+        places[column] = place
+    return bytes(places)

@@ -135,10 +135,7 @@ def command(
             _interval(sides[0], first, chosen, time_first),
             _interval(sides[1], second, chosen, time_second),
         ]
-        windows = [window for interval in intervals for window in interval.windows]
-        with Output(path, "html", force=force) as output:
-            written = page(compared_columns(intervals, title=" → ".join(dict.fromkeys(names))))
-            output.write_content(written, private=reveals_addresses(windows))
+        _write_page(path, intervals, " → ".join(dict.fromkeys(names)), force=force)
     elif as_json:
         kinds = [as_dict(kind, *parts, changes) for kind, parts, changes in compared]
         click.echo(json.dumps({"by": by, "per": way, "kinds": kinds}, indent=1))
@@ -187,6 +184,13 @@ def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
     """Returns how much a group grew: a share or, with ``--per time``, CPUs or events per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
+
+
+def _write_page(path: str, intervals: Sequence[Interval], title: str, *, force: bool) -> None:
+    windows = [window for interval in intervals for window in interval.windows]
+    with Output(path, "html", force=force) as output:
+        written = page(compared_columns(intervals, title=title))
+        output.write_content(written, private=reveals_addresses(windows))
 
 
 def _interval(name: str, samples: Samples, chosen: Filter, times: _Range | None) -> Interval:

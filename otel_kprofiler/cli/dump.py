@@ -85,25 +85,7 @@ def command(
         raise click.UsageError(f"--interval must be above 0s and at most {_LONGEST_S / 3600:g}h")
     access, clock = Access(), Clock()
     names = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in comms)
-    chosen: dict[int, frozenset[bytes]] = {}
-    for pid in pids:
-        check_process(access, pid)
-        chosen[pid] = frozenset()
-    listed = find_containers(access) if containers else []
-    for name in containers:
-        for container in get_containers(listed, name):
-            chosen |= dict.fromkeys(container.pids, frozenset())
-    if names:
-        named = dict(_find_named(access, names))
-        missing = names.difference(*(threads for _, threads in named.values()))
-        if missing:
-            text = " or ".join(sorted(map(os.fsdecode, missing)))
-            raise KProfilerError(
-                f"there is no thread named {text}", hint="list threads with ps -eLo pid,tid,comm"
-            )
-        for pid, (is_whole, threads) in named.items():
-            if pid not in chosen:
-                chosen[pid] = frozenset() if is_whole else threads
+    chosen = _find_processes(access, pids, names, containers)
     config = SamplerConfig(
         stacks=stacks,
         python_frames=PYTHON_FRAMES if python else 0,
@@ -148,6 +130,32 @@ def _write(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         text = dump_table(processes, width=width)
     click.echo(text, nl=False)
+
+
+def _find_processes(
+    access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
+) -> dict[int, frozenset[bytes]]:
+    """Returns the processes to dump, each with the thread names to show (empty: all)."""
+    chosen: dict[int, frozenset[bytes]] = {}
+    for pid in pids:
+        check_process(access, pid)
+        chosen[pid] = frozenset()
+    listed = find_containers(access) if containers else []
+    for name in containers:
+        for container in get_containers(listed, name):
+            chosen |= dict.fromkeys(container.pids, frozenset())
+    if names:
+        named = dict(_find_named(access, names))
+        missing = names.difference(*(threads for _, threads in named.values()))
+        if missing:
+            text = " or ".join(sorted(map(os.fsdecode, missing)))
+            raise KProfilerError(
+                f"there is no thread named {text}", hint="list threads with ps -eLo pid,tid,comm"
+            )
+        for pid, (is_whole, threads) in named.items():
+            if pid not in chosen:
+                chosen[pid] = frozenset() if is_whole else threads
+    return chosen
 
 
 def _find_named(

@@ -21,7 +21,7 @@ from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
-from otel_kprofiler.cli.target_filters import check_namespace
+from otel_kprofiler.cli.target_filters import Targets, check_namespace
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import DurationType, is_duration
 from otel_kprofiler.clock import Clock
@@ -39,7 +39,7 @@ from otel_kprofiler.pipeline import (
     replay,
 )
 from otel_kprofiler.recording import Recording, ReplaySampler
-from otel_kprofiler.sampling import CommandError, HeldCommand
+from otel_kprofiler.sampling import CommandError, HeldCommand, SamplerConfig
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
@@ -152,9 +152,8 @@ def command(
             limit = _DEFAULT_DURATION_S if duration is None and not words else duration
             if raw:
                 sinks.add(raw.add_window)
-            config = sampling.config(access, targets, held.pid if held else None)
             pipeline = open_live(
-                replace(config, preload_paths=held.find_files()) if held else config,
+                _sampler_config(sampling, access, targets, held),
                 sinks.schedule,
                 sinks.add_window,
                 access=access,
@@ -246,6 +245,13 @@ def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCo
         if len(words) == 1 and is_duration(words[0]):
             error.hint = f"for a duration, use -d {words[0]}"
         raise
+
+
+def _sampler_config(
+    sampling: Sampling, access: Access, targets: Targets, held: HeldCommand | None
+) -> SamplerConfig:
+    config = sampling.config(access, targets, held.pid if held else None)
+    return replace(config, preload_paths=held.find_files()) if held else config
 
 
 def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:

@@ -63,15 +63,7 @@ class Report:
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())
-        first, last = min(every.times), max(every.times)
-        start = datetime.fromtimestamp(first / 1e9, tz=UTC)
-        parts = [
-            f"{escape_controls(kind.name)}: {samples.count:,} sample{'s' * (samples.count != 1)}",
-            f"{amount(whole, kind.unit)} {unit_name(kind.unit)}",
-            f"{(last - first) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
-            f"{_lost(kind, samples):,} lost",
-        ]
-        yield ", ".join(parts)
+        yield _summary(kind, samples, whole, every.times)
         yield from self._beside(kind, every, samples)
         if not samples:
             return
@@ -231,6 +223,18 @@ def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) ->
 def span_times_as_dict(times: Sequence[SpanTime]) -> dict[str, Any]:
     """Returns the time of each span, as plain values for JSON."""
     return {"by": TRACE, "unit": _NS, "spans": [row._asdict() for row in times]}
+
+
+def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:
+    first, last = min(times), max(times)
+    start = datetime.fromtimestamp(first / 1e9, tz=UTC)
+    parts = [
+        f"{escape_controls(kind.name)}: {samples.count:,} sample{'s' * (samples.count != 1)}",
+        f"{amount(whole, kind.unit)} {unit_name(kind.unit)}",
+        f"{(last - first) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
+        f"{_lost(kind, samples):,} lost",
+    ]
+    return ", ".join(parts)
 
 
 def _lost(kind: ProfileKind, samples: Samples) -> int:

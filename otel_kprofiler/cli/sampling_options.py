@@ -36,20 +36,7 @@ def _parse_events(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
     if "help" in texts:
-        lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
-        reasons: dict[str, list[str]] = {}
-        for name, meaning, problem in list_events(Access()):
-            lines.append(f"{name:24} {meaning}" + (" (not available)" if problem else ""))
-            if problem:
-                fix = f"\n  fix: {problem.hint}" if problem.hint else ""
-                reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
-        for reason, names in reasons.items():
-            lines.append(f"\n{', '.join(names)}: {reason}")
-        lines.insert(
-            1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (since Linux 5.19)"
-        )
-        lines += ["", *_describe_tracepoints()]
-        click.echo("\n".join(lines))
+        click.echo(_describe_events())
         ctx.exit()
     for text in texts:
         try:
@@ -57,6 +44,23 @@ def _parse_events(
         except ValueError as error:
             raise click.BadParameter(str(error), ctx, param) from error
     return texts
+
+
+def _describe_events() -> str:
+    lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
+    reasons: dict[str, list[str]] = {}
+    for name, meaning, problem in list_events(Access()):
+        lines.append(f"{name:24} {meaning}" + (" (not available)" if problem else ""))
+        if problem:
+            fix = f"\n  fix: {problem.hint}" if problem.hint else ""
+            reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
+    for reason, names in reasons.items():
+        lines.append(f"\n{', '.join(names)}: {reason}")
+    lines.insert(
+        1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (since Linux 5.19)"
+    )
+    lines += ["", *_describe_tracepoints()]
+    return "\n".join(lines)
 
 
 def _describe_tracepoints() -> Iterator[str]:

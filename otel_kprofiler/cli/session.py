@@ -53,10 +53,7 @@ class Session:
                     break
                 self.pipeline.step(min(left, DRAIN_INTERVAL_S))
                 progress.update(self.seconds, self.pipeline.account())
-            if self.held:
-                by = self.signals.received
-                has_signal = by is signal.SIGINT and _is_in_foreground()
-                self.held.terminate(None if has_signal else by or signal.SIGTERM)
+            self._end_command()
             self.pipeline.stop()
             self.seconds = time.monotonic() - started
         finally:
@@ -80,6 +77,12 @@ class Session:
         if self.targets and isinstance(sampler, EbpfSampler):
             return self.targets.have_ended(sampler)
         return False
+
+    def _end_command(self) -> None:
+        if self.held:
+            by = self.signals.received
+            has_signal = by is signal.SIGINT and _is_in_foreground()
+            self.held.terminate(None if has_signal else by or signal.SIGTERM)
 
 
 def _is_in_foreground() -> bool:

@@ -104,14 +104,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
     chosen = choice.chosen.with_attributes(address.attributes)
     need |= Need.of_attributes(address.attributes)
     with closing(ProfileStore(address)) as store:
-        now = time.time_ns()  # negative durations count back from now
-        needs_first = any(
-            moment is not None and moment.is_from_start for moment in (choice.start, choice.end)
-        )
-        first = store.first_unix_ns() if needs_first else now
-        end = choice.end.unix_ns(first, now) if choice.end else now
-        start = choice.start.unix_ns(first, now) if choice.start else max(0, end - _DEFAULT_NS)
-        times = Range(start, max(start, end))
+        times = _times(store, choice)
         if choice.start is None and choice.end is None:
             say(
                 f"{address.place}: showing the last hour; choose other times with --from and --to",
@@ -122,3 +115,15 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
     if not samples:
         say(f"{address.place} has no matching samples in this time range", err=True)
     return choice.apply_sides(samples)
+
+
+def _times(store: ProfileStore, choice: Choice) -> Range:
+    """Returns a choice's time range, where negative durations count back from now."""
+    now = time.time_ns()
+    needs_first = any(
+        moment is not None and moment.is_from_start for moment in (choice.start, choice.end)
+    )
+    first = store.first_unix_ns() if needs_first else now
+    end = choice.end.unix_ns(first, now) if choice.end else now
+    start = choice.start.unix_ns(first, now) if choice.start else max(0, end - _DEFAULT_NS)
+    return Range(start, max(start, end))

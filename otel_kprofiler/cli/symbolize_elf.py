@@ -25,7 +25,10 @@ class _File(Protocol):
         """Yields the addresses that ``name`` stands for in an expression such as ``name+0x10``."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the functions called ``name``, with addresses. Return False if there are none."""
+        """Print the functions called ``name``, with addresses.
+
+        Return False if no function matches.
+        """
 
 
 class ElfFiles:

@@ -46,12 +46,7 @@ def resolve_in_kernel(
     if symbolizer.hidden:
         say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
     omitted = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
-    expected = tuple(omitted) + (("/proc/version",) if omitted else ())
-    problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
-    for problem in problems[:_MAX_PROBLEMS]:
-        say(f"note: {problem}", err=True)
-    if len(problems) > _MAX_PROBLEMS:
-        say(f"note: {len(problems) - _MAX_PROBLEMS} more problems were found", err=True)
+    _print_problems(symbolizer, omitted)
     every = True
     for word in words:
         address = parse_address(word)
@@ -116,6 +111,16 @@ def _open(
         if isinstance(error, IsADirectoryError):
             hint = "pass the copied file itself; only --sys-module takes a directory"
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=hint) from error
+
+
+def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
+    """Print problems with kernel files, skipping files that the user did not pass."""
+    expected = tuple(omitted) + (("/proc/version",) if omitted else ())
+    problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
+    for problem in problems[:_MAX_PROBLEMS]:
+        say(f"note: {problem}", err=True)
+    if len(problems) > _MAX_PROBLEMS:
+        say(f"note: {len(problems) - _MAX_PROBLEMS} more problems were found", err=True)
 
 
 def _address_text(explanation: Explanation, explain: bool, as_json: bool) -> str:

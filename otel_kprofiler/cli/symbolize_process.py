@@ -35,11 +35,7 @@ def resolve_in_process(
     with Symbolizer(kernel=KernelResolver(), user=processes) as symbolizer:
         for word in words:
             if offsets:
-                path, _, number = word.rpartition(":")
-                offset = parse_address(number)
-                if not path or offset is None:
-                    raise click.UsageError(f"{word} is not PATH:OFFSET with a hexadecimal offset")
-                resolutions = processes.find_offset(path, offset, pid)
+                resolutions = processes.find_offset(*_parse_place(word), pid)
             elif (address := parse_address(word)) is not None:
                 resolutions = symbolizer.resolve([address], pid)
             else:
@@ -51,6 +47,14 @@ def resolve_in_process(
                     )
             every = _print(word, resolutions, as_json=as_json) and every
     return every
+
+
+def _parse_place(word: str) -> tuple[str, int]:
+    path, _, number = word.rpartition(":")
+    offset = parse_address(number)
+    if not path or offset is None:
+        raise click.UsageError(f"{word} is not PATH:OFFSET with a hexadecimal offset")
+    return path, offset
 
 
 def _print(word: str, resolutions: Sequence[Resolution], *, as_json: bool) -> bool:

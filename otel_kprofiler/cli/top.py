@@ -121,9 +121,7 @@ def command(
     if services and table is None:
         raise click.UsageError("--service needs --from")
     if table is not None:
-        for parameter in named_parameters():
-            if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
-                raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")
+        _refuse_settings_of_sampling()
     is_plain = once or batch
     if not is_plain:
         check_terminal()
@@ -266,6 +264,12 @@ def _choose(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,
     )  # fmt: skip
+
+
+def _refuse_settings_of_sampling() -> None:
+    for parameter in named_parameters():
+        if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
+            raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:

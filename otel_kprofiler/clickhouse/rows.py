@@ -85,10 +85,7 @@ class RowReader:
             kind = self._kinds.get(head)
             if kind is None:
                 kind = self._kinds[head] = Kind(*head)
-            key = tuple(row[5].items())
-            resource = self._resources.get(key)
-            if resource is None:
-                resource = self._resources[key] = Resource(_typed(key))
+            resource = self._resource(row[5])
             groups = kinds.setdefault(kind, {})
             samples = groups.setdefault(id(resource), (resource, []))[1]
             samples.append(self._sample(kind, row))
@@ -121,6 +118,13 @@ class RowReader:
             read.labels,
             read.wait,
         )
+
+    def _resource(self, attributes: Mapping[str, str]) -> Resource:
+        key = tuple(attributes.items())
+        resource = self._resources.get(key)
+        if resource is None:
+            resource = self._resources[key] = Resource(_typed(key))
+        return resource
 
     def _read(self, attributes: Mapping[str, str]) -> SampleAttributes:
         key = tuple(attributes.items())

@@ -87,7 +87,10 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns a path's last key, redacted if unlike the schema's: it may be a misplaced secret."""
+    """Returns the last key of a path, redacted unless it resembles a key in the schema.
+
+    An unknown key may be a misplaced secret.
+    """
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None
@@ -119,13 +122,7 @@ def _check(document: Document) -> Config | None:
         values["exporters"] = {name: _exporter(document, name, ids[name]) for name in ids}
     config = _validate(document, Config, values, ())
     if isinstance(ids, dict):
-        path: Path = ("service", "pipelines", "profiles", "exporters")
-        names: Any = values
-        for key in path:
-            names = names.get(key) if isinstance(names, dict) else None
-        for index, name in enumerate(names if isinstance(names, list) else ()):
-            if isinstance(name, str) and name not in ids:
-                document.complain((*path, index), f"there is no exporter {name!r} under exporters")
+        _check_pipeline(document, values, ids)
     return config
 
 
@@ -139,6 +136,16 @@ def _exporter(document: Document, name: str, settings: Any) -> Section:
         document.complain(path, message, at_key=True)
         return Debug()
     return _validate(document, model, _fill(model, settings), path) or Debug()
+
+
+def _check_pipeline(document: Document, values: dict[str, Any], ids: dict[str, Any]) -> None:
+    path: Path = ("service", "pipelines", "profiles", "exporters")
+    names: Any = values
+    for key in path:
+        names = names.get(key) if isinstance(names, dict) else None
+    for index, name in enumerate(names if isinstance(names, list) else ()):
+        if isinstance(name, str) and name not in ids:
+            document.complain((*path, index), f"there is no exporter {name!r} under exporters")
 
 
 def _validate(document: Document, model: type[_Model], values: Any, prefix: Path) -> _Model | None:

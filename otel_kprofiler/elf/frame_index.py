@@ -106,7 +106,10 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the pointer encoding in a CIE's FDEs; ``ValueError`` if the CIE is damaged."""
+    """Returns the argument of ``R`` in a CIE's augmentation, the encoding of pointers in FDEs.
+
+    Raises ``ValueError`` if the augmentation is damaged.
+    """
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:

@@ -158,18 +158,7 @@ class Recovery:
         version = find_other_version(data)
         if version:
             self.last = max(self.last, segment)
-            aside = f"{name}.aside"
-            try:
-                fd = self._directory.fd
-                os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
-            except OSError as error:
-                outcome = f"cannot be renamed: {error.strerror}"
-            else:
-                outcome = f"kept as {aside}"
-            self._warn(
-                "%s was written by another version (format %s), which can send it; %s",
-                name, version, outcome,
-            )  # fmt: skip
+            self._put_aside(name, version)
             self._begin_aside()
             return []
         self.sizes[segment] = len(data)
@@ -195,7 +184,10 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record, and return its batch; None for other kinds."""
+        """Update the totals from a record.
+
+        Return the record's batch; None if it is another kind of record.
+        """
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")
@@ -212,6 +204,20 @@ class Recovery:
         since_s = self._now_s - age_s
         return Stored(number, samples, record.size, since_s, segment, record.offset)
 
+    def _put_aside(self, name: str, version: str) -> None:
+        aside = f"{name}.aside"
+        try:
+            fd = self._directory.fd
+            os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
+        except OSError as error:
+            outcome = f"cannot be renamed: {error.strerror}"
+        else:
+            outcome = f"kept as {aside}"
+        self._warn(
+            "%s was written by another version (format %s), which can send it; %s",
+            name, version, outcome,
+        )  # fmt: skip
+
     def _warn(self, text: str, *values: object) -> None:
         _log.warning("the spool %s: " + text, self._directory.path, *values)
 
@@ -225,16 +231,7 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     blocks = []
     try:
         size = os.fstat(fd).st_size
-        # Find the offset at which the last data before the limit ends (lseek(2), SEEK_DATA).
-        limit = min(size, _MAX_READ_BYTES)
-        end = at = 0
-        try:
-            while at < limit:
-                end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # no data after the offset
-                raise
-        end = min(end, limit)
+        end = _find_end_of_data(fd, min(size, _MAX_READ_BYTES))
         for at in range(0, end, _BLOCK_BYTES):
             length = min(_BLOCK_BYTES, end - at)
             try:
@@ -246,3 +243,15 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     finally:
         os.close(fd)
     return b"".join(blocks), size
+
+
+def _find_end_of_data(fd: int, limit: int) -> int:
+    """Returns the offset at which the last data before a limit ends (lseek(2), ``SEEK_DATA``)."""
+    end = at = 0
+    try:
+        while at < limit:
+            end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no data after the offset
+            raise
+    return min(end, limit)

@@ -133,33 +133,8 @@ class _Writer:
             for thread in self._threads(names[pid], pid, tid, kinds)
         ]
         shared = self._tables.as_json()
-        end_ns = max((window.end_unix_ns for window in self._windows), default=0)
         return {
-            "meta": {
-                "interval": min(self._periods, default=_MS) / _MS,
-                "startTime": self._start_ns / _MS,
-                "profilingStartTime": 0,
-                "profilingEndTime": self._ms(end_ns),
-                "processType": 0,
-                "product": "otel-kprofiler",
-                "importedFrom": f"otel-kprofiler {__version__}",
-                "stackwalk": 1,
-                "version": _GECKO_VERSION,
-                "preprocessedProfileVersion": PROCESSED_VERSION,
-                "symbolicated": True,
-                "usesOnlyOneStackType": True,
-                "sourceCodeIsNotOnSearchfox": True,
-                "platform": "X11",
-                "oscpu": "Linux",
-                "categories": self._tables.categories(),
-                "markerSchema": _SCHEMA,
-                "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "ns"},
-                "extra": [
-                    {"label": label, "entries": entries}
-                    for label, entries in self._remarks().items()
-                    if entries
-                ],
-            },
+            "meta": self._meta(),
             "libs": self._tables.libs(),
             "shared": shared,
             "threads": threads,
@@ -169,10 +144,7 @@ class _Writer:
         process = _Process(process_name(resource, sample.thread_name), process_id(resource))
         pid = self._processes.get(process)
         if pid is None:
-            earlier = self._pids[process.pid]
-            self._pids[process.pid] += 1
-            text = "unknown" if process.pid is None else str(process.pid)
-            pid = self._processes[process] = f"{text}.{earlier}" if earlier else text
+            pid = self._processes[process] = self._new_pid(process)
         points = self._tracks[pid, sample.tid].setdefault(profile.kind, [])
         for reason in self._tables.reasons(sample.stack):
             self._reasons[reason] += len(sample.timestamps_unix_ns)
@@ -181,6 +153,13 @@ class _Writer:
             points.append(_Point(time, profile.measure(value), profile.threshold_ns, sample))
             if sample.wait is not None:
                 self._waits_ns[pid, sample.tid, time] += value
+
+    def _new_pid(self, process: _Process) -> str:
+        """Returns a unique id: the pid, followed by a number if several programs had this pid."""
+        earlier = self._pids[process.pid]
+        self._pids[process.pid] += 1
+        text = "unknown" if process.pid is None else str(process.pid)
+        return f"{text}.{earlier}" if earlier else text
 
     def _threads(
         self, process: str, pid: str, tid: int, kinds: dict[ProfileKind, list[_Point]]
@@ -250,18 +229,7 @@ class _Writer:
         is_exact = value > parts[0].threshold_ns and value not in self._estimates
         for part in sorted(parts, key=_is_sleep):
             start_ns = end_ns - part.measure if is_exact else end_ns
-            wait = part.sample.wait
-            assert wait is not None  # noqa: S101 - callers select waits
-            data = {
-                "type": _WAIT,
-                "reason": wait.cause.label if wait.cause else wait.state.label,
-                "state": wait.state.label,
-                "weight": part.measure / _MS,
-            }
-            if wait.waker:
-                data["waker"] = f"{escape_surrogates(wait.waker.name)} ({wait.waker.tid})"
-            if not wait.is_ended:
-                data["ended"] = "no: it continued"
+            data = _wait_data(part)
             data["cause"] = {
                 "time": self._ms(start_ns),
                 "stack": self._tables.stack(part.sample.stack),
@@ -282,6 +250,34 @@ class _Writer:
             for marker in markers
         ]
         return columns(rows, "data", "name", "startTime", "endTime", "phase", "category")
+
+    def _meta(self) -> dict[str, Any]:
+        end_ns = max((window.end_unix_ns for window in self._windows), default=0)
+        return {
+            "interval": min(self._periods, default=_MS) / _MS,
+            "startTime": self._start_ns / _MS,
+            "profilingStartTime": 0,
+            "profilingEndTime": self._ms(end_ns),
+            "processType": 0,
+            "product": "otel-kprofiler",
+            "importedFrom": f"otel-kprofiler {__version__}",
+            "stackwalk": 1,
+            "version": _GECKO_VERSION,
+            "preprocessedProfileVersion": PROCESSED_VERSION,
+            "symbolicated": True,
+            "usesOnlyOneStackType": True,
+            "sourceCodeIsNotOnSearchfox": True,
+            "platform": "X11",
+            "oscpu": "Linux",
+            "categories": self._tables.categories(),
+            "markerSchema": _SCHEMA,
+            "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "ns"},
+            "extra": [
+                {"label": label, "entries": entries}
+                for label, entries in self._remarks().items()
+                if entries
+            ],
+        }
 
     def _remarks(self) -> dict[str, list[dict[str, Any]]]:
         counts, lost = Counter[str](), Counter[str]()
@@ -316,6 +312,22 @@ def _span_data(link: SpanLink) -> dict[str, Any]:
         "trace": link.trace_id.hex(),
         "span": link.span_id.hex(),
     }
+
+
+def _wait_data(point: _Point) -> dict[str, Any]:
+    wait = point.sample.wait
+    assert wait is not None  # noqa: S101 - callers select waits
+    data = {
+        "type": _WAIT,
+        "reason": wait.cause.label if wait.cause else wait.state.label,
+        "state": wait.state.label,
+        "weight": point.measure / _MS,
+    }
+    if wait.waker:
+        data["waker"] = f"{escape_surrogates(wait.waker.name)} ({wait.waker.tid})"
+    if not wait.is_ended:
+        data["ended"] = "no: it continued"
+    return data
 
 
 def _is_sleep(point: _Point) -> bool:

@@ -51,13 +51,7 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
         lines += [*([""] if lines else []), _describe_process(process)]
         for group in _group(process.threads):
             lines += ["", _describe_group(group.threads)]
-            names = [
-                f"{thread.tid} {thread.name}"
-                + (f" (span {thread.link.span_id.hex()})" if thread.link else "")
-                for thread in group.threads[:_MOST_NAMES]
-            ]
-            rest = len(group.threads) - len(names)
-            lines += [_INDENT[:2] + (", ".join(names) + (f" and {rest:,} more" if rest else ""))]
+            lines += [_INDENT[:2] + _name_threads(group.threads)]
             lines += [_INDENT + _describe_entry(entry) for entry in reversed(group.entries)]
     return "".join(f"{_cut(escape_controls(line), width)}\n" for line in lines)
 
@@ -130,6 +124,16 @@ def _describe_group(threads: Sequence[ThreadState]) -> str:
     if head.has_moved is not None:
         text += ", moved" if head.has_moved else ", not moved"
     return text
+
+
+def _name_threads(threads: Sequence[ThreadState]) -> str:
+    names = [
+        f"{thread.tid} {thread.name}"
+        + (f" (span {thread.link.span_id.hex()})" if thread.link else "")
+        for thread in threads[:_MOST_NAMES]
+    ]
+    rest = len(threads) - len(names)
+    return ", ".join(names) + (f" and {rest:,} more" if rest else "")
 
 
 def _describe_entry(entry: Entry) -> str:

@@ -162,6 +162,13 @@ class ProcessMaps:
             if error.errno not in (errno.ENOTTY, errno.ENAMETOOLONG):
                 raise
             self._can_query = error.errno != errno.ENOTTY
+        return self._find_in_text(address)
+
+    def close(self) -> None:
+        """Close the descriptor; call once."""
+        os.close(self._fd)
+
+    def _find_in_text(self, address: int) -> FoundMapping | None:
         try:
             os.lseek(self._fd, 0, os.SEEK_SET)
             text = read_pieces(self._fd, MAX_MAPS_BYTES)
@@ -171,10 +178,6 @@ class ProcessMaps:
             if mapping.start <= address < mapping.end:
                 return FoundMapping(mapping, None)
         return None
-
-    def close(self) -> None:
-        """Close the descriptor; call once."""
-        os.close(self._fd)
 
     def _query(self, address: int) -> FoundMapping:
         query = bytearray(_QUERY.size)

@@ -110,11 +110,7 @@ class ServedChild(MeteredChild):
                     del outputs[fd]
                     pipe.close()
             if self._is_complete():
-                self.read_cpu_time()
-                reply = bytes(self._reply[LENGTH.size :])
-                self._reply.clear()
-                self.is_idle, self.idle_since_s = True, time.monotonic()
-                return reply, _RECEIVED
+                return self._take_reply(), _RECEIVED
         self.wait(_left_s(until_s))
         self._socket.close()
         return b"", bytes(self._errors)
@@ -124,6 +120,13 @@ class ServedChild(MeteredChild):
             return False
         size: int = LENGTH.unpack_from(self._reply)[0]
         return len(self._reply) >= LENGTH.size + size
+
+    def _take_reply(self) -> bytes:
+        self.read_cpu_time()
+        reply = bytes(self._reply[LENGTH.size :])
+        self._reply.clear()
+        self.is_idle, self.idle_since_s = True, time.monotonic()
+        return reply
 
     def _read_clock(self) -> int:
         return super()._read_clock() - self._earlier_ns

@@ -112,13 +112,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
         raise InterpreterRefused(Refusal.NO_SYMBOLS, ", ".join(missing))
     entry_bytes = 0
     if layout.flags & PYTHON_CFRAME:
-        # CPython 3.11 and 3.12 set the thread's _PyCFrame before they store the frame in it.
-        code = source.read(
-            find_offset(elf.loads, symbols[_EVAL].address, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES
-        )
-        machine = next(name for name, number in MACHINES.items() if number == elf.machine)
-        jump = _INDIRECT_JUMPS[machine].search(code, _LEAST_ENTRY_BYTES)
-        entry_bytes = jump.start() if jump else _MOST_ENTRY_BYTES
+        entry_bytes = _find_entry_bytes(source, elf, symbols[_EVAL].address)
     return Interpreter(
         version,
         layout,
@@ -129,6 +123,17 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
         elf.texts,
         elf.build_id,
     )
+
+
+def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
+    """Returns the length of the evaluation loop's code before its first bytecode dispatch.
+
+    CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
+    """
+    code = source.read(find_offset(elf.loads, at, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES)
+    machine = next(name for name, number in MACHINES.items() if number == elf.machine)
+    jump = _INDIRECT_JUMPS[machine].search(code, _LEAST_ENTRY_BYTES)
+    return jump.start() if jump else _MOST_ENTRY_BYTES
 
 
 def _find_version(

@@ -41,17 +41,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
     """Returns the address ranges (SVMAs) of the loop's function and of its cold part, if any."""
     loop = range(symbol.address, symbol.address + symbol.size)
     try:
-        size = min(len(loop), MAX_LOOP_BYTES)
-        code = source.read(find_offset(elf.loads, loop.start, size), size)
-        find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
-        targets = [
-            loop.start + target
-            for target in find_jumps(code)
-            if loop.start + target not in loop
-            and any(
-                text.address <= loop.start + target < text.address + text.size for text in elf.texts
-            )
-        ]
+        targets = _jumps_out(source, elf, loop)
         functions = Counter(_find_functions(source, elf, targets))
     except ElfError:
         return (loop,)  # the file is damaged
@@ -59,6 +49,20 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
     if most_common and most_common[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
         return loop, most_common[0][0]
     return (loop,)
+
+
+def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
+    size = min(len(loop), MAX_LOOP_BYTES)
+    code = source.read(find_offset(elf.loads, loop.start, size), size)
+    find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
+    return [
+        loop.start + target
+        for target in find_jumps(code)
+        if loop.start + target not in loop
+        and any(
+            text.address <= loop.start + target < text.address + text.size for text in elf.texts
+        )
+    ]
 
 
 def _find_x86_jumps(code: bytes) -> Iterator[int]:

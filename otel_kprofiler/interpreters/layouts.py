@@ -6,6 +6,7 @@ computed from adjacent members, or fixed. Fixed offsets are used only if adjacen
 expected offsets.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout
@@ -148,6 +149,10 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
         offsets = parse_debug_offsets(runtime, version.minor)
     except ValueError as error:
         raise InterpreterRefused(Refusal.OTHER_LAYOUT, str(error)) from error
+    return _from_offsets(version, offsets)
+
+
+def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
     if parse_version(offsets["version"]) != version:
         raise InterpreterRefused(
             Refusal.OTHER_LAYOUT, f"the offsets in the file are for version {offsets['version']:#x}"
@@ -180,7 +185,12 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
         code_bytes=offsets["code.co_code_adaptive"],
         code_traceable=offsets["code.co_code_adaptive"] - 16,
     )
-    # Compare the offsets with the limits of the BPF program's reads.
+    _check(layout)
+    return layout
+
+
+def _check(layout: PythonLayout) -> None:
+    """Reject a layout whose offsets exceed the limits of the BPF program's reads."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )
@@ -193,4 +203,3 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
         or not layout.code_table < layout.code_traceable < MAX_CODE_BYTES
     ):
         raise InterpreterRefused(Refusal.OTHER_LAYOUT, "an offset is out of bounds")
-    return layout

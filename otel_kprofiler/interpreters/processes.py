@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf import ProcessSeen, PythonLayout, PythonMaps, PythonProcess
+from otel_kprofiler.bpf import ProcessSeen, Program, PythonLayout, PythonMaps, PythonProcess
 from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     Access,
@@ -120,14 +120,7 @@ class PythonProcesses:
         self._release(seen.tgid)
         if self._files.unread > unread:
             return False
-        # [vsyscall] may be executable but not readable. On overlayfs and btrfs, inodes may differ.
-        code = [mapping for mapping in mappings if mapping.permissions.startswith("r-x")]
-        pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE
-        if pages == seen.program.code_pages and any(
-            (mapping.device, mapping.inode) == (seen.program.device, seen.program.inode)
-            for mapping in code
-            if mapping.inode
-        ):
+        if _is_of(mappings, seen.program):
             self._registry.pass_over(seen.program)
         return True
 
@@ -205,6 +198,18 @@ class PythonProcesses:
 
 def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
     return {reason.name.lower(): count for reason, count in counts.items()}
+
+
+def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
+    """Returns whether mappings belong to a program; may wrongly be False on overlayfs and btrfs."""
+    # [vsyscall] may be executable but not readable.
+    code = [mapping for mapping in mappings if mapping.permissions.startswith("r-x")]
+    pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE
+    return pages == program.code_pages and any(
+        (mapping.device, mapping.inode) == (program.device, program.inode)
+        for mapping in code
+        if mapping.inode
+    )
 
 
 class _Retry(NamedTuple):
@@ -296,6 +301,13 @@ class PythonTracking:
         due_s = max(0.0, due_at - time.monotonic())
         return 1000 * (min(INTERVAL_S, due_s) if events else due_s)
 
+    def _retry_later(self, seen: ProcessSeen, earlier: _Retry | None) -> None:
+        """Examine a process again later, since it is reported only once."""
+        tries = earlier.tries if earlier and earlier.seen == seen else 0
+        if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
+            at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
+            self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
+
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
         """Examine sampled processes. Returns False if the kernel denies access to any process."""
         permitted = True
@@ -303,10 +315,7 @@ class PythonTracking:
             earlier = self._retries.pop(seen.tgid, None)
             try:
                 if not self._processes.inspect(seen):
-                    tries = earlier.tries if earlier and earlier.seen == seen else 0
-                    if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
-                        at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
-                        self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
+                    self._retry_later(seen, earlier)
             except PermissionError:
                 permitted = False
         return permitted

@@ -237,7 +237,10 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode the samples that fit, and count them; None and 1 if the first sample is too large."""
+    """Encode as many samples as fit into a request, and return the batch and the sample count.
+
+    If the first sample alone is too large, the result is None and 1.
+    """
     count = len(units)
     # Not all samples will fit, so the most frequent entries of the request are unknown.
     batch, fitting = _encode(options, units, frequent_first=False)

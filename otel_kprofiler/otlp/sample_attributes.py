@@ -70,6 +70,21 @@ def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAt
             if (key := names.STACK_STATUS.format(side.name)) in attributes
         ]
     )
+    return SampleAttributes(
+        statuses,
+        as_integer(attributes.get(names.THREAD_ID)),
+        as_text(attributes.get(names.THREAD_NAME, "")),
+        as_integer(attributes.get(names.CPU)),
+        as_text(attributes.get(names.LOCAL_ROOT, "")),
+        _labels(attributes),
+        parse_wait(attributes),
+    )
+
+
+_OWN_LABELS: Final = frozenset({COARSE, LOCK_TYPE, LOCK_HOLDER_ID, LOCK_HOLDER_NAME})
+
+
+def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
     labels = [
         (key, value)
         for key, value in attributes.items()
@@ -77,15 +92,4 @@ def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAt
         and key not in names.SAMPLE_ATTRIBUTES
         and (key in _OWN_LABELS or not key.startswith("otel_kprofiler."))
     ]
-    return SampleAttributes(
-        statuses,
-        as_integer(attributes.get(names.THREAD_ID)),
-        as_text(attributes.get(names.THREAD_NAME, "")),
-        as_integer(attributes.get(names.CPU)),
-        as_text(attributes.get(names.LOCAL_ROOT, "")),
-        tuple(sorted(labels)[:_MAX_LABELS]),
-        parse_wait(attributes),
-    )
-
-
-_OWN_LABELS: Final = frozenset({COARSE, LOCK_TYPE, LOCK_HOLDER_ID, LOCK_HOLDER_NAME})
+    return tuple(sorted(labels)[:_MAX_LABELS])

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.perf_data.cursor import Cursor
-from otel_kprofiler.perf_data.file import RawRecord, Reader
+from otel_kprofiler.perf_data.file import EventAttr, RawRecord, Reader
 
 MMAP, LOST, COMM, THROTTLE, FORK, SAMPLE = 1, 2, 3, 5, 7, 9
 MMAP2, LOST_SAMPLES, KSYMBOL = 10, 13, 17
@@ -205,11 +205,7 @@ class _Decoder:
         cpu = cursor.u64() & 0xFFFFFFFF if kind & _CPU else 0
         period = cursor.u64() if kind & _PERIOD else attr.period
         if kind & _READ:
-            form = attr.read_format
-            times = sum(bool(form & flag) for flag in (_ENABLED, _RUNNING))
-            words = 1 + sum(bool(form & flag) for flag in (_FORMAT_ID, _FORMAT_LOST))
-            count = cursor.u64() if form & _GROUP else 1
-            cursor.skip(8 * (times + words * count))
+            _skip_counts(attr, cursor)
         if kind & _CALLCHAIN:
             chain = cursor.take(8 * cursor.u64()) or chain
         return Sample(time_ns, event, pid, tid, cpu, period, raw.misc & _MODE_MASK, chain)
@@ -217,6 +213,15 @@ class _Decoder:
 
 def _word(cursor: Cursor, index: int) -> int:
     return Cursor(cursor.data, cursor.position + 8 * index, cursor.end).u64()
+
+
+def _skip_counts(attr: EventAttr, cursor: Cursor) -> None:
+    """Skips a sample's ``struct read_format``."""
+    form = attr.read_format
+    times = sum(bool(form & flag) for flag in (_ENABLED, _RUNNING))
+    words = 1 + sum(bool(form & flag) for flag in (_FORMAT_ID, _FORMAT_LOST))
+    count = cursor.u64() if form & _GROUP else 1
+    cursor.skip(8 * (times + words * count))
 
 
 def _mapping(raw: RawRecord, cursor: Cursor, time_ns: int) -> Iterator[FileMapping]:

@@ -135,18 +135,7 @@ class _Recording:
     def _add_sample(self, sample: Sample) -> None:
         process = self._processes.process(sample.pid)
         if process.resource is None:
-            file = self._file
-            name = basename(decode_name(process.program))
-            attributes: dict[str, AttributeValue] = {"process.pid": process.pid}
-            name = name or decode_name(self._processes.name(process.pid, process.pid))
-            texts = {
-                "process.executable.name": name if process.pid else _IDLE,
-                "process.executable.path": decode_name(process.program),
-                "host.name": file.hostname,
-                "os.version": file.os_release,
-            }
-            attributes |= {key: text for key, text in texts.items() if text}
-            process.resource = Resource(attributes | {"os.type": "linux"})
+            process.resource = self._resource(process)
         if sample.mode == USER_MODE:
             process.run()
         name = decode_name(self._processes.name(sample.pid, sample.tid)) if sample.tid else _IDLE
@@ -156,6 +145,20 @@ class _Recording:
         event.times.setdefault(group, []).append(max(sample.time_ns, 0))
         event.values.setdefault(group, []).append(sample.period)
         event.periods[sample.period] += 1
+
+    def _resource(self, process: Process) -> Resource:
+        file = self._file
+        name = basename(decode_name(process.program))
+        attributes: dict[str, AttributeValue] = {"process.pid": process.pid}
+        name = name or decode_name(self._processes.name(process.pid, process.pid))
+        texts = {
+            "process.executable.name": name if process.pid else _IDLE,
+            "process.executable.path": decode_name(process.program),
+            "host.name": file.hostname,
+            "os.version": file.os_release,
+        }
+        attributes |= {key: text for key, text in texts.items() if text}
+        return Resource(attributes | {"os.type": "linux"})
 
     def remark(self, notify: Callable[[str], None]) -> None:
         if self._throttled:
@@ -173,7 +176,10 @@ class _Recording:
             )
 
     def window(self, offset_ns: int) -> Window:
-        """Returns all samples as a window; ``offset_ns`` converts sample times to Unix times."""
+        """Returns all samples as a window.
+
+        ``offset_ns`` is added to sample times to obtain Unix times.
+        """
         profiles: dict[ProfileKind, Profile] = {}
         for index, event in enumerate(self.events):
             if event.times:

@@ -213,7 +213,10 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """Opens a source of module changes before kallsyms is read; None if modules are disabled."""
+    """Opens a source of module changes; None if modules are disabled.
+
+    Call before reading kallsyms.
+    """
     try:
         files.read_bytes("/proc/modules")
     except OSError:

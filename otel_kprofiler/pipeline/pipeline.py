@@ -335,13 +335,7 @@ class Pipeline(Generic[SamplerT]):
         if self.python:
             self.python.look()
         collected = self._collected + self._in_windows
-        waits: dict[Resource, WaitTotals] = {}
-        for process, totals in self.sampler.read_waits().items():
-            resource = self.resources.get_of(process, has_ended=totals.has_ended)
-            waits[resource] = waits.get(resource, NO_WAITS).plus(totals)
-        if self._whole:
-            for resource, totals in waits.items():
-                self._all_waits[resource] = self._all_waits.get(resource, NO_WAITS).plus(totals)
+        waits = self._read_waits()
         window = self._get_windows().close(
             end_boot_ns,
             counts={
@@ -387,6 +381,16 @@ class Pipeline(Generic[SamplerT]):
 
     def _merge(self, window: Window) -> Window:
         return merge_resources(window, self.options.grain, self.resources.common)
+
+    def _read_waits(self) -> Mapping[Resource, WaitTotals]:
+        waits: dict[Resource, WaitTotals] = {}
+        for process, totals in self.sampler.read_waits().items():
+            resource = self.resources.get_of(process, has_ended=totals.has_ended)
+            waits[resource] = waits.get(resource, NO_WAITS).plus(totals)
+        if self._whole:
+            for resource, totals in waits.items():
+                self._all_waits[resource] = self._all_waits.get(resource, NO_WAITS).plus(totals)
+        return waits
 
     def remarks(self) -> list[str]:
         """Returns report lines that explain why process data could not be read."""

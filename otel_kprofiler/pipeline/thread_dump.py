@@ -94,11 +94,7 @@ class ThreadDumper:
                     self._files,
                     lambda interpreter: loops.add(interpreter.build_id, interpreter.eval_loop),
                 )
-                for pid in self._config.target_pids:
-                    try:
-                        self._python.inspect(ProcessSeen(pid, 0))
-                    except PermissionError:
-                        self._unpermitted += 1
+                self._find_interpreters(self._python)
             self._close = undo.pop_all().close
 
     def dump(self) -> list[ProcessState]:
@@ -150,6 +146,13 @@ class ThreadDumper:
     def close(self) -> None:
         """Release all resources."""
         self._close()
+
+    def _find_interpreters(self, processes: PythonProcesses) -> None:
+        for pid in self._config.target_pids:
+            try:
+                processes.inspect(ProcessSeen(pid, 0))
+            except PermissionError:
+                self._unpermitted += 1
 
     def _stop_reading(self) -> None:
         self._files.stop()

@@ -259,10 +259,7 @@ class PublishedThreads:
         if names is None or variable is None or key.start_time_ns is None:
             self.release(key)
             return
-        self._names[key[:_OWNER]] = names
-        self._names.move_to_end(key[:_OWNER])
-        if len(self._names) > _MAX_MAPS:
-            self._names.popitem(last=False)
+        self._keep(key, names)
         if time.monotonic() < self._not_before.get(key, 0):
             return
         started, started_cpu = time.monotonic(), time.thread_time()
@@ -317,6 +314,12 @@ class PublishedThreads:
         if key.tgid not in self._registered:
             _log.debug("found the thread contexts of process %d: %s", key.tgid, place)
         self._registered[key.tgid] = key
+
+    def _keep(self, key: ProcessKey, names: KeyMap) -> None:
+        self._names[key[:_OWNER]] = names
+        self._names.move_to_end(key[:_OWNER])
+        if len(self._names) > _MAX_MAPS:
+            self._names.popitem(last=False)
 
     def release(self, key: ProcessKey) -> None:
         """Stop reading the thread contexts of a process.

@@ -189,15 +189,19 @@ def _find_in_library(
         elif first and (place := _static(second, kinds)):
             pass
         elif first and not elf.base <= second < end:  # otherwise, not resolved yet
-            # a dynamic descriptor's module and offset, and in glibc also its generation
-            module, offset = _WORDS_2.unpack(read(second, _WORDS_2.size))
-            generation = 0
-            if vector.has_generations:
-                generation = int.from_bytes(read(second + _WORDS_2.size, 8), "little")
-            place = _dynamic(module, offset, generation, vector)
+            place = _read_descriptor(read, second, vector)
         if place:
             return place
     return None
+
+
+def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace | None:
+    """Reads a dynamic TLS descriptor's module and offset, and in glibc also its generation."""
+    module, offset = _WORDS_2.unpack(read(address, _WORDS_2.size))
+    generation = 0
+    if vector.has_generations:
+        generation = int.from_bytes(read(address + _WORDS_2.size, 8), "little")
+    return _dynamic(module, offset, generation, vector)
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:

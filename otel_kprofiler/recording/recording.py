@@ -226,12 +226,7 @@ class Recording:
             errors = self._archive.read_json("errors.json").items()
             codes = {path: checked_number(code, 1) for path, code in errors}
             self.files: HostFiles = RecordedFiles(self._archive, codes)
-            self.resources = {
-                parse_process_key(key): {
-                    name: _parse_attribute(value) for name, value in attributes.items()
-                }
-                for *key, attributes in self._rows("resources.json")
-            }
+            self.resources = _parse_resources(self._rows("resources.json"))
             self.user_files = parse_user_files(self._rows(USER_FILES))
             self.user_names = RecordedNames(
                 self.user_files,
@@ -300,6 +295,15 @@ class EventReader(Generic[_T]):
             except DAMAGED as error:
                 raise KProfilerError(f"the recording is damaged: {error}") from error
         return items, self._complete_ns
+
+
+def _parse_resources(rows: Iterable[Any]) -> dict[ProcessKey, Attributes]:
+    return {
+        parse_process_key(key): {
+            name: _parse_attribute(value) for name, value in attributes.items()
+        }
+        for *key, attributes in rows
+    }
 
 
 def _parse_attribute(value: Any) -> AttributeValue:

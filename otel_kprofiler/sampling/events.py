@@ -236,7 +236,10 @@ class CpuEvents(PerCpuEvents):
         self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Yields each CPU just after a sample, or all remaining CPUs after a time limit."""
+        """Yields each CPU just after a sample.
+
+        After a time limit, yields the remaining CPUs at once.
+        """
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()

@@ -197,8 +197,7 @@ class ThreadReader:
             while left and time.monotonic() < until_s:
                 for tid, row in list(left.items()):
                     os.sched_setaffinity(0, {row.cpu})
-                    program_fd = self._program.program_fd(self._name)
-                    again = self._collect(_read(link_iterator(program_fd, tid=tid)))
+                    again = self._read_thread(tid)
                     now = next((other for other in again.rows if other.tid == tid), None)
                     sample = again.samples.get(tid)
                     if now is None or sample is not None:
@@ -211,6 +210,10 @@ class ThreadReader:
             _log.debug("running threads cannot be sampled: %s", error)
         finally:
             os.sched_setaffinity(0, allowed)
+
+    def _read_thread(self, tid: int) -> ThreadReading:
+        program_fd = self._program.program_fd(self._name)
+        return self._collect(_read(link_iterator(program_fd, tid=tid)))
 
     def _collect(self, pieces: Iterable[bytes]) -> ThreadReading:
         rows, samples = bytearray(), dict[int, RawSample]()
@@ -298,12 +301,8 @@ class ThreadReader:
     def _find_memory(self) -> None:
         """Find the kernel's direct map of physical memory, by searching it for a random word."""
         proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
-        # The bit that marks a page as encrypted is above these bits, and is excluded.
-        cpus = self._files.read_bytes("/proc/cpuinfo")
-        match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)
-        bits = int(match[1]) if match else _MOST_PHYSICAL_BITS
         packed = pack_memory_layout(
-            (1 << bits) - (1 << _PAGE_BITS), ctypes.addressof(proof), proof.value
+            read_physical_mask(self._files), ctypes.addressof(proof), proof.value
         )
         update_map(self._program.map_fd("memory_layout"), _FIRST, packed)
         layout = MemoryLayoutMap(self._program.map_fd("memory_layout"))
@@ -348,6 +347,18 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
         with contextlib.suppress(OSError):  # the process has exited, or is a kernel thread
             paths.append(files.read_link(f"/proc/{pid}/exe"))
     return [path for path in paths if path.startswith("/")]
+
+
+def read_physical_mask(files: ReferableFiles) -> int:
+    """Returns the bits of a page table entry that hold the physical address.
+
+    With memory encryption, the bit that marks an encrypted page is above these bits, and is
+    excluded.
+    """
+    cpus = files.read_bytes("/proc/cpuinfo")
+    match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)
+    bits = int(match[1]) if match else _MOST_PHYSICAL_BITS
+    return (1 << bits) - (1 << _PAGE_BITS)
 
 
 def read_memory_gib(files: ReferableFiles) -> int:

@@ -67,11 +67,7 @@ class WaitSums:
         if reported is not None:
             _, reported_states, reported_waits, reported_below = reported
             if by_state != reported_states:
-                # A sleep sum can decrease, because reported sleep may turn out to be runnable time.
-                kept = list(map(max, by_state, reported_states))
-                excess = sum(kept) - sum(by_state)
-                kept[0] = max(kept[0] - excess, reported_states[0])
-                by_state = tuple(kept)
+                by_state = _keep_reported(by_state, reported_states)
             new = tuple([a - b for a, b in zip(by_state, reported_states, strict=True)])
             waits, below = waits - reported_waits, below - reported_below
         if waits or any(new):
@@ -79,6 +75,17 @@ class WaitSums:
             previous = self._ready.get(key)
             self._ready[key] = more if previous is None else previous.plus(more)
         return by_state
+
+
+def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sums by state, each at least as large as the sum reported last.
+
+    A sleep sum can decrease, because reported sleep may turn out to be runnable time.
+    """
+    kept = list(map(max, by_state, reported))
+    excess = sum(kept) - sum(by_state)
+    kept[0] = max(kept[0] - excess, reported[0])
+    return tuple(kept)
 
 
 def _process_of(thread: WaitThread) -> ProcessKey:

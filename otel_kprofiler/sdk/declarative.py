@@ -78,16 +78,10 @@ def _settings(exporter: Any, protocol: Protocol) -> ClientSettings:
             endpoint = endpoint.removesuffix(path)
     tls = exporter.tls
     timeout_s = (exporter.timeout or _DEFAULT_TIMEOUT_MS) / 1000
-    headers = {}
-    for pair in filter(str.strip, (exporter.headers_list or "").split(",")):
-        name, _, value = pair.partition("=")
-        headers[name.strip().lower()] = value.strip()
-    for header in exporter.headers or ():
-        headers[header.name.lower()] = header.value or ""
     return ClientSettings(
         protocol=protocol,
         endpoint=endpoint,
-        headers=headers,
+        headers=_headers(exporter),
         timeout_s=timeout_s,
         retry=RetryPolicy(max_elapsed_time_s=timeout_s),
         compression="none" if exporter.compression in {None, "none"} else "gzip",
@@ -98,3 +92,13 @@ def _settings(exporter: Any, protocol: Protocol) -> ClientSettings:
             key_file=getattr(tls, "key_file", None),
         ),
     )
+
+
+def _headers(exporter: Any) -> dict[str, str]:
+    headers = {}
+    for pair in filter(str.strip, (exporter.headers_list or "").split(",")):
+        name, _, value = pair.partition("=")
+        headers[name.strip().lower()] = value.strip()
+    for header in exporter.headers or ():
+        headers[header.name.lower()] = header.value or ""
+    return headers

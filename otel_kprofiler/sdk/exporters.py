@@ -161,6 +161,10 @@ def _find_by_name(
         settings = read_settings(environ)
         if name == "otlp":
             name = "otlp_proto_grpc" if settings.protocol == "grpc" else "otlp_proto_http"
+    return _find_exporter(name)
+
+
+def _find_exporter(name: str) -> ExporterFactory:
     matching = tuple(entry_points(group=GROUP, name=name))
     if not matching:
         installed = sorted({point.name for point in entry_points(group=GROUP)})

@@ -406,7 +406,10 @@ class KernelProfiler(ForkAware):
             if sample.link is not None:
                 self._linked += count
         provider.on_window(window)
-        # From the next window on, use the current Resource of the service's other signals.
+        self._renew_resource(provider)
+
+    def _renew_resource(self, provider: ProfilerProvider) -> None:
+        """From the next window on, use the current Resource of the service's other signals."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return

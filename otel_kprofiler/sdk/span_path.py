@@ -80,9 +80,6 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
     if tid_at is None or context_at is None or not nodes.keys() >= _NODES:
         raise UnprovenError("thread states or contexts are not laid out as in CPython")
     try:
-        # the unsigned result of hamt_hash (Python/hamt.c)
-        whole = hash(variable) & _WORD
-        half = whole >> 32 ^ whole & 0xFFFF_FFFF
         path = SpanPath(
             tgid=os.getpid(),
             oldest_thread=_find_oldest(read),
@@ -94,7 +91,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
             array_type=nodes["hamt_array_node"],
             collision_type=nodes["hamt_collision_node"],
             variable=id(variable),
-            variable_hash=0xFFFF_FFFE if half == 0xFFFF_FFFF else half,
+            variable_hash=_hash_in_hamt(variable),
             otel_context_type=id(Context),
             span_key=id(_SPAN_KEY),
             span_key_hash=hash(_SPAN_KEY) & _WORD,
@@ -134,6 +131,13 @@ def _find_oldest(read: Read) -> int:
             return state
         state = older
     raise UnprovenError("this process has too many threads")
+
+
+def _hash_in_hamt(key: object) -> int:
+    """Returns the unsigned result of ``hamt_hash`` (Python/hamt.c) for a key."""
+    whole = hash(key) & _WORD
+    half = whole >> 32 ^ whole & 0xFFFF_FFFF
+    return 0xFFFF_FFFE if half == 0xFFFF_FFFF else half
 
 
 def _make_spans() -> Iterator[list[Any]]:

@@ -139,12 +139,7 @@ class StackResolver:
             if not isinstance(side_resolver, Stateless)
         }
         self._with_state = tuple(with_state)
-        states = [side_resolver.state for side_resolver in with_state.values()]
-        self._state = (
-            states[0]
-            if len(states) == 1
-            else lambda sample: tuple([state_of(sample) for state_of in states])
-        )
+        self._state = _join([side_resolver.state for side_resolver in with_state.values()])
         self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
@@ -208,6 +203,15 @@ def _cache_sides(
         lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
+    )
+
+
+def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
+    """Returns a function that combines a sample's states in all resolvers into one state."""
+    return (
+        states[0]
+        if len(states) == 1
+        else lambda sample: tuple([state_of(sample) for state_of in states])
     )
 
 

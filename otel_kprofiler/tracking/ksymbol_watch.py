@@ -237,16 +237,19 @@ class KsymbolWatch(ForkAware):
             if self._read_wanted and now >= read_at:
                 read_at = now + READ_INTERVAL_S
                 all_at = max(all_at, now + QUIET_S)
-                self._read_wanted = False
-                began_ns = _now_ns()
-                reading = self._baseline.read_programs()
-                if reading is not None:
-                    self._reads += 1
-                    self._push(began_ns, reading)
+                self._read_programs()
             elif self._all_wanted and now >= all_at:
                 self._read_all()
                 ended = time.monotonic()
                 all_at = ended + max(ALL_INTERVAL_S, ALL_REST * (ended - now))
+
+    def _read_programs(self) -> None:
+        self._read_wanted = False
+        began_ns = _now_ns()
+        reading = self._baseline.read_programs()
+        if reading is not None:
+            self._reads += 1
+            self._push(began_ns, reading)
 
     def _read_all(self) -> None:
         self._all_wanted = False

@@ -244,13 +244,7 @@ class ProcessTable:
                 kept.append(old)
             elif not _continues(old, mapping):
                 events.append(Unmapped(time_ns, process.key, old))
-                # the parts of the old mapping outside the new one
-                parts = []
-                if old.start < mapping.start:
-                    parts.append(old._replace(end=mapping.start))
-                if mapping.end < old.end:
-                    offset = old.file_offset + (mapping.end - old.start if old.path else 0)
-                    parts.append(old._replace(start=mapping.end, file_offset=offset))
+                parts = _cut_out(old, mapping)
                 kept += parts
                 events += [Mapped(time_ns, process.key, part, None) for part in parts]
         process.mappings = tuple(sorted(kept))
@@ -303,3 +297,14 @@ def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
         shorter.file_offset - shorter.start == longer.file_offset - longer.start or not shorter.path
     )
     return is_inside and shift and shorter.path == longer.path
+
+
+def _cut_out(mapping: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
+    """Returns the parts of a mapping that remain outside a hole."""
+    parts = []
+    if mapping.start < hole.start:
+        parts.append(mapping._replace(end=hole.start))
+    if hole.end < mapping.end:
+        offset = mapping.file_offset + (hole.end - mapping.start if mapping.path else 0)
+        parts.append(mapping._replace(start=hole.end, file_offset=offset))
+    return parts

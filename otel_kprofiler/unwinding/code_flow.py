@@ -294,15 +294,7 @@ class Flow:
 
     def add_rest(self) -> None:
         """Follow unreached code, such as the cases of a switch, backwards from returns."""
-        # Decode the unreached code in gaps.
-        rest = {}
-        for start, end in self._gaps:
-            at = start
-            while at < end:
-                length, effect, value = self.instruction(at)
-                if at not in self.states and length:
-                    rest[at] = length, effect, value
-                at += max(length, 1)
+        rest = self._sweep()
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
         for at, (length, effect, value) in rest.items():
@@ -319,9 +311,7 @@ class Flow:
         seen: set[int] = set()
         for at in rest:
             if at not in seen:
-                part = list(_reach([at], linked))
-                seen.update(part)
-                self._solve(part, rest, forward)
+                self._solve(_connected(at, linked, seen), rest, forward)
 
     def _is_padding(self, at: int) -> bool:
         for start, end, code in self._texts:
@@ -329,6 +319,18 @@ class Flow:
                 instruction = code[at - start : at - start + MAX_BYTES]
                 return instruction.lstrip(_PADDING_PREFIXES).startswith(_PADDING)
         return False
+
+    def _sweep(self) -> dict[int, Instruction]:
+        """Decodes the unreached code in gaps."""
+        rest = {}
+        for start, end in self._gaps:
+            at = start
+            while at < end:
+                length, effect, value = self.instruction(at)
+                if at not in self.states and length:
+                    rest[at] = length, effect, value
+                at += max(length, 1)
+        return rest
 
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
@@ -387,3 +389,10 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
                 seen[other] = None
                 waiting.append(other)
     return seen
+
+
+def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
+    """Returns all instructions connected to the one at ``at``, and adds them to ``seen``."""
+    part = list(_reach([at], linked))
+    seen.update(part)
+    return part

@@ -74,11 +74,7 @@ class StepMaker:
         if not packed.startswith(_FIRST):
             return None
         if self._count >= _MAX_KEPT:
-            for changes in self._changes.values():
-                changes.clear()  # breaks cycles, because the garbage collector is disabled
-            self._changes.clear()
-            self._count = 0
-            self._first = self._find(0)
+            self._clear()
         changes, distances = self._first, self._distances
         size = 0
         parts: list[bytes] = []
@@ -119,6 +115,13 @@ class StepMaker:
             parts += advance(length), change_frame(size, after)
             size = after
         return distance, b"".join(parts), self._find(size)
+
+    def _clear(self) -> None:
+        for changes in self._changes.values():
+            changes.clear()  # breaks cycles, because the garbage collector is disabled
+        self._changes.clear()
+        self._count = 0
+        self._first = self._find(0)
 
     def _find(self, size: int) -> _Changes:
         if (changes := self._changes.get(size)) is None:

@@ -229,11 +229,7 @@ class TableStore:
             with self._gate.work():
                 for request in parse_requests(self._maps.ring.take().data):
                     self.request(request)
-                with self._lock:
-                    now_ns = self._now_ns()
-                    for key in [key for key, until in self._refused.items() if 0 < until <= now_ns]:
-                        del self._refused[key]
-                        self._maps.forget_file(key)
+                self._end_holds()
                 self._resume()
                 idle_s = self._children.end_idle(_IDLE_S)
             self._epoll.poll(self._find_wait_s(idle_s))
@@ -270,10 +266,7 @@ class TableStore:
             began_ns = time.thread_time_ns()
             with reading(self._name(request.key)):
                 if self._answer(request, item):
-                    with self._lock:
-                        if (turn := self._turns.pop(request.key, None)) is not None:
-                            self._postponed.done(turn, self._turn_ns)
-                            self._turn_ns = 0
+                    self._end_turn(request)
                 self._resume()
             cpu_ns = time.thread_time_ns() - began_ns
             with self._lock:
@@ -402,6 +395,13 @@ class TableStore:
             del self._gone[next(iter(self._gone))]
         return self._gone[key] % _MOST_GONE == 0
 
+    def _end_holds(self) -> None:
+        with self._lock:
+            now_ns = self._now_ns()
+            for key in [key for key, until in self._refused.items() if 0 < until <= now_ns]:
+                del self._refused[key]
+                self._maps.forget_file(key)
+
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
         """Build the tables of only a few files at a time, so that other threads stay available."""
         with self._lock:
@@ -431,6 +431,12 @@ class TableStore:
         if turn is not None:
             self._turns[turn.item.key] = turn
         return turn and turn.item
+
+    def _end_turn(self, request: FileRequest) -> None:
+        with self._lock:
+            if (turn := self._turns.pop(request.key, None)) is not None:
+                self._postponed.done(turn, self._turn_ns)
+                self._turn_ns = 0
 
     def _resume(self) -> None:
         with self._lock:

@@ -138,7 +138,10 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """The samples in a time range, read in a transaction. An empty ``resource`` selects all."""
+    """The samples in a time range. Raises ``QueryError`` if the resource does not exist.
+
+    ``database`` must be in a transaction. An empty ``resource`` selects all resources.
+    """
 
     def __init__(self, database: sqlite3.Connection, span: _Span, resource: str) -> None:
         self._database = database
@@ -149,12 +152,7 @@ class _Content:
         for thread, _, count in counts:
             samples[thread] += count
         self._threads = {number: self._thread(number) for number in samples}
-        query = "SELECT name, value FROM attributes WHERE resource = ?"
-        resources = {thread.resource for thread in self._threads.values()}
-        attributes = {
-            resource: self._database.execute(query, (resource,)).fetchall()
-            for resource in resources
-        }
+        attributes = self._read_attributes()
         self._attributes = Counter[tuple[str, str]]()
         for thread, count in samples.items():
             for pair in attributes[self._threads[thread].resource]:
@@ -174,14 +172,7 @@ class _Content:
         self._of_chosen = {
             pair for number in self._chosen for pair in attributes[self._threads[number].resource]
         }
-        wanted = {kind for _, kind, _ in chosen}
-        self._kinds: dict[int, tuple[ProfileKind, int]] = {}
-        self._periods: dict[ProfileKind, set[int]] = {}
-        for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
-            if number in wanted:
-                kind = ProfileKind(*texts)
-                self._kinds[number] = kind, period_ns
-                self._periods.setdefault(kind, set()).add(period_ns)
+        self._kinds, self._periods = self._read_kinds({kind for _, kind, _ in chosen})
         self._cpus: set[int] = set()
         self._columns = self._read_columns()
 
@@ -229,6 +220,26 @@ class _Content:
     def _thread(self, number: int) -> _Thread:
         query = "SELECT resource, process, pid, name, tid FROM threads WHERE id = ?"
         return _Thread(*self._database.execute(query, (number,)).fetchone())
+
+    def _read_attributes(self) -> dict[int, list[tuple[str, str]]]:
+        query = "SELECT name, value FROM attributes WHERE resource = ?"
+        resources = {thread.resource for thread in self._threads.values()}
+        return {
+            resource: self._database.execute(query, (resource,)).fetchall()
+            for resource in resources
+        }
+
+    def _read_kinds(
+        self, wanted: set[int]
+    ) -> tuple[dict[int, tuple[ProfileKind, int]], dict[ProfileKind, set[int]]]:
+        numbers: dict[int, tuple[ProfileKind, int]] = {}
+        periods: dict[ProfileKind, set[int]] = {}
+        for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
+            if number in wanted:
+                kind = ProfileKind(*texts)
+                numbers[number] = kind, period_ns
+                periods.setdefault(kind, set()).add(period_ns)
+        return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
         """Reads samples, whose stacks are node numbers. Equal samples in a bin are merged."""

@@ -130,20 +130,26 @@ class Intake:
         self.counts.kept += added.kept
         self.counts.outdated += added.outdated
         self.counts.repeated += added.repeated
-        said = [problem.message for problem in problems[:1]]
-        rejected = sum(
-            problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
-        )
-        if added.outdated:
-            count = describe_count(added.outdated, "sample")
-            said.append(f"{count} not kept: older than the retention period, or from the future")
-            if not added.kept + added.repeated:
-                rejected += sum(len(window.profiles) for window in windows)
-        response = ExportProfilesServiceResponse()
-        if said:
-            response.partial_success.rejected_profiles = rejected
-            response.partial_success.error_message = "; ".join(said)
-        return response
+        return _response(windows, problems, added)
+
+
+def _response(
+    windows: Sequence[Window], problems: Sequence[PayloadError], added: Added
+) -> ExportProfilesServiceResponse:
+    said = [problem.message for problem in problems[:1]]
+    rejected = sum(
+        problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
+    )
+    if added.outdated:
+        count = describe_count(added.outdated, "sample")
+        said.append(f"{count} not kept: older than the retention period, or from the future")
+        if not added.kept + added.repeated:
+            rejected += sum(len(window.profiles) for window in windows)
+    response = ExportProfilesServiceResponse()
+    if said:
+        response.partial_success.rejected_profiles = rejected
+        response.partial_success.error_message = "; ".join(said)
+    return response
 
 
 def cannot_listen(endpoint: str, option: str) -> HostError:

@@ -163,13 +163,7 @@ class KsymbolTable:
             self._mark_uncertain(change.time_ns, programs_only=False)
         else:
             self._read(change)
-        ended = self._ended
-        if len(ended) < MAX_KEPT and not (
-            ended and ended[len(ended) // 2].until_ns < change.time_ns - KEEP_NS
-        ):
-            return
-        recent = ended[-MAX_KEPT // 2 :]
-        self._ended = [entry for entry in recent if entry.until_ns >= change.time_ns - KEEP_NS]
+        self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """Returns the symbol at an address and boottime (by default, now); None if there is none.
@@ -336,6 +330,15 @@ class KsymbolTable:
             for entry in self._pages.get(page, ())
             if entry.symbol.start < end and start < entry.end
         }
+
+    def _forget(self, now_ns: int) -> None:
+        ended = self._ended
+        if len(ended) < MAX_KEPT and not (
+            ended and ended[len(ended) // 2].until_ns < now_ns - KEEP_NS
+        ):
+            return
+        recent = ended[-MAX_KEPT // 2 :]
+        self._ended = [entry for entry in recent if entry.until_ns >= now_ns - KEEP_NS]
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:

@@ -61,24 +61,7 @@ class TableBuilder:
             return False
         classes = _classify(types, names)
         if ties:
-            # Sort the symbols at each address: non-functions, functions (preferred last), padding.
-            new_types, new_classes = bytearray(types), bytearray(classes)
-            for tie in ties:
-                if not any(classes[tie.start : tie.stop]):
-                    continue
-                functions = [index for index in tie if classes[index] == _FUNCTION]
-                functions.sort(
-                    key=lambda index: alias_rank(types[index], names[index]), reverse=True
-                )
-                order = [
-                    *(index for index in tie if classes[index] == _OTHER),
-                    *functions,
-                    *(index for index in tie if classes[index] == _PAD),
-                ]
-                ordered = [(types[index], classes[index], names[index]) for index in order]
-                for index, (kind, code, name) in zip(tie, ordered, strict=True):
-                    new_types[index], new_classes[index], names[index] = kind, code, name
-            types, classes = bytes(new_types), bytes(new_classes)
+            types, classes = _rank_aliases(ties, types, classes, names)
         keep = bytearray(classes.translate(_IS_FUNCTION))
         for index in self._ends(addresses, classes):
             keep[index] = 1
@@ -178,6 +161,31 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
         else:
             ties.append(range(index, index + 2))
     return ties
+
+
+def _rank_aliases(
+    ties: list[range], types: bytes, classes: bytes, names: list[bytes]
+) -> tuple[bytes, bytes]:
+    """Sorts the symbols at each address: non-functions, functions (preferred last), padding.
+
+    Padding is sorted last, because it belongs to the function at the next address. Returns the
+    types and classes in the new order, and changes ``names`` in place.
+    """
+    new_types, new_classes = bytearray(types), bytearray(classes)
+    for tie in ties:
+        if not any(classes[tie.start : tie.stop]):
+            continue
+        functions = [index for index in tie if classes[index] == _FUNCTION]
+        functions.sort(key=lambda index: alias_rank(types[index], names[index]), reverse=True)
+        order = [
+            *(index for index in tie if classes[index] == _OTHER),
+            *functions,
+            *(index for index in tie if classes[index] == _PAD),
+        ]
+        ordered = [(types[index], classes[index], names[index]) for index in order]
+        for index, (kind, code, name) in zip(tie, ordered, strict=True):
+            new_types[index], new_classes[index], names[index] = kind, code, name
+    return bytes(new_types), bytes(new_classes)
 
 
 def _classify(types: bytes, names: list[bytes]) -> bytes:

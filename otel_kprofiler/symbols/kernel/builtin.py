@@ -320,10 +320,7 @@ def read_builtin(
         with _reporting(path, problems) as report:
             ranges = _read_ranges(files, path, core, report)
     with _reporting(KALLMODSYMS, problems) as report:
-        code_end = core.symbol(len(core) - 1).end
-        pieces = read_pieces(files.open_fd(KALLMODSYMS))
-        parsed = parse_kallmodsyms(pieces, core.address(0), code_end)
-        _report_bad_lines(parsed.bad, report)
+        parsed = _read_kallmodsyms(files, core, report)
         ranges = ranges or BuiltinRanges(parsed.ranges)
         sized = with_sizes(core, parsed.sizes)
         if sized is None:
@@ -352,6 +349,16 @@ def _read_ranges(
     for name in misfits:
         report(f"{name} does not match the running kernel")
     return BuiltinRanges(ranges) if ranges else None
+
+
+def _read_kallmodsyms(
+    files: HostFiles, core: SymbolTable, report: Callable[[str], None]
+) -> KallModSyms:
+    code_end = core.symbol(len(core) - 1).end
+    pieces = read_pieces(files.open_fd(KALLMODSYMS))
+    parsed = parse_kallmodsyms(pieces, core.address(0), code_end)
+    _report_bad_lines(parsed.bad, report)
+    return parsed
 
 
 def _report_bad_lines(lines: int, report: Callable[[str], None]) -> None:

@@ -209,7 +209,22 @@ class KallsymsParser:
                 return
             self.lines -= len(fields.addresses)
         self._core.end_pad()
-        # Parse line by line. Padding ends the preceding function, as the padded one may be missing.
+        fields = self._parse_slowly(text)
+        if fields.addresses and not self._is_hidden(fields):
+            self._last_core = fields.addresses[-1]
+            self._core.add(*(fields.without_mapping_symbols() if has_marks else fields))
+
+    def _is_hidden(self, fields: _Fields) -> bool:
+        if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
+            self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
+        return self.hidden
+
+    def _parse_slowly(self, text: bytes) -> _Fields:
+        """Parse line by line, and skip lines that are malformed or out of order.
+
+        Treats a function's padding as the end of the preceding function, because the padded
+        function may have been skipped.
+        """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
             tokens = line.split()
@@ -224,15 +239,7 @@ class KallsymsParser:
             addresses.append(address)
             types += b"-" if tokens[2].startswith(PAD_PREFIX) else tokens[1]
             names.append(tokens[2])
-        fields = _Fields(addresses, bytes(types), names)
-        if fields.addresses and not self._is_hidden(fields):
-            self._last_core = fields.addresses[-1]
-            self._core.add(*(fields.without_mapping_symbols() if has_marks else fields))
-
-    def _is_hidden(self, fields: _Fields) -> bool:
-        if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
-            self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
-        return self.hidden
+        return _Fields(addresses, bytes(types), names)
 
     def _parse_modules(self, text: bytes) -> None:
         tokens = text.split()
@@ -291,13 +298,7 @@ class KallsymsParser:
             return
         is_module = name not in NO_MODULES
         if is_module and (not following or following in self._blocks or following in NO_MODULES):
-            # ftrace lists clones after the last module's symbols: trailing global symbols (T)
-            # outside the pages of the module's other code.
-            pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
-            code_lines = max(1, len(fields.types.rstrip(b"T")))
-            first, last = min(pages[:code_lines], default=0), max(pages[:code_lines], default=0)
-            live = [index < code_lines or first <= page <= last for index, page in enumerate(pages)]
-            fields, clones = fields.where(live), fields.where([not here for here in live])
+            fields, clones = _split_clones(fields)
             self._add_freed(clones, name)
             self._others += parse_addresses(clones.addresses)
         if self._skipped:  # the function after the padding may have been skipped
@@ -396,6 +397,19 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
             bytes([types[index] for index in part]),
             [names[index] for index in part],
         )
+
+
+def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
+    """Separates the last module's symbols from the clones that ftrace lists after them.
+
+    Trailing global symbols (``T``) outside the pages of the module's other code are assumed to be
+    clones.
+    """
+    pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
+    code_lines = max(1, len(fields.types.rstrip(b"T")))
+    first, last = min(pages[:code_lines], default=0), max(pages[:code_lines], default=0)
+    live = [index < code_lines or first <= page <= last for index, page in enumerate(pages)]
+    return fields.where(live), fields.where([not here for here in live])
 
 
 def _block_name(brackets: bytes) -> str:

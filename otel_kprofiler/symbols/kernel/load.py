@@ -1,6 +1,6 @@
 """Reads a whole :class:`Snapshot` from a host's files."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -75,12 +75,7 @@ def read_snapshot(
         symbols.append(ModuleSymbols(_keep(vmlinux, earlier), core))
     highest = max((module.generation for module in earlier.values()), default=0)
     folders = {module.name: read_module(files, module.name) for module in reversed(listed)}
-    # Collect the start addresses of modules, and of pages that hold no module's code
-    taken = [module.address for module in listed if module.address]
-    for module_files in folders.values():
-        taken += taken_pages(module_files.sections)
-    for block in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
-        taken += {block.address(index) & -PAGE_BYTES for index in range(len(block))}
+    taken = _find_taken(listed, folders, kallsyms)
     for number, module in enumerate(reversed(listed), highest + 1):
         table = kallsyms.blocks.get(module.name)
         module_files = folders[module.name]
@@ -115,6 +110,14 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
         return parse_kallsyms(()), HiddenCause.UNREADABLE
     if kallsyms.hidden:
         return kallsyms, find_hidden_cause(files)
+    problems += _find_damage(kallsyms)
+    if not len(kallsyms.core) and not kallsyms.blocks:
+        problems.append(f"{PROC_KALLSYMS}: contains no symbols")
+        return kallsyms, HiddenCause.UNREADABLE
+    return kallsyms, None
+
+
+def _find_damage(kallsyms: Kallsyms) -> list[str]:
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -125,11 +128,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
         damage.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
     if len(kallsyms.core) and _find_text(kallsyms.core) is None:
         damage.append(f"{PROC_KALLSYMS}: _stext or _etext is missing, so kernel code has no names")
-    problems += damage
-    if not len(kallsyms.core) and not kallsyms.blocks:
-        problems.append(f"{PROC_KALLSYMS}: contains no symbols")
-        return kallsyms, HiddenCause.UNREADABLE
-    return kallsyms, None
+    return damage
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
@@ -164,7 +163,10 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Returns modules, newest first, those only in kallsyms last, and the number of bad lines."""
+    """Returns the loaded modules, newest first, and the number of malformed lines.
+
+    Modules that only kallsyms lists come last.
+    """
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
@@ -185,6 +187,18 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
     return Module(
         VMLINUX, ModuleKind.VMLINUX, build_id, file_id, text.start, (text,), RangeSource.KERNEL
     )
+
+
+def _find_taken(
+    listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
+) -> list[int]:
+    """Returns the start addresses of modules, and of pages that hold no module's code."""
+    taken = [module.address for module in listed if module.address]
+    for module_files in folders.values():
+        taken += taken_pages(module_files.sections)
+    for table in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
+        taken += {table.address(index) & -PAGE_BYTES for index in range(len(table))}
+    return taken
 
 
 def make_module(

@@ -128,7 +128,10 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block of lines; the second one lists freed init functions."""
+        """Collect a module's first block of lines.
+
+        The module's second block of lines lists freed init functions.
+        """
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):

@@ -125,16 +125,7 @@ class SymbolTable:
             skipped += sum(length - _LONG for index, length in long if index < first)
             self._long = {index - first: length for index, length in long if index >= first}
         self._names = entries.names
-        step = _GROUP_MASK + 1
-        sums = [sum(self._lengths[i : i + step]) for i in range(0, len(self._lengths), step)]
-        for index, length in self._long.items():
-            sums[index >> _GROUP_BITS] += length - _LONG
-        checkpoints = array("I", [skipped])
-        total = skipped
-        for group in sums[:-1]:
-            total += group
-            checkpoints.append(total)
-        self._checkpoints = _exact(checkpoints)
+        self._checkpoints = self._make_checkpoints(skipped)
         self._pad = entries.pad
         self._padded = _bitmap(entries.padded[first:]) if entries.pad else b""
         self._max_function = max_function
@@ -321,6 +312,18 @@ class SymbolTable:
 
     def _is_padded(self, index: int) -> bool:
         return bool(self._pad and self._padded[index >> 3] >> (index & 7) & 1)
+
+    def _make_checkpoints(self, first: int) -> array[int]:
+        step = _GROUP_MASK + 1
+        sums = [sum(self._lengths[i : i + step]) for i in range(0, len(self._lengths), step)]
+        for index, length in self._long.items():
+            sums[index >> _GROUP_BITS] += length - _LONG
+        checkpoints = array("I", [first])
+        total = first
+        for group in sums[:-1]:
+            total += group
+            checkpoints.append(total)
+        return _exact(checkpoints)
 
 
 def _exact(values: array[int]) -> array[int]:

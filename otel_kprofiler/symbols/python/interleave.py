@@ -87,12 +87,7 @@ class Interleaver:
                 self._on_replaced(_with_name(native.frames[at]))
         if not marks:
             return tuple(sides)
-        closed, start = [], 0
-        frames = tuple(python.frames)
-        for end in python.entries:
-            closed.append(frames[start:end])
-            start = end
-        chains = _Chains(closed, frames[start:])
+        chains = _split(python)
         if not _is_fitting(native, python, chains, list(marks.values()).count(_Mark.LOOP)):
             return tuple(sides)
         others = tuple([side for side in sides if side.kind not in (USER_SIDE, PYTHON_SIDE)])
@@ -128,6 +123,15 @@ def _with_name(frame: Frame) -> Frame:
     if frame.function:
         return frame
     return frame._replace(lines=(Line(_EVALUATION),), unresolved=None)
+
+
+def _split(python: Side) -> _Chains:
+    closed, start = [], 0
+    frames = tuple(python.frames)
+    for end in python.entries:
+        closed.append(frames[start:end])
+        start = end
+    return _Chains(closed, frames[start:])
 
 
 def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:

@@ -64,15 +64,7 @@ class MappedCode:
     def get(self, process: ProcessKey, mapping: MemoryMapping) -> CodeFile | Unresolved:
         """Returns the code of a mapping's file, or why that code is unknown."""
         if mapping.path == VDSO_NAME:
-            if self._vdso is None:
-                try:
-                    image = find_vdso(self._files)
-                    if image is not None:
-                        source = ImageSource(image)
-                        self._vdso = read_code_file(source, VDSO_NAME, self._symbols)
-                except (OSError, ElfError):
-                    pass
-            return self._vdso or Unresolved.FILE_UNREADABLE
+            return self._get_vdso()
         if not mapping.inode:
             return Unresolved.NO_FILE
         key = process, mapping
@@ -160,6 +152,17 @@ class MappedCode:
         self._again_s.pop(identity, None)
         if code is not None:
             self._bytes -= code.nbytes
+
+    def _get_vdso(self) -> CodeFile | Unresolved:
+        if self._vdso is None:
+            try:
+                image = find_vdso(self._files)
+                if image is not None:
+                    source = ImageSource(image)
+                    self._vdso = read_code_file(source, VDSO_NAME, self._symbols)
+            except (OSError, ElfError):
+                pass
+        return self._vdso or Unresolved.FILE_UNREADABLE
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -222,7 +222,10 @@ class _Columns:
 
 
 class _Limits:
-    """Bounds of symbols without a size; ``.dynsym``, from ``first_dynamic``, omits local ones."""
+    """Upper bounds for the ends of symbols without a size.
+
+    Symbols from ``first_dynamic`` on are from ``.dynsym``, which omits local functions.
+    """
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:
         self._first_dynamic, self._bounds = first_dynamic, bounds

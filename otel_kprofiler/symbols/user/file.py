@@ -121,7 +121,11 @@ class FileSymbols:
     def _name_by_symbol(
         self, lines: tuple[Line, ...], function: Function | None
     ) -> tuple[Line, ...]:
-        """Names the function after its symbol: DWARF names no parts (``f.cold``) and no aliases."""
+        """Names the physical function after its symbol.
+
+        DWARF has no names for function parts such as ``f.cold``, and names an alias after the
+        original function.
+        """
         if function is None or not function.name:
             return lines
         last = self.make_line(function.name)

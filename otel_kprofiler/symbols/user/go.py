@@ -164,11 +164,7 @@ class GoTable:
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
-        parts = (self._units, self._files, self._pc_tables, self._functions)
-        end = min((part for part in parts if part > self._names), default=self._size)
-        if end - self._names > MAX_PART_BYTES:
-            raise _damaged(f"the names take {end - self._names} bytes, more than the limit")
-        names_bytes = end - self._names
+        names_bytes = self._part_end(self._names) - self._names
         self._budget.take(
             functions_bytes + names_bytes + COLUMN_BYTES * len(self._structs), ".gopclntab"
         )
@@ -307,6 +303,13 @@ class GoTable:
             if 0 <= position <= len(data) - size:
                 return struct.unpack_from(f"<{_MODULE_WORDS}Q", data, position)
         return ()
+
+    def _part_end(self, start: int) -> int:
+        parts = (self._units, self._files, self._pc_tables, self._functions)
+        end = min((part for part in parts if part > start), default=self._size)
+        if end - start > MAX_PART_BYTES:
+            raise _damaged(f"the names take {end - start} bytes, more than the limit")
+        return end
 
     def _read(self, at: int, size: int) -> bytes:
         if not 0 <= at <= self._size - size:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import ReferableFiles, parse_mappings, read_maps
+from otel_kprofiler.host import MemoryMapping, ReferableFiles, parse_mappings, read_maps
 from otel_kprofiler.model import Line, ProcessKey
 from otel_kprofiler.symbols.user.file import NamedAddress
 from otel_kprofiler.symbols.user.jit_file import JitFile, MadeFunction
@@ -67,20 +67,7 @@ class ProcessCode:
 
     def _end_unmapped(self, now_ns: int) -> None:
         mappings = parse_mappings(read_maps(self._host, self._process.tgid))
-        # Ranges without a file on disk, whatever their permissions: JIT compilers change these
-        # while they write code.
-        memory: list[Range] = []
-        for mapping in mappings:
-            if (
-                mapping.path.startswith("/")
-                and not mapping.deleted
-                and not mapping.path.startswith(_MEMORY)
-            ):
-                continue
-            if memory and memory[-1][1] == mapping.start:
-                memory[-1] = memory[-1][0], mapping.end
-            else:
-                memory.append((mapping.start, mapping.end))
+        memory = find_memory(mappings)
         if not memory:
             return
         for start, end in subtract(self._memory, memory):
@@ -114,6 +101,27 @@ def make_named(function: MadeFunction) -> NamedAddress:
     """Converts a function to a :class:`NamedAddress`."""
     line = Line(function.name, file=function.file, line=function.line)
     return NamedAddress((line,), function.start, None)
+
+
+def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
+    """Returns the mapped ranges without a file on disk. Merges adjacent ranges.
+
+    Ignores permissions, because JIT compilers change permissions while they write code. Mappings
+    must be sorted.
+    """
+    ranges: list[Range] = []
+    for mapping in mappings:
+        if (
+            mapping.path.startswith("/")
+            and not mapping.deleted
+            and not mapping.path.startswith(_MEMORY)
+        ):
+            continue
+        if ranges and ranges[-1][1] == mapping.start:
+            ranges[-1] = ranges[-1][0], mapping.end
+        else:
+            ranges.append((mapping.start, mapping.end))
+    return ranges
 
 
 def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:

@@ -71,8 +71,7 @@ class JitFile(ABC, Generic[EventT]):
         self._open()
         size = os.fstat(self._fd).st_size
         with self._lock:
-            mark = os.pread(self._fd, len(self._mark), self._mark_at)
-            if size < self._offset or mark != self._mark:
+            if self._is_written_anew(size):
                 self._begin_anew()
         left = min(size, MAX_FILE_BYTES) - self._offset
         text = os.pread(self._fd, min(left, MAX_UPDATE_BYTES), self._offset)
@@ -122,7 +121,10 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece; ``left`` is the number of bytes left in the file, with ``text``."""
+        """Parse the next piece of the file.
+
+        ``left`` is the number of bytes left in the file, including ``text``.
+        """
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
@@ -139,6 +141,10 @@ class JitFile(ABC, Generic[EventT]):
         """Add a function that has no timestamp and was written since the last read."""
         since_ns = 0 if self._table.is_first(code) else now_ns
         self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
+
+    def _is_written_anew(self, size: int) -> bool:
+        mark = os.pread(self._fd, len(self._mark), self._mark_at)
+        return size < self._offset or mark != self._mark
 
     def _begin_anew(self) -> None:
         self._table.end_all(self._read_ns)

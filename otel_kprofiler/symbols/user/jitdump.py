@@ -214,7 +214,10 @@ _Entry = tuple[int, int, bytes]
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """Parses a debug-info record; ``ValueError`` or ``struct.error`` if the data is damaged."""
+    """Parses a debug-info record.
+
+    Raises ``ValueError`` or ``struct.error`` if the data is damaged.
+    """
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):

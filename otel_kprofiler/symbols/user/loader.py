@@ -327,12 +327,7 @@ class SymbolLoader(ForkAware):
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
             if turn.item is not None and searched and not has_ended:
-                # The search for a debug file hangs: use no debug file in the next attempt.
-                file = turn.item.file
-                if file.reading is turn.item:
-                    self._unread -= 1
-                    file.postpone(self._now_ns(), is_first_free=True)
-                    self._version += 1
+                self._give_up(turn.item)
             self._waiting.done(turn, cpu_ns, children_ns)
             self._reading -= 1
             self._changed.notify_all()
@@ -358,6 +353,14 @@ class SymbolLoader(ForkAware):
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading
             _log.exception("reading the symbols of %s failed", path)
         self._settle(waiting, names, self._thread_ns() - began_ns)
+
+    def _give_up(self, waiting: Waiting) -> None:
+        """Postpone a file whose debug-file search hangs. The next attempt uses no debug file."""
+        file = waiting.file
+        if file.reading is waiting:
+            self._unread -= 1
+            file.postpone(self._now_ns(), is_first_free=True)
+            self._version += 1
 
     def _settle(self, waiting: Waiting, names: FileSymbols | NamedAddress, cpu_ns: int) -> None:
         file = waiting.file

@@ -101,7 +101,10 @@ class _KnownFile:
         self._earlier_interim: dict[_Place, Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
-        """Returns the frame at a file offset (SVMA outside segments), and if it is final."""
+        """Returns the frame at a file offset, and whether it is final.
+
+        Outside segments, and in non-ELF files, uses the offset as the address (SVMA).
+        """
         key = (offset, found_by) if found_by else offset
         frame = self.final.get(key)
         if frame is not None:
@@ -132,7 +135,10 @@ class _KnownFile:
         return frame, False
 
     def forget(self) -> int:
-        """Forget frames not used since the last call, renew the others, and count them."""
+        """Forget frames not used since the last call, and return the number of frames left.
+
+        Looks up a used frame again, so that the symbols of its file stay loaded.
+        """
         used = self.final or self._interim
         if self._name and used:
             self._name(next(iter(used.values())).address)

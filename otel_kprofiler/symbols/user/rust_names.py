@@ -340,18 +340,21 @@ class _Printer:
         elif tag == "T":
             self._tuple(read)
         else:
-            self._path(in_value=True)
-            kind = self._next()
-            if kind == "T":
-                self._print("(")
-                self._list(read)
-                self._print(")")
-            elif kind == "S":
-                self._print(" { ")
-                self._list(lambda: self._field(read))
-                self._print(" }")
-            elif kind != "U":
-                raise _DamagedError
+            self._variant(read)
+
+    def _variant(self, read: Callable[[], None]) -> None:
+        self._path(in_value=True)
+        kind = self._next()
+        if kind == "T":
+            self._print("(")
+            self._list(read)
+            self._print(")")
+        elif kind == "S":
+            self._print(" { ")
+            self._list(lambda: self._field(read))
+            self._print(" }")
+        elif kind != "U":
+            raise _DamagedError
 
     def _field(self, read: Callable[[], None]) -> None:
         self._optional_number("s")

@@ -98,10 +98,7 @@ def read_stubs(
             for stub in (by_slot.pop(relocation[0], None), by_row.pop(row, None)):
                 stubs += _name(stub, relocation, symbols, budget) if stub else ()
     if table := by_name.get(b".rela.dyn"):
-        dynamic = by_name.get(b".dynamic")
-        content = read_content(source, dynamic, limit) if dynamic else b""
-        rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
-        relative = next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)
+        relative = _relative_count(source, by_name.get(b".dynamic"), limit)
         for _, relocation in _relocations(source, table, relative, by_slot, {}):
             stubs += _name(by_slot.pop(relocation[0]), relocation, symbols, budget)
     return stubs
@@ -164,3 +161,10 @@ def _find_a64(content: bytes, section: Section) -> Iterator[_Found]:
 
 
 _FINDERS: Final = {MACHINES["x86_64"]: _find_x86, MACHINES["aarch64"]: _find_a64}
+
+
+def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:
+    """Returns the number of relative relocations, which come first in the table."""
+    content = read_content(source, dynamic, limit) if dynamic else b""
+    rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
+    return next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)

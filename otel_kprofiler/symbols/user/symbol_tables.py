@@ -134,7 +134,10 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 
 
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
-    """Returns a byte for each entry, computed by column: 1 if the entry may name code, else 0."""
+    """Returns a byte for each entry: 1 if the entry may name code, else 0.
+
+    Translates each column of bytes, then combines the columns as large integers.
+    """
     kinds = content[_KIND_AT::ENTRY_BYTES]
     low, high = content[_SECTION_AT::ENTRY_BYTES], content[_SECTION_AT + 1 :: ENTRY_BYTES]
     by_high = defaultdict(set)
