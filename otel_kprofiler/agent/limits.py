@@ -15,7 +15,7 @@ _CALM_ROUNDS: Final = 6
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""Maximum factor by which the sampling rate is divided in one step."""
+"""Largest divisor of the sampling rate in one step."""
 
 
 class Usage(NamedTuple):

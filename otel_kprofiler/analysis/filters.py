@@ -165,7 +165,7 @@ def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Threa
 
 
 def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
-    """Yields the names by which a process can be selected: its id, its name and parts of it."""
+    """Yields the names that select a process: its id, its name and parts of the name."""
     name = process_name(resource, thread_name)
     script, bracket, executable = name.removesuffix(")").partition(" (")
     yield from (name, script, executable) if bracket else (name,)

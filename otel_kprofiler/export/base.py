@@ -96,7 +96,7 @@ class Part(NamedTuple):
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """Combines the results of a batch's parts, of which there must be at least one.
+    """Combines the results of a batch's parts; requires at least one part.
 
     The outcome is success if any part succeeded. The message and the error type come from the first
     part that lost samples.

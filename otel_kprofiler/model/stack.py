@@ -192,7 +192,7 @@ SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 
 
 class Line(NamedTuple):
-    """A function at an address, inlined or physical.
+    """A function at an address, either inlined or out of line.
 
     ``system_name`` is the linkage name (``foo.isra.0``), or empty if it is the same. ``line`` and
     ``start_line`` are 1-based; 0 if unknown. ``file`` is empty if unknown.

@@ -75,7 +75,7 @@ STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
 class FrameSource(enum.IntEnum):
-    """The method by which a frame was found."""
+    """The method that found a frame."""
 
     REGISTERS = 0
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""

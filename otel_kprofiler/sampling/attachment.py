@@ -101,7 +101,7 @@ _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """A loaded sampling program, with its maps and events, all of which the constructor opens.
+    """A loaded sampling program with its maps and events; the constructor opens all of them.
 
     Attributes:
         follows_spans: whether the current span is read from this process's interpreter.

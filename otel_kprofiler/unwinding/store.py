@@ -58,7 +58,8 @@ _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = min(_LOADERS - 1, max(1, (os.cpu_count() or 1) // 2))
 """Number of tables built concurrently before the first sample. Later, tables are built in turn.
 
-Each builder decodes the first Go file in full, and the next ones in an eighth of the time.
+At most half of the CPUs build tables. Each builder decodes its first Go file in full; later files
+take an eighth of the time.
 """
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0

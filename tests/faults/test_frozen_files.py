@@ -89,7 +89,7 @@ def count_functions(payloads):
     return counts
 
 
-def names_of_programs(payloads):
+def find_program_names(payloads):
     return {
         samples.resource.attributes.get("process.executable.name")
         for payload in payloads
@@ -128,9 +128,9 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # excludes other tests' files
     agent = run_agent(receiver.endpoint, user_symbols="names", comms=names)
     agent.wait_until(
-        lambda: count_waiting(agent) and names_of_programs(receiver.payloads) >= set(names[:-1]),
+        lambda: count_waiting(agent) and find_program_names(receiver.payloads) >= set(names[:-1]),
         150,
-        lambda: (list_waits(agent), names_of_programs(receiver.payloads)),
+        lambda: (list_waits(agent), find_program_names(receiver.payloads)),
     )
     with running(compile_spins(tmp_path, "healthy")):
         agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)

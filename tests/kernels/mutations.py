@@ -153,7 +153,7 @@ def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
     shutil.copytree(package, target)
     file = target / mutation.file
     file.write_text(mutate(file.read_text(), mutation))
-    # Python would reuse a compiled file if the mutated source has the same time and size.
+    # Python would reuse a compiled file if the mutated source had the same mtime and size.
     for cached in target.rglob("__pycache__"):
         if cached.parent == file.parent:
             shutil.rmtree(cached)

@@ -289,7 +289,7 @@ for _ in range(20):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(60)
 """
-    # The sample rate of ongoing waits is half that of ended waits.
+    # Ongoing waits are sampled at half the rate of completed waits.
     with sampled(code, rate=100) as (sampler, process):
         result, end = {}, time.monotonic() + 60
         while len(result) < 21:

@@ -181,7 +181,7 @@ def test_metrics_are_sent_over_http(telemetry):
     assert bodies[0][0] == "/v1/metrics"
 
 
-def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, caplog):
+def test_a_missing_metrics_pipeline_of_the_receiver_is_reported_once(telemetry, caplog):
     server, port = serve_grpc(None)
     telemetry.configure(load(f"127.0.0.1:{port}"))
     wait_until(lambda: "own metrics" in caplog.text)

@@ -209,7 +209,7 @@ INLINE u32 draw(u64 *state)
 	return x >> 32;
 }
 
-/* Returns true with probability part / whole, both of which must be below 2^32. */
+/* Returns true with probability part / whole; both must be below 2^32. */
 INLINE int by_chance(u64 *state, u64 part, u64 whole)
 {
 	return part >= whole || (u64)draw(state) * whole >> 32 < part;

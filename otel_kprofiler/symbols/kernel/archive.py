@@ -58,8 +58,8 @@ class ReadingUnpacker:
     def unpack(self, row: Any) -> ModuleReading:
         """Unpack the next reading of the module list.
 
-        Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if the reading is
-        damaged.
+        Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if the row is
+        malformed.
         """
         for number, (main, init, until_ns) in row["new"].items():
             until = checked_number(until_ns)

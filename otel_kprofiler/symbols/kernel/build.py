@@ -33,8 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Python code iterates only over aliases and end entries, of which there are few. Built-in
-    functions written in C process all other symbols.
+    Python code iterates only over the few aliases and end entries. Built-in functions written in C
+    process all other symbols.
     """
 
     def __init__(self) -> None:

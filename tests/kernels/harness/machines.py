@@ -71,8 +71,8 @@ AARCH64 = Machine(
     "aarch64-linux-gnu-gcc-12",
     "gcc-12-aarch64-linux-gnu",
     ("ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"),
-    # Debian 12 does not sign return addresses, but later releases do. Only ARMv8.3 has an
-    # instruction that authenticates an address and returns to it.
+    # Debian 12 does not sign return addresses, but later releases do. The
+    # instruction that authenticates an address and returns to it requires ARMv8.3.
     {
         "chains": (),
         "chains-signed": ("-mbranch-protection=standard",),

@@ -258,7 +258,7 @@ def test_an_invalid_kernel_release_is_rejected():
     ("effective", "missing"),
     [(ALL & ~PTRACE, "CAP_SYS_PTRACE"), (ALL & ~SEARCH, "CAP_DAC_READ_SEARCH")],
 )
-def test_each_capability_for_spans_of_other_users_is_reported_if_missing(effective, missing):
+def test_each_missing_capability_for_reading_other_users_spans_is_reported(effective, missing):
     result = findings(FakeHost(effective))["spans and service names"]
     assert result.level is Level.WARN
     assert result.observed == f"only of this user's processes: {missing} missing"

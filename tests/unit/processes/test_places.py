@@ -151,7 +151,7 @@ def test_mounts_identify_the_pod_in_its_namespace(host):
     assert host.places().read(5) == {"k8s.pod.uid": UID, "k8s.container.name": "cart"}
 
 
-def test_the_hosts_hierarchy_identifies_containers_and_pods_from_a_namespace(host):
+def test_the_hosts_cgroups_identify_containers_and_pods_from_inside_a_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../../..\n")

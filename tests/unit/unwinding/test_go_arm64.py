@@ -94,7 +94,7 @@ def test_large_frames_store_x29_and_x30_before_the_stack_pointer_moves():
     ]
 
 
-def test_the_last_of_two_instructions_that_drop_a_frame_has_no_unwind_rule():
+def test_the_second_of_two_instructions_that_pop_a_frame_has_no_unwind_rule():
     words = [0xD1402BF4, 0xA93FFA9D, 0x9100029F, SET_FP]
     made = Made(b"main.huge", pack_words(*words, *[NOP] * 12), ((12, 0), (60, 40960), (64, 0)))
     assert [(at, ra) for at, _, _, ra in rows(made)] == [

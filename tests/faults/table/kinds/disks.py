@@ -216,7 +216,7 @@ SCENARIOS = [
     spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),
     spooled("disk is full for a while", fill_spool, **IN_SPOOL),
-    spooled("disk has no inodes for a while", use_up_inodes, **on_disk("spool", "nr_inodes=40")),
+    spooled("disk runs out of inodes", use_up_inodes, **on_disk("spool", "nr_inodes=40")),
     spooled("disk is full at startup", free_at_last, before=full_at_start),
     spooled("disk is read-only at startup", writable_at_last,
             before=partial(mount, options="size=1m,ro", name="spool")),
