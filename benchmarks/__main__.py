@@ -16,7 +16,7 @@ TOPICS = [
 
 
 def print_rows(rows: list[Row]) -> None:
-    """Prints one line per figure, with the reference value, the ratio and the goal."""
+    """Prints one line per measurement, with the reference value, the ratio and the goal."""
     table = [("what", "measured", "beside", "ratio", "goal")]
     table += [
         (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.3g}x", r.goal)

@@ -108,7 +108,7 @@ def total(costs: list[Cost]) -> Cost:
 
 
 def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
-    """Measures the cost without and with Python frames, in alternating rounds."""
+    """Measures the cost without and with Python frames, in alternating runs."""
     cpu = max(os.sched_getaffinity(0))
     results: dict[int, list[Cost]] = {0: [], LIMIT: []}
     with working(depth, cpu):

@@ -1,8 +1,8 @@
 """The `view` store: an hour at 99 samples per second on two CPUs, with 20,000 distinct stacks.
 
 The store is compared with a bare table of samples in SQLite, and in DuckDB if installed. The
-figures are the cost of adding five-second batches, and of reading one minute and the whole hour,
-grouped by equal samples. Each engine runs in a separate process, whose memory is measured.
+benchmark measures the cost of adding five-second batches, and of reading one minute and the whole
+hour, grouped by equal samples. Each engine runs in a separate process, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _store(path: str, start: int, end: int) -> dict[str, float]:
 
 
 def _maker() -> Callable[[int], Window]:
-    """Returns a function that makes windows, in which few stacks are frequent and most are rare."""
+    """Returns a function that generates windows with few frequent and many rare stacks."""
     choose = random.Random(1)
     modules = [
         Module(f"lib{number}.so", ModuleKind.USER, None, FileId(""), 0) for number in range(50)

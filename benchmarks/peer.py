@@ -1,7 +1,7 @@
 """``python -m benchmarks.peer PROGRAM``: compares this agent with opentelemetry-ebpf-profiler.
 
 Both profilers sample the same load at the same time and send to a receiver in this process, so that
-other load affects both alike. The program is built from a clone of that project::
+other load affects both equally. The program is built from a clone of that project::
 
     go build -o ebpf-profiler .
 
@@ -135,7 +135,7 @@ class Stacks:
         return results
 
     def complete(self, program: str, files: Files) -> float:
-        """Returns the share of user stacks that end in an outermost function."""
+        """Returns the fraction of user stacks that end in an outermost function."""
         stacks = self.by_program[program]
         whole = sum(
             count for frames, count in stacks.items() if frames and _ends(frames[-1], files)
@@ -181,7 +181,7 @@ def expected_overlap(one: Counter, other: Counter) -> float:
 
 
 def known(callers: Counter, others: Counter) -> float:
-    """Returns the share of frequent ``callers``, by samples, that are also in ``others``."""
+    """Returns the fraction of frequent ``callers``, by samples, that are also in ``others``."""
     frequent = Counter({key: count for key, count in callers.items() if count >= 5})
     return sum(c for key, c in frequent.items() if key in others) / max(1, frequent.total())
 

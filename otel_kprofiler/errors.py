@@ -97,7 +97,7 @@ def _make_config_error(problems: Sequence[ConfigProblem], hint: str) -> ConfigEr
 
 
 class HostError(KProfilerError):
-    """This host does not support the requested operation, or this user may not perform it."""
+    """The host does not support an operation, or this user is not permitted to perform it."""
 
     exit_status = 3
 
@@ -131,4 +131,4 @@ class ExportError(KProfilerError):
 
 
 class PayloadError(KProfilerError):
-    """Data cannot be decoded as OTLP profiles: it is damaged, or its layout is not supported."""
+    """Data cannot be decoded as OTLP profiles: it is malformed, or its layout is not supported."""

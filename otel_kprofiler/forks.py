@@ -1,7 +1,7 @@
 """Runs fork hooks in a defined order.
 
-A forked child has a single thread and shares its parent's kernel objects. An object that
-must react to a fork registers its hooks, and names the step in which they run.
+A forked child has a single thread and shares its parent's kernel objects. An object that must react
+to a fork registers its hooks, and specifies the step in which they run.
 
 If C code calls ``fork()``, Python does not run the hooks in the child; :func:`catch_up` does. uWSGI
 calls :func:`catch_up` in its workers. Outside uWSGI, each function that may be a service's first
@@ -83,7 +83,7 @@ class ForkGate:
             self._changed.wait_for(lambda: not self._working, _MAX_WAIT_S)
 
     def after_fork(self) -> None:
-        """Let :meth:`work` proceed again in the parent."""
+        """Allow :meth:`work` to proceed again in the parent."""
         with self._changed:
             self._forking = False
             self._changed.notify_all()

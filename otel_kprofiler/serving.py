@@ -78,7 +78,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, closing an older connection if the limit is reached.
+        """Handle a connection, closing an older connection if the limit is reached.
 
         Closes the oldest connection whose request has not been read yet, or if there is none, the
         connection whose client has been idle for the longest time.
@@ -110,8 +110,8 @@ class HttpServer(ThreadingHTTPServer):
     def keep(self, request: socket.socket) -> None:
         """Keep open a connection whose request has been read, even if other clients are waiting.
 
-        The connection ends after its response, at its deadline, or once its client stops reading
-        while other clients wait.
+        The connection is closed after its response, at its deadline, or once its client stops
+        reading while other clients wait.
         """
         with self._changed:
             if request in self._open:
@@ -124,7 +124,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection that has ended."""
+        """Forget a closed connection."""
         with self._changed:
             self._open.pop(request, None)
             self._answering.pop(request, None)

@@ -18,7 +18,7 @@ TEXT = {"type": "string"}
 NAME = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", "maxLength": 63}
 FILLED = {"type": "string", "minLength": 1}
 OBJECT = {"type": "object"}
-"""The schema for Kubernetes' own objects, which the API server validates."""
+"""The schema for Kubernetes' built-in objects, which the API server validates."""
 OBJECTS = {"type": "array", "items": OBJECT}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 

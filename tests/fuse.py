@@ -1,8 +1,8 @@
 """A FUSE file system of regular files that freezes or responds late on demand.
 
 A separate process serves the file system with only ``/dev/fuse`` and mount(2). When this process
-exits, the kernel aborts pending requests, so that no test leaves an unkillable process. Structures
-and numbers come from ``include/uapi/linux/fuse.h``, protocol 7.31.
+exits, the kernel aborts pending requests, so that no test leaves an unkillable process. The
+structures and numbers are defined in ``include/uapi/linux/fuse.h``, protocol 7.31.
 """
 
 import argparse
@@ -76,9 +76,9 @@ class Fuse:
         """Delays or withholds the responses to requests of the given kinds.
 
         Args:
-            opcodes: the kinds of requests, as keys of ``_OPCODES``, or all kinds if none is given.
+            opcodes: the types of requests, as keys of ``_OPCODES``; empty for all types.
             delay_s: the delay of the responses in seconds, or None to send no response.
-            beyond: the offset before which reads are still served immediately.
+            beyond: the offset below which reads are not delayed.
         """
         delay = "inf" if delay_s is None else delay_s
         self._ask(f"hold {delay} {beyond} {' '.join(opcodes or _OPCODES)}")

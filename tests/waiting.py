@@ -1,4 +1,4 @@
-"""Waits in tests, for as long as a busy machine may need."""
+"""Helpers that wait in tests, with time limits for busy machines."""
 
 import time
 from concurrent import futures

@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
 
 _DELIVERY_SHARE: Final = 0.5
-"""Share of the shutdown timeout reserved for delivering pending samples."""
+"""Fraction of the shutdown timeout reserved for delivering pending samples."""
 _CLOSING_SHARE: Final = 0.2
-"""Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
+"""Fraction of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
-"""Share of the shutdown timeout reserved for printing the final sample counts."""
+"""Fraction of the shutdown timeout reserved for printing the final sample counts."""
 _CALLS_PER_REPORT: Final = 16  # a step reports progress after this number of samples
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two
+        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two fields
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -173,7 +173,7 @@ class Agent:
         _log.info("stopping on %s; delivering pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
-        """Returns the seconds left for the shutdown, less a reserved share of the timeout."""
+        """Returns the seconds left for the shutdown, less a reserved fraction of the timeout."""
         timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
@@ -325,7 +325,7 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # Format here, so that the filter for repeated messages lets each distinct problem pass.
+            # Format here, so that the filter for repeated messages does not drop distinct problems.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
             _log.error(f"reload rejected; the old configuration remains in effect: {problem}{fix}")
             first = str(problem).partition("\n")[0]

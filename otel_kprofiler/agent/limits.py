@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
-"""Share of a limit that the agent should use after its sampling rate has been lowered."""
+"""Fraction of a limit that the agent should use after its sampling rate has been lowered."""
 _CALM: Final = 0.6
-"""Share of each limit below which the sampling rate may rise."""
+"""Fraction of each limit below which the sampling rate may rise."""
 _CALM_ROUNDS: Final = 6
 """Number of consecutive measurements below ``_CALM`` before the sampling rate rises."""
 _GROWTH: Final = 1.25
@@ -57,7 +57,7 @@ def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
 
 
 class Governor:
-    """Lowers the sampling rate at once if a limit is exceeded, and raises the rate slowly."""
+    """Lowers the sampling rate immediately if a limit is exceeded, and raises the rate slowly."""
 
     def __init__(self) -> None:
         self._calm = 0

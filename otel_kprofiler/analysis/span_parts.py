@@ -59,7 +59,7 @@ class SpanTime(NamedTuple):
 
     Attributes:
         trace_id, span_id: ids, in hexadecimal.
-        service: ``service.name`` of the process; ``-`` if it has none.
+        service: ``service.name`` of the process; ``-`` if not set.
         endpoint: name of the local root span; empty if the name is unknown.
         start_ns: Unix time of the first sample.
         user, kernel: time on a CPU, in user mode and in the kernel.
@@ -111,8 +111,8 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
     waits. Time that the span's thread spends in other spans, or outside spans, does not count.
-    ``every`` contains all samples from the same threads and times. Traces with the most time come
-    first, and the spans of a trace are in the order of their first samples.
+    ``every`` contains all samples from the same threads and times. Traces with the most time are
+    listed first, and the spans of a trace are in the order of their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)

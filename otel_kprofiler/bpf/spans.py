@@ -8,7 +8,7 @@ class SpanLayout(NamedTuple):
 
     The sampler identifies types by address, and does not read objects of unknown types. Offsets are
     in bytes from the start of an object, which begins with its reference count and its type. In an
-    integer, a word with the digit count comes next, and then the 30-bit digits.
+    integer, these fields are followed by a word with the digit count and the 30-bit digits.
 
     Attributes:
         span_context_type: type of span contexts. Span contexts are tuples that begin with the trace
@@ -20,7 +20,7 @@ class SpanLayout(NamedTuple):
         size_shift: position of the digit count in its word; the lower bits are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.
-        unsampled: 1 to read unsampled spans, too; 0 to skip them.
+        unsampled: 1 to also read unsampled spans; 0 to skip them.
     """
 
     span_context_type: int

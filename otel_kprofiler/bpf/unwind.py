@@ -137,7 +137,7 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # user addresses fit, unless mmap(2) is passed a higher hint
+    address_mask=(1 << 48) - 1,  # covers user addresses, unless mmap(2) is passed a higher hint
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=bytes.fromhex("e00300aa00000094"),  # mov x0, x0; bl: return address between them

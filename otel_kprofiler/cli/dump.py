@@ -52,7 +52,7 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--stacks", type=click.Choice(["kernel", "both"]), default="both", show_default=True,
-    help="Sides of the stacks to collect.",
+    help="Stacks to collect.",
 )  # fmt: skip
 @USER_SYMBOLS_OPTION
 @PYTHON_OPTION

@@ -16,7 +16,7 @@ class EndSignals:
     For use in the main thread only. The first signal after :meth:`listen` is stored in
     ``received``. A signal before :meth:`listen` raises ``SystemExit``, because nothing has been
     recorded yet. A second signal also raises ``SystemExit``, because the user does not want to wait
-    for the results. An ignored SIGHUP (nohup) stays ignored.
+    for the results. An ignored SIGHUP (nohup) remains ignored.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """Reads the windows of an OTLP file, a raw recording, or a pprof or perf.data file.
 
     Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
-    damaged file. Raises ``KProfilerError`` if no part is readable.
+    malformed file. Raises ``KProfilerError`` if no part is readable.
     """
     data = _read(path)
     if data.startswith(_ZIP):
@@ -101,7 +101,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Put the path in front of the message of any ``PayloadError`` raised in the context."""
+    """Prefix the message of any ``PayloadError`` raised in the context with the path."""
     try:
         yield
     except PayloadError as error:
@@ -146,7 +146,7 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
 
 
 def _unpack(data: bytes, notify: Notify) -> bytes:
-    """Decompresses a gzip file, which may have several members, up to the first damaged byte."""
+    """Decompresses a gzip file, which may have several members, up to the first corrupt byte."""
     unpacked = bytearray()
     while data:
         unpacker = zlib.decompressobj(_GZIP_WINDOW)

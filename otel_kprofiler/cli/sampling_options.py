@@ -141,7 +141,7 @@ _OPTIONS: Final = (
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",
         show_default=True,
-        help="Sides of the stacks to collect. With kernel, time in user mode is not sampled.",
+        help="Stacks to collect. With kernel, time in user mode is not sampled.",
     ),
     USER_SYMBOLS_OPTION,
     PYTHON_OPTION,
@@ -155,7 +155,7 @@ _OPTIONS: Final = (
         help="Average number of wait samples per second on each CPU. Long waits are always "
         "sampled.",
     ),
-    click.option("--wakers", is_flag=True, help="Also record which thread ended each wait."),
+    click.option("--wakers", is_flag=True, help="Also record which thread woke each waiter."),
     click.option(
         "--loader", type=click.Choice(["auto", "libbpf", "bcc"]), default="auto",
         help="Library that loads the eBPF program. auto prefers libbpf to bcc.",

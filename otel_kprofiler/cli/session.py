@@ -19,7 +19,7 @@ _GRACE_S: Final = 5.0
 
 @dataclass(slots=True)
 class Session:
-    """A recording, and how it ended.
+    """A recording and its outcome.
 
     Attributes:
         pipeline: takes and delivers the samples; closed at the end of :meth:`run`.

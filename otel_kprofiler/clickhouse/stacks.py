@@ -1,8 +1,8 @@
 """Builds stacks from the frame columns of a ClickHouse table.
 
-The table contains the names, files, lines, mappings and addresses of frames. The side of a frame is
+The table contains the names, files, lines, mappings and addresses of frames. A frame's type is
 derived from its mapping and file, and inlining from equal addresses. The reason for a missing name
-is available only if the sender put the reason in place of the name (``UnnamedFrames.NAMES``).
+is available only if the sender replaced the name with the reason (``UnnamedFrames.NAMES``).
 """
 
 import re
@@ -43,7 +43,7 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""The file suffixes of each side, for frames without a mapping. ``>`` matches ``<frozen os>``."""
+"""File suffixes of each frame type, for frames without a mapping. ``>`` matches ``<frozen os>``."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
@@ -97,7 +97,7 @@ class Stacks:
         self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
 
     def get(self, number: int, statuses: Statuses) -> Stack:
-        """Returns a stack whose sides have the given collection statuses."""
+        """Returns a stack with the given collection statuses."""
         key = number, statuses
         stack = self._stacks.get(key)
         if stack is None:
@@ -137,7 +137,7 @@ class Stacks:
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yields the rows of each frame, which are consecutive and distinct, and share an address."""
+    """Yields the rows of each frame: consecutive, distinct rows with the same address."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
         frames: list[_Row] = []
         for row in group:

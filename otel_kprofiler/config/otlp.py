@@ -237,11 +237,11 @@ class _Client(Exporter):
     development_version: str = Field(
         default="1",
         pattern=r"^([1-9][0-9]{0,8})?$",
-        description="Value of the otlp-profiles-development-version header, which gives the "
+        description="Value of the otlp-profiles-development-version header, which specifies the "
         "version of the profiles schema. Collectors since v0.163 reject versions that they do "
         "not support. If empty, the header is not sent, and receivers assume version 1.",
     )
-    proxy_url: str  # each transport has its own description
+    proxy_url: str  # each transport adds a description
 
     @field_validator("headers")
     @classmethod

@@ -83,8 +83,8 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also record which thread ended each wait, at the cost of slower wakeups and "
-        "more distinct samples.",
+        description="Also record the thread that woke each waiting thread, at the cost of slower "
+        "wakeups and more distinct samples.",
     )
     causes: bool = Field(
         default=True, description="Record the cause of each wait (disk, pipe, poll and so on)."
@@ -122,7 +122,7 @@ class Receiver(Section):
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="both",
-        description="Sides of the stacks to collect. kernel has the lowest overhead, because time "
+        description="Stacks to collect. kernel has the lowest overhead, because time "
         "in user mode is not sampled.",
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
@@ -172,7 +172,7 @@ class Receiver(Section):
         MAX_FRAMES,
         ge=1,
         le=MAX_FRAMES,
-        description="Maximum number of frames on each side of a stack (kernel and user), 1 to 127. "
+        description="Maximum number of kernel frames and of user frames per stack, 1 to 127. "
         "The frames nearest to the leaf are kept.",
     )
     python_frames: Annotated[int, BeforeValidator(_count)] = Field(
@@ -180,8 +180,8 @@ class Receiver(Section):
         ge=0,
         le=MAX_FRAMES,
         description="Maximum number of Python functions per stack, 0 to 127. The functions nearest "
-        "to the leaf are kept. 0 or off disables Python frames. Python frames have source lines "
-        "and need CPython 3.11 or newer (see docs/python.md).",
+        "to the leaf are kept. 0 or off disables Python frames. Python frames include source lines "
+        "and require CPython 3.11 or newer (see docs/python.md).",
     )
     off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
     events: list[str] = Field(
@@ -299,8 +299,8 @@ class Receiver(Section):
     resource: dict[AttributeName, Attribute] = Field(
         default={},
         description="Attributes to add to the Resource of every profile, such as "
-        "{deployment.environment.name: dev}. These attributes override those detected for the host "
-        "and the process.",
+        "{deployment.environment.name: dev}. These attributes override attributes detected for "
+        "the host and the process.",
     )
 
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(

@@ -87,7 +87,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     """Reads the ELF header, the program headers and the build id of a file.
 
     ``machine`` is a name as in uname(2); None allows any of ``MACHINES``. Raises ``ElfError`` if
-    the headers are damaged, or if the file is not an ELF file for this machine.
+    the headers are malformed, or if the file is not an ELF file for this machine.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
     headers = list(PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size)))
@@ -113,7 +113,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
     Includes the segments of debug files, although such segments occupy no bytes in the file. Raises
-    ``ElfError`` if the headers are damaged.
+    ``ElfError`` if the headers are malformed.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size))
@@ -123,7 +123,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
 def read_dynamic_linker(source: Source) -> bytes:
     """Returns the dynamic linker's path; empty if the file has none.
 
-    Raises ``ElfError`` if the headers are damaged.
+    Raises ``ElfError`` if the headers are malformed.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = PROGRAM_HEADER.iter_unpack(source.read(at, count * PROGRAM_HEADER.size))
@@ -162,7 +162,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     """Returns all section headers, in file order; empty if the sections have no names.
 
-    Raises ``ElfError`` if the section headers are damaged.
+    Raises ``ElfError`` if the section headers are malformed.
     """
     start, count, names_index = elf.section_headers
     if count > MAX_SECTIONS:
@@ -181,7 +181,7 @@ def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
     """Returns the location of the section with this name, even if no program header covers it.
 
     Raises ``ElfError`` if the section is missing, compressed or not in the file, or if the section
-    headers are damaged.
+    headers are malformed.
     """
     for section in read_sections(source, elf):
         if section.name == name:
@@ -237,7 +237,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if it is missing or damaged), and whether there is a Go note."""
+    """Returns the build id (None if it is missing or malformed), and whether there is a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

@@ -20,7 +20,7 @@ class ElfProblem(enum.Enum):
 
 
 class ElfError(KProfilerError):
-    """Raised if an ELF file is damaged, unsupported or unreadable; ``detail`` is for logs."""
+    """Raised if an ELF file is malformed, unsupported or unreadable; ``detail`` is for logs."""
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:
         super().__init__(f"{problem.value} ({detail})" if detail else problem.value)

@@ -108,7 +108,7 @@ def parse_partial_success_json(content: bytes) -> PartialSuccess:
     """Parses an ``ExportProfilesServiceResponse`` in JSON; raises ``ValueError`` if malformed."""
     try:
         partial = json.loads(content).get("partialSuccess") or {}
-        # OTLP/JSON encodes 64-bit integers as strings, but receivers must accept numbers too.
+        # OTLP/JSON encodes 64-bit integers as strings, but receivers must also accept numbers.
         rejected = int(partial.get("rejectedProfiles") or 0)
         return PartialSuccess(rejected, str(partial.get("errorMessage") or ""))
     except (AttributeError, OverflowError, RecursionError, TypeError) as error:

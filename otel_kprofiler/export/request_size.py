@@ -1,4 +1,4 @@
-"""Learns a receiver's maximum request size from the requests that it rejects."""
+"""Determines a receiver's maximum request size from the requests that it rejects."""
 
 import math
 import time
@@ -11,7 +11,7 @@ TRY_LARGER_S: Final = 60
 
 
 class RequestSize:
-    """Learns the maximum request size of a receiver. Not thread-safe.
+    """Determines the maximum request size of a receiver. Not thread-safe.
 
     Args:
         configured: size limit of a request in bytes before compression; None for no limit.
@@ -40,7 +40,7 @@ class RequestSize:
             self.forget()
 
     def accept(self, size: int) -> None:
-        """Learn from an accepted request, which may be larger than the learned limit."""
+        """Forget the learned limit if an accepted request was larger."""
         self.takes_nothing, self._has_accepted = False, True
         if self.aim is not None and size > self.aim:
             self.forget()
@@ -48,7 +48,7 @@ class RequestSize:
     def refuse(self, size: int, limit: int) -> int:
         """Lower the size limit after the receiver has rejected a request as too large.
 
-        ``limit`` is the maximum request size that the receiver reported; 0 if it reported none.
+        ``limit`` is the maximum request size that the receiver reported; 0 if it reported no limit.
         Returns the maximum size, in bytes, of the parts to divide the request into.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
@@ -60,7 +60,7 @@ class RequestSize:
         return aim
 
     def refuse_all(self) -> None:
-        """Note that the receiver has rejected all parts of a batch as too large.
+        """Record that the receiver has rejected all parts of a batch as too large.
 
         If samples of the previous batch were accepted, the rejection may apply only to this batch.
         If no sample of the previous batch was accepted, batches are sent undivided for a minute.

@@ -44,8 +44,8 @@ def user_agent() -> str:
 class OtlpSender(ProfileExporter, abc.ABC):
     """Base of exporters that send to an OTLP receiver, with retries, accounting and shutdown.
 
-    **Partial success.** A receiver reports how many *profiles* it rejected, but not which ones. For
-    n rejected profiles, the samples of the n largest profiles of each kind are counted as
+    **Partial success.** A receiver reports how many *profiles* it rejected, but not which profiles.
+    For n rejected profiles, the samples of the n largest profiles of each kind are counted as
     ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if none
     or all profiles are rejected, or if the batch has one profile. Rejected profiles are never
     resent.
@@ -155,7 +155,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 parts.append(Part(part, _accepted(part, answer)))
                 continue
             failing = [part]
-            if cause is not LossCause.REJECTED:  # the other parts would fail, too
+            if cause is not LossCause.REJECTED:  # the remaining parts would also fail
                 failing += pending
                 pending.clear()
             parts += [
@@ -163,7 +163,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
-        if is_refused and len(parts) > 1 and all(refused_parts):  # small parts were rejected, too
+        if is_refused and len(parts) > 1 and all(refused_parts):  # small parts were also rejected
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts
@@ -211,7 +211,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # The traceback is logged, and libraries put addresses into messages.
+            # The traceback is logged, and libraries include addresses in messages.
             self._secrets.redact_error(error)
             raise
 
@@ -282,7 +282,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         ).lstrip()
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure and the outage's duration; empty if there is none."""
+        """Returns the last retryable failure and the outage's duration; empty without an outage."""
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -312,9 +312,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
 
 def speaks_no_tls(message: str) -> bool:
-    """Returns whether a TLS handshake failed because the peer answered in plain text.
+    """Returns whether a TLS handshake failed because the peer responded in plain text.
 
-    OpenSSL and BoringSSL mistake the start of the answer for a TLS record with a wrong version.
+    OpenSSL and BoringSSL mistake the start of the response for a TLS record with a wrong version.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 

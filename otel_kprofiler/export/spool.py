@@ -4,7 +4,7 @@ SQLite is not suitable, because in WAL mode, it cannot read a truncated main fil
 
 A segment is a file ``NUMBER.spool``, named after the lowest batch number that it may hold.
 :mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so no
-data is ever written after a damaged record.
+data is ever written after a corrupt record.
 
 - A *batch* record contains a batch, its number, and the number of samples appended before it, by
   kind.
@@ -12,7 +12,7 @@ data is ever written after a damaged record.
   starts with a mark, so that older segments can be deleted.
 - A *close* record is a mark at the end of a cleanly closed log.
 
-The counts in every record show exactly how many samples of each kind a damaged segment has lost.
+The counts in every record show exactly how many samples of each kind a corrupt segment contained.
 
 Anything removed from an open spool, even its directory, is recreated on the next write. The current
 segment is restored completely. Losses in older segments are detected when those segments are read.
@@ -90,8 +90,7 @@ class Spool:
         earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
         unknown_since_unix_ns: 0 if the previous run closed the log. If the previous run was killed,
-            the time from which the number of its samples is unknown, or 1 if that time is unknown
-            too.
+            the time from which the number of its samples is unknown, or 1 if the time is unknown.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class Spool:
     def read(self, stored: Stored) -> Batch:
         """Read a batch.
 
-        Raises ``OSError`` on failure, and ``ValueError`` if the data is damaged.
+        Raises ``OSError`` on failure, and ``ValueError`` if the data is corrupt.
         """
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:

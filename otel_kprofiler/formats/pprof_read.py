@@ -67,7 +67,7 @@ def is_pprof(data: bytes) -> bool:
 def parse_pprof(data: bytes) -> list[Window]:
     """Parses a decompressed profile into a window.
 
-    Raises ``PayloadError`` if the profile is damaged.
+    Raises ``PayloadError`` if the profile is malformed.
     """
     return [_Reader(data).window()]
 
@@ -218,7 +218,7 @@ def _is_python(line: Line) -> bool:
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns frames, leaf first, with all callees of kernel frames on the kernel side."""
+    """Returns frames, leaf first, with all callees of kernel frames marked as kernel frames."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))

@@ -41,7 +41,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns the ``names`` not held. CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON."""
+        """Returns the missing ``names``. CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON."""
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)

@@ -87,7 +87,7 @@ class PatientCalls:
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Make all calls return and all threads end.
+        """Make all calls return and all threads exit.
 
         Return the threads, which the caller should join.
         """
@@ -103,7 +103,7 @@ class PatientCalls:
             return self._closed
 
     def _start(self) -> _Reader | None:
-        """Return None if the system refuses to start a thread."""
+        """Return None if no thread can be started."""
         reader = _Reader(self._name, self._lock)
         try:
             reader.start()

@@ -1,4 +1,4 @@
-"""Remembers files on which a child process spent CPU time without producing a result."""
+"""Tracks files on which a child process spent CPU time without producing a result."""
 
 import os
 import threading

@@ -19,7 +19,7 @@ LENGTH: Final = struct.Struct("<Q")
 MAX_REQUEST_BYTES: Final = 1 << 16
 _CHUNK_BYTES: Final = 1 << 16
 _RECEIVED: Final = b"\x04"
-"""Returned in place of standard error for a complete reply, to mark success."""
+"""Returned in place of standard error for a complete reply, to indicate success."""
 
 
 class ServedChild(MeteredChild):
@@ -54,7 +54,7 @@ class ServedChild(MeteredChild):
         self._reply, self._errors = bytearray(), bytearray()
 
     def prepare(self, words: Sequence[str], fd: int) -> None:
-        """Set the next file. If the request is too long, ends the child and raises ``OSError``."""
+        """Set the next file. If the request is too long, kills the child and raises ``OSError``."""
         request = " ".join(words).encode()
         if len(request) > MAX_REQUEST_BYTES:
             self.end()
@@ -63,12 +63,12 @@ class ServedChild(MeteredChild):
         self._request, self.is_idle = (request, fd), False
 
     def begin(self) -> None:
-        """Send the file. If the child has ended, :meth:`communicate` returns its status."""
+        """Send the file. If the child has exited, :meth:`communicate` returns its status."""
         request, fd = self._request
         try:
             socket.send_fds(self._socket, [request], [fd])
         except ConnectionError:
-            pass  # the child has ended
+            pass  # the child has exited
         except OSError:
             self.kill()
             raise

@@ -222,12 +222,12 @@ class PythonTracking:
     """Registers processes in a background thread, from :meth:`start` to :meth:`close`.
 
     The BPF program reports the processes that it samples, and their mappings are then read. If this
-    process may not read the mappings, it follows the kernel's mapping records instead, which costs
-    more, because the records cover all processes, sampled or not.
+    process is not permitted to read the mappings, it reads the kernel's mapping records instead,
+    which costs more, because the kernel generates them for all processes, sampled or not.
 
     Args:
-        pids: the processes whose records are followed; empty for all.
-        children: whether to also follow the descendants of ``pids``.
+        pids: the processes to track; empty for all.
+        children: whether to also track the descendants of ``pids``.
         on_found: called in the registering thread with each interpreter, before a process is
             registered with it.
     """
@@ -260,7 +260,7 @@ class PythonTracking:
         return self._processes.counts()
 
     def close(self) -> None:
-        """Stop the thread. Call this once. Processes stay registered."""
+        """Stop the thread. Call this once. Processes remain registered."""
         os.eventfd_write(self._stop_fd, 1)
         threads: list[threading.Thread] = []
         if self._pid == os.getpid() and self._thread.ident is not None:

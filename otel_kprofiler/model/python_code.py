@@ -91,7 +91,7 @@ class KnownCodes:
         return self._codes.get(code_id)
 
     def add(self, code: PythonCode) -> None:
-        """Add a description. A description that alone exceeds the limit is dropped at once."""
+        """Add a description. A description that alone exceeds the limit is dropped immediately."""
         with self._lock:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)

@@ -19,7 +19,7 @@ class ThreadState(NamedTuple):
         waited_ns: time since the thread left the CPU, excluding time when the host was suspended;
             None while the thread runs, or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.
-        stack: the thread's stack; without sides if the thread ran while the stack was read.
+        stack: the thread's stack; empty if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.
         labels: attributes of the thread's context that are not part of ``link``.
         has_moved: whether the thread ran, or its stack changed, since the first of two dumps; None

@@ -28,7 +28,7 @@ class WaitState(enum.IntEnum):
 
 
 class Waker(NamedTuple):
-    """The thread that ended a wait, as reported by ``sched_waking``.
+    """The thread that woke a waiting thread, as reported by ``sched_waking``.
 
     Attributes:
         tgid: process id in the initial pid namespace; 0 if an interrupt on an idle CPU woke the
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
         is_ended: False if the wait continues; later samples report the remaining time.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.
-        waker: thread that ended the wait; None if unknown.
+        waker: thread that woke the waiting thread; None if unknown.
     """
 
     state: WaitState
@@ -76,7 +76,7 @@ class WaitTotals(NamedTuple):
     Attributes:
         by_state: nanoseconds by state, including the elapsed part of ongoing waits.
         switches: number of completed waits.
-        below_ns: the part of all off-CPU time that was spent in waits too short to be sampled.
+        below_ns: the off-CPU time, in nanoseconds, spent in waits too short to be sampled.
         has_ended: whether all threads that waited have exited; not stored in profiles.
     """
 

@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
 Values that OTLP cannot represent are set to defaults, such as offset 0 for frames and base 0 for
-modules. A stack side without a status counts as complete if it has frames, else as not collected.
+modules. A kernel, user or Python stack without a status is complete, or not collected if empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -86,7 +86,7 @@ class _Decoder:
         self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
-        """Add the readable profiles of a message, then raise an error if others are unreadable."""
+        """Add a message's readable profiles, then raise an error if any profile is unreadable."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
@@ -169,7 +169,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
 
 
 class _Series:
-    """The timestamps and values of equal samples. The values stay empty while every value is 1."""
+    """The timestamps and values of equal samples; ``values`` is empty if every value is 1."""
 
     __slots__ = ("times", "values")
 

@@ -21,7 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes: its Resource's, and additional ones in ``extra``."""
+    """Attributes that a process publishes: Resource attributes, plus others in ``extra``."""
 
     resource: Attributes
     extra: Attributes

@@ -237,7 +237,7 @@ def account(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def waits(contents: Contents) -> Iterator[Problem]:
-    """A wait sample must have a known state and cause, and a boolean is_ended."""
+    """A wait sample must have a known state and cause, and a boolean ``is_ended``."""
     states, causes = {state.label for state in WaitState}, {state.label for state in WaitCause}
     for where, sample in contents.samples:
         attributes = contents.attributes(sample.attribute_indices)

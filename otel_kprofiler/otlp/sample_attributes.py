@@ -44,7 +44,7 @@ class SampleAttributes(NamedTuple):
     """The attributes of a sample.
 
     Attributes:
-        statuses: statuses of incomplete sides of the stack.
+        statuses: collection statuses of incomplete kernel, user and Python stacks.
         thread_name: thread name (``comm``).
         local_root: name of the process's topmost span in the trace; empty if unknown.
         labels: other string attributes, excluding ``otel_kprofiler.*`` attributes that are not

@@ -37,7 +37,7 @@ _MAX_DATA_BYTES: Final = 64 << 20
 
 
 class UnsupportedGoError(Exception):
-    """Raised for a Go program whose labels cannot be located. The message gives the reason."""
+    """Raised for a Go program whose labels cannot be located. The message states the reason."""
 
 
 def find_goroutines(

@@ -66,7 +66,7 @@ def format_time(unix_ns: int) -> str:
 _SAMPLED: Final = 1  # a bit of the W3C trace flags
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""Fallback sources for a service's name, used if its context and environment have none."""
+"""Fallback sources for a service's name, if neither its context nor its environment sets it."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
@@ -89,7 +89,7 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 
 
 class _Process:
-    """A process in a cgroup; ``own`` contains its attributes, except for published ones.
+    """A process in a cgroup; ``own`` contains its attributes, except for published attributes.
 
     ``tried`` is the ``stack_start`` of the last failed attempt to read the program; None if the
     program is known.
@@ -115,7 +115,7 @@ class ProcessResources:
     Args:
         clock: converts start times to ``process.creation.time``. The clock's offset is read only
             once, so that creation times do not change when the clock is adjusted.
-        base: the attributes of every Resource: those of the host, and the configured ones.
+        base: the attributes of every Resource: the host's attributes and the configured attributes.
         attributes_of: the complete attributes of processes that are not read from ``/proc``.
         capacity: the maximum number of Resources kept. A Resource uses about 1.5 kB.
         on_new: called with a process and its Resource when the process is first seen, and when its
@@ -160,7 +160,7 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and uid
         self._ended: Resource | None = None
-        # Reading command lines can block, so this is left to the thread that reads contexts.
+        # Reading command lines can block, so they are read by the thread that reads contexts.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
         self._shared = SharedResources(self._reader, self._make)
 

@@ -18,7 +18,7 @@ def pack_user_files(files: KnownFiles) -> list[list[object]]:
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
     """Unpacks the rows that :func:`pack_user_files` returned.
 
-    Raises ``TypeError`` or ``ValueError`` if a row is damaged.
+    Raises ``TypeError`` or ``ValueError`` if a row is malformed.
     """
     files = KnownFiles()
     for inode, device, generation, path, build_id, file_id, texts, deleted in rows:

@@ -21,7 +21,7 @@ DAMAGED: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, RecursionError,
     RuntimeError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""Exceptions that parsing the contents of a damaged archive may raise."""
+"""Exceptions that parsing the contents of a corrupt archive may raise."""
 
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -65,7 +65,7 @@ class Archive:
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
-        """Read an entry. Raises ``KeyError`` if it is missing, or ``KProfilerError`` if damaged."""
+        """Read an entry. Raises ``KeyError`` if it is missing, or ``KProfilerError`` if corrupt."""
         size = self._zip.getinfo(name).file_size
         if size > most:
             raise self._damaged(f"{name!r} has {size} bytes, more than {most}")

@@ -27,7 +27,7 @@ def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
         wanted = max(planned, _MIN_RING_BYTES)
     else:
         wanted = max(2 * planned, _MIN_WAIT_RING_BYTES)
-    if any(event.period for event in config.events):  # such events come in bursts
+    if any(event.period for event in config.events):  # these events occur in bursts
         wanted = max(wanted, _EVENT_RING_BYTES)
     wanted <<= config.map_scale_factor
     return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))

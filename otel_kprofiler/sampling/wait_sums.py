@@ -30,7 +30,7 @@ class WaitSums:
         A thread that has just exited may be missing from ``threads``, or may also be passed to
         :meth:`add_ended` later. ``now_ns`` must have been read before ``threads``, from the clock
         that timestamps the threads. Skips waits from epochs other than ``epoch``, because those
-        waits may have ended.
+        waits may have completed.
         """
         self._round += 1
         living = set[ProcessKey]()

@@ -41,8 +41,8 @@ class Plan:
     """All settings of the embedded profiler; see :class:`KernelProfiler` for those not listed here.
 
     Attributes:
-        sampler: the sampler's settings, such as rate and stack sides. The target and the drain
-            interval are set when sampling starts.
+        sampler: the sampler's settings, such as the rate and the captured stacks. The target and
+            the drain interval are set when sampling starts.
         user_symbols: how to name the functions and lines of user frames.
         loader: the library that loads the BPF program.
         service_sources: sources of service names for other processes that publish no service name.

@@ -33,7 +33,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Size of a CPU's ring (about 600 records); small, because each service has its own rings."""
+"""Size of a CPU's ring (about 600 records); small, because each service has separate rings."""
 
 _log = logging.getLogger(__name__)
 

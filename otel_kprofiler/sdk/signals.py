@@ -1,4 +1,4 @@
-"""Exports pending samples on SIGTERM, then lets the signal take effect."""
+"""Exports pending samples on SIGTERM, then allows the signal to take effect."""
 
 import contextlib
 import logging
@@ -42,7 +42,7 @@ class _Handler:
         elif os.getpid() == 1:
             _start(self._flush)  # without a handler, pid 1 ignores SIGTERM
         else:
-            signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates the process at once
+            signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates immediately
             ending = _start(self._end)
             if ending is not None:
                 ending.join(_JOIN_S)

@@ -30,7 +30,7 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
     """Returns a file's decompressed content, which is ``data`` itself if it is not compressed.
 
     Raises:
-        KProfilerError: the data is damaged, or decompresses to more than 1 GiB.
+        KProfilerError: the data is corrupt, or decompresses to more than 1 GiB.
         DependencyError: the data requires ``zstandard``, which is not installed.
     """
     for magic, decompress in _UNPACKERS.items():

@@ -37,7 +37,7 @@ def read_iterator(loader: Loader, name: str) -> bytes:
 
 
 def parse_program_rows(data: bytes) -> list[Ksymbol]:
-    """Parse the rows of ``list_programs``. Raises ``ValueError`` if they are damaged."""
+    """Parse the rows of ``list_programs``. Raises ``ValueError`` if they are malformed."""
     symbols, at = [], 0
     while at < len(data):
         if len(data) - at < _ROW.size:
@@ -54,6 +54,6 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
 def read_programs(loader: Loader) -> list[Ksymbol]:
     """Reads the functions of all loaded programs.
 
-    Raises the same exceptions as :func:`read_iterator`, and ``ValueError`` for damaged rows.
+    Raises the same exceptions as :func:`read_iterator`, and ``ValueError`` for malformed rows.
     """
     return parse_program_rows(read_iterator(loader, _PROGRAM))

@@ -115,7 +115,7 @@ class Flow:
         return any(start <= address < end for start, end, _ in self._texts)
 
     def instruction(self, at: int) -> Instruction:
-        """Returns the instruction at an address; :data:`INVALID` if there is none."""
+        """Returns the instruction at an address; :data:`INVALID` if there is no instruction."""
         instruction = self._instructions.get(at)
         if instruction is None:
             instruction = INVALID
@@ -129,14 +129,14 @@ class Flow:
         return instruction
 
     def references(self) -> Iterator[int]:
-        """Yields the addresses loaded by ``lea`` instructions in the followed code."""
+        """Yields the addresses loaded by ``lea`` instructions in the reached code."""
         for at in self.states:
             length, effect, value = self.instruction(at)
             if effect == Effect.REFERENCE:
                 yield at + length + value
 
     def absolutes(self) -> Iterator[int]:
-        """Yields the constants in the followed code that may be addresses."""
+        """Yields the constants in the reached code that may be addresses."""
         for at in self.states:
             _, effect, value = self.instruction(at)
             if effect == Effect.ABSOLUTE:
@@ -247,10 +247,10 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Returns ``states``, excluding code reached only through calls that may not return.
+        """Returns ``states``, excluding code reached only through calls that might not return.
 
         Keeps code that leads to ``ends`` (such as returns), and code that can be reached from such
-        code or from ``starts`` without calls that may not return.
+        code or from ``starts`` without calls that might not return.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -369,7 +369,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the possible states before an instruction, each derived from a known successor."""
+        """Yields the possible states before an instruction, derived from its known successors."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:

@@ -38,7 +38,7 @@ _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgoc
 _SPARE_BYTES: Final = 4096
 """Number of bytes by which the entries may exceed the size of ``.gopclntab``."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions whose register-saving instructions are checked; share that must match."""
+"""Number of functions whose register-saving instructions are checked; fraction that must match."""
 _MAX_KEPT: Final = 1 << 15
 _MAX_KEPT_BYTES: Final = 256
 """Maximum number of shapes kept for later files, and maximum length of their keys, in bytes."""
@@ -134,8 +134,8 @@ def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
     Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. A file that is
-    relocated on load may store ``runtime.text`` in neither place, and C code may precede the Go
-    code, so candidates are checked against the code. Raises ``ValueError`` if no candidate fits.
+    relocated on load may store ``runtime.text`` in neither, and C code may precede the Go code, so
+    candidates are checked against the code. Raises ``ValueError`` if no candidate matches.
     ``address`` is the SVMA of ``.gopclntab``, and ``start`` that of ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
@@ -168,7 +168,7 @@ def make_tables(
     """Generates entries for all functions.
 
     ``start`` is the SVMA of ``.text``, ``address`` the SVMA of the new ``.eh_frame``, and
-    ``machine`` the file's ``e_machine``. Raises ``ValueError`` if the table is damaged or of an
+    ``machine`` the file's ``e_machine``. Raises ``ValueError`` if the table is malformed or has an
     unknown version, or if the machine is not supported.
     """
     if machine not in _MACHINES:

@@ -30,7 +30,7 @@ _MAX_KEPT: Final = 1 << 16
 
 
 class _Unusual(Exception):  # noqa: N818 - an outcome
-    """Raised if frame sizes are negative or damaged."""
+    """Raised if frame sizes are negative or malformed."""
 
 
 class _Distances(dict[bytes, "tuple[int, bytes]"]):

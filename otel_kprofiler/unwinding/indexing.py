@@ -86,7 +86,7 @@ class Children(LimitedChildren):
     def serve_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Let a module's ``main`` read a file, and return the reply; see ``LimitedChildren.serve``.
+        """Pass a file to a module's ``main``, and return the reply; see ``LimitedChildren.serve``.
 
         For the module and errors, see :meth:`run_module`.
         """
@@ -100,7 +100,7 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Context manager that rejects a section at once if it was rejected within the last hour.
+        """Context manager that immediately rejects a section that was rejected in the last hour.
 
         A section is tried again after a temporary failure, or if the file has changed. Raises
         :class:`TableRefused` if the section is rejected.
@@ -137,8 +137,8 @@ def index_frames(
 ) -> Tables:
     """Build the search table of ``.eh_frame`` in a child process, and wait for the process to exit.
 
-    Raises :class:`TableRefused` if the section is damaged or too large, or if the process exceeded
-    a limit. After ``timeout_s`` seconds, the child process is killed.
+    Raises :class:`TableRefused` if the section is malformed or too large, or if the process
+    exceeded a limit. After ``timeout_s`` seconds, the child process is killed.
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame occupies {frames.size} bytes")
@@ -166,7 +166,7 @@ def index_go(
     """Generate tables from ``.gopclntab`` in a child process, and wait for the process.
 
     ``others`` contains the file's existing tables, which cover its C code. Raises
-    :class:`TableRefused` if the table is damaged, too large or of an unknown version, or if the
+    :class:`TableRefused` if the table is malformed, too large or of an unknown version, or if the
     child process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
@@ -196,7 +196,7 @@ def index_code(
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
     too large or the child process exceeded a limit, and ``ElfError`` if the section headers are
-    damaged.
+    malformed.
     """
     size = sum(end - start for start, end in gaps)
     if size > MAX_CODE_BYTES:

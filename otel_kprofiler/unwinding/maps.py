@@ -72,7 +72,7 @@ class TableMaps:
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
     def publish_table(self, slot: int, content: Content) -> None:
-        """Fill a free slot with a table, and wait until no program sees the old content.
+        """Fill a free slot with a table, and wait until no program uses the old content.
 
         Raises ``OSError`` if the process lacks a capability, or memory is exhausted.
         """
@@ -104,7 +104,7 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime of each slot's last use by a sample; 0 if there was none."""
+        """Returns the boottime at which a sample last used each slot; 0 if it was never used."""
         return self._used.words.tolist()
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ INVALID: Final[Instruction] = (0, Effect.END, 0)
 
 _SP, _FP = 4, 5
 _B, _X, _R, _W = 1, 2, 4, 8
-_REGISTERS: Final = 0xC0  # the smallest ModRM byte whose operands are both registers
+_REGISTERS: Final = 0xC0  # the smallest ModRM byte with two register operands
 _ADD, _SUBTRACT, _COMPARE = 0, 5, 7
 # ModRM byte of a RIP-relative operand, with the reg field masked out
 _BY_PC: Final = 5
@@ -134,7 +134,7 @@ _FIXED: Final = {
 
 
 def decode(code: bytes, at: int) -> Instruction:  # noqa: PLR0911 - one for each opcode map
-    """Decodes one instruction; :data:`INVALID` if there is none.
+    """Decodes one instruction; :data:`INVALID` if there is no instruction.
 
     At least :data:`MAX_BYTES` bytes must follow the instruction, which is at offset ``at``.
     """

@@ -59,7 +59,7 @@ class StoreAnswers:
             self._database.close()
 
     def __call__(self, query: Query) -> Iterator[bytes]:
-        """Yields the data as pieces of JSON.
+        """Yields the data as chunks of JSON.
 
         Raises ``QueryError`` if the resource does not exist, and ``KProfilerError`` if the store
         cannot be read.
@@ -242,7 +242,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples, whose stacks are node numbers. Equal samples in a bin are merged."""
+        """Reads samples with their stacks' node numbers. Equal samples in a bin are merged."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():

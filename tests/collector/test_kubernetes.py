@@ -1,7 +1,7 @@
-"""The manifests in config/kubernetes, validated by Kubernetes' own code and run with a Collector.
+"""The manifests in config/kubernetes, validated by Kubernetes code and run with a Collector.
 
-The gateway's test, in which a stand-in for the API server serves a cluster's objects, checks that
-agents send the attributes by which the processor identifies pods.
+The gateway's test, in which a fake API server returns a cluster's objects, checks that agents send
+the attributes by which the processor identifies pods.
 """
 
 import contextlib

@@ -265,7 +265,7 @@ def expand(sql):
 
 
 @NEEDS_ENGINE
-def test_clickhouse_answers_the_query_of_each_grafana_panel(engine, stored):
+def test_clickhouse_returns_rows_for_the_query_of_each_grafana_panel(engine, stored):
     answers = {}
     for panel in panels("profiles.json"):
         (target,) = panel["targets"]

@@ -73,7 +73,7 @@ def test_at_least_30_scenarios_are_defined_with_distinct_keys():
         ({"problems": ["the agent has ended with -9"]}, ["the agent has ended with -9"]),
     ],
 )
-def test_each_figure_outside_its_limits_is_reported_as_a_failure(changes, failure):
+def test_each_measurement_outside_its_limits_is_reported_as_a_failure(changes, failure):
     good = {"problems": [], "difference": 0, "others_kept": 0.99, "others_named": 1.0}
     assert report.failures({**good, **changes}) == failure
 

@@ -52,7 +52,7 @@ PARTS = {
 ENDED = (0, 1)
 """Pytest's exit statuses after it has run all tests."""
 TRIES = 2
-"""The maximum number of boot attempts for a guest that crashes due to an emulator fault."""
+"""The maximum number of boot attempts for a guest that crashes due to an emulator bug."""
 BOOT_TIMEOUT_S = 3600
 """The time limit of a boot; on a busy machine, emulated CPUs take more than half an hour."""
 
@@ -177,7 +177,7 @@ def get_kernels(
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
     """Returns a machine type's kernels with their files, and whether the matrix is complete.
 
-    A kernel from another release is left out, and the reason is printed, if no reachable archive
+    A kernel from another release is omitted, and the reason is printed, if no reachable archive
     has it and the user did not request it.
     """
     result, complete = [], not names

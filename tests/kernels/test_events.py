@@ -29,7 +29,7 @@ for _ in range({SLEEPS}):
 
 
 def test_sample_values_sum_to_the_number_of_events():
-    """Three kinds of events are sampled at once: two at every event, one at a rate."""
+    """Three kinds of events are sampled at the same time: two at every event, one at a rate."""
     events = (
         EventSpec("page-faults", 1),
         EventSpec("context-switches", 1),

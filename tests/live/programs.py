@@ -80,9 +80,9 @@ class _RunAttributes(ctypes.Structure):
 
 
 def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
-    """Returns a program with several functions, of which the first loops ``spin`` times."""
+    """Returns a program with several functions, the first with a loop of ``spin`` iterations."""
     last = functions - 1
-    # The first function counts down, calls each of the others, and returns XDP_PASS.
+    # The first function counts down, calls every other function, and returns XDP_PASS.
     body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
     if spin:
         body += [
@@ -123,7 +123,7 @@ def churn_command(seconds: float, name: str) -> list[str]:
 
 
 def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
-    """Attaches an empty program to a kernel function, for which the kernel creates a trampoline.
+    """Attaches an empty program to a kernel function, so that the kernel creates a trampoline.
 
     Returns the descriptors of the attachment and the program.
     """
@@ -162,7 +162,7 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
 
 
 def run(fd: int, repeat: int) -> None:
-    """Runs an XDP program ``repeat`` times, for which the kernel creates a dispatcher."""
+    """Runs an XDP program ``repeat`` times, so that the kernel creates a dispatcher."""
     packet = bytes(64)
     attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
     attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value
@@ -219,7 +219,7 @@ def recording(*words, **options):
 def _has_program(pid: int, fd: int) -> bool:
     """Returns whether a BPF program is attached to a perf event of a process.
 
-    For such programs, the kernel describes nothing, but reports an error other than for events
+    The kernel does not describe these programs, but returns a different error than for events
     without a program (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).
     """
     try:

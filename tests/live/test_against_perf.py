@@ -45,8 +45,8 @@ AREAS = {
 def hide_programs_loaded(data):
     """Changes KSYMBOL and BPF_EVENT records in ``perf.data`` so that perf script ignores them.
 
-    If several profilers listen, the kernel makes these records longer than their headers state, and
-    perf script stops at the first of them. Other tests load BPF programs at the same time.
+    If several profilers listen, these records are longer than their headers state, and perf script
+    stops at the first of these records. Other tests load BPF programs at the same time.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)
@@ -60,7 +60,7 @@ def hide_programs_loaded(data):
 
 
 def read_cpu_times(pid):
-    """Returns the CPU time of a process's children and their ended children, in seconds."""
+    """Returns the CPU time of a process's children and their exited children, in seconds."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2] for child in children]
     ticks = os.sysconf("SC_CLK_TCK")
@@ -129,7 +129,7 @@ def test_addresses_sampled_by_perf_resolve_to_the_same_names(profiled):
             continue
         (frame,) = symbolizer.resolve_addresses([ip])
         if frame.unresolved is Unresolved.FREED_INIT:
-            continue  # perf uses the preceding symbol, ``record`` none
+            continue  # perf uses the preceding symbol, ``record`` no symbol
         line = frame.lines[-1] if frame.lines else None
         if line and name in {line.function, line.system_name}:
             continue

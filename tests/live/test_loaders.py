@@ -104,7 +104,7 @@ def test_bcc_finds_programs_of_a_source_by_name(tmp_path, monkeypatch):
 
 
 def test_unrequested_programs_are_not_loaded(tmp_path):
-    """The kernel may not support a program's type, such as ``ksym`` before 6.0."""
+    """The kernel might not support a program's type, such as ``ksym`` before 6.0."""
     unknown = tmp_path / "unknown.bpf.o"
     unknown.write_bytes(ITERATORS.object.read_bytes().replace(b"iter/ksym\0", b"iter/none\0"))
     loaded = LibbpfLoader().load(ITERATORS._replace(object=unknown))
@@ -160,7 +160,7 @@ def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(monkeyp
 
 @LIBBPF
 def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
-    """The verifier takes longer than the signals' interval, and gives up if a signal is pending."""
+    """The verifier takes longer than the signals' interval, and aborts if a signal is pending."""
     count = 0
 
     def tick(_number, _frame):

@@ -73,7 +73,7 @@ def held():
 
 
 def test_counts_and_durations_of_lock_waits_are_exact(held):
-    """All writers wait for as long as the holder holds the lock.
+    """All writers wait until the holder releases the lock.
 
     The threads may also wait briefly for locks of this type that other processes hold.
     """
@@ -123,7 +123,7 @@ def test_sample_values_estimate_the_total_lock_wait_time():
 
 def test_a_report_shows_the_waiting_functions_and_the_exact_totals(tmp_path):
     path = str(tmp_path / "x.otlp")
-    # On a busy machine, the first rounds may pass before the interpreter's frames are read.
+    # On a busy machine, the first iterations may complete before the interpreter's frames are read.
     load = (sys.executable, PROGRAM, "40", str(WAITERS), str(SECONDS))
     done = record(path, "-e", "lock-contention", run=load)
     assert done.returncode == 0, done.stderr

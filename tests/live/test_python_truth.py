@@ -13,7 +13,7 @@ from tests.truth.python.chains import GREENLET, STYLES
 from tests.truth.python.measure import building, churning, measure, running
 
 SAMPLES = 1500
-MAX_ABSENT = 0.04  # twice the usual share
+MAX_ABSENT = 0.04  # twice the usual fraction
 
 pytestmark = [pytest.mark.live, LIBBPF, CLANG]
 
@@ -40,7 +40,7 @@ def test_every_stack_matches_the_running_code(built, minor):
         assert report.in_system_calls
 
 
-def test_each_greenlet_has_its_own_frames(built, monkeypatch):
+def test_each_greenlet_has_separate_frames(built, monkeypatch):
     """Greenlets have no callers, and have no frames before they start or after they finish."""
     greenlet = pytest.importorskip("greenlet")
     monkeypatch.setenv("PYTHONPATH", str(Path(greenlet.__file__).parents[1]))

@@ -20,7 +20,7 @@ ENOUGH = 50
 
 
 def assert_linked(outcome, least):
-    """Asserts that a share ``least`` of the samples in spans is linked, within 5 sigma."""
+    """Asserts that at least a fraction ``least`` of samples in spans is linked, within 5 sigma."""
     expected = (1 - least) * (outcome.right + outcome.unlinked)
     assert outcome.unlinked <= expected + 5 * math.sqrt(expected), outcome
 

@@ -1,4 +1,4 @@
-"""``record --off-cpu`` shows what known programs wait for.
+"""``record --off-cpu`` reports the right cause for the waits of test programs.
 
 In ``make test-waits-truth``, each program waits at least 1,000 times.
 """
@@ -187,7 +187,7 @@ def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_
     if cause == "throttled":
         place = request.getfixturevalue("half_a_cpu")
     result, weights = record_waiter(PROGRAMS[cause], cause, place, tmp_path)
-    # Other processes use the CPU, too.
+    # Other processes also use the CPU.
     check(cause, result, weights, beside="run_queue" if cause == "throttled" else "")
 
 

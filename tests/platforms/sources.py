@@ -40,7 +40,7 @@ PYTHON = "/usr/bin/python3"
 
 
 class Source(NamedTuple):
-    """An interpreter that may not be installed on this machine.
+    """An interpreter that might not be installed on this machine.
 
     Attributes:
         package: the name of the Debian package; empty for an interpreter from a Go module.
@@ -134,7 +134,7 @@ def _fetch(source: Source) -> Path:
 
 
 def _relocate(root: Path, command: Path) -> None:
-    """Makes a program load its release's C library, since the machine's library may be older."""
+    """Patches a program to load its release's C library; the machine's library may be older."""
     if not shutil.which("patchelf"):
         raise MatrixError("needs patchelf", "run: apt-get install patchelf")
     libraries = root / "usr/lib/x86_64-linux-gnu"

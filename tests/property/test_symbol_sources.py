@@ -49,7 +49,7 @@ class Oracle:
 
 @settings(max_examples=300, deadline=None)
 @given(SOURCES)
-def test_earlier_sources_win_overlaps_and_later_ones_fill_gaps(sources):
+def test_earlier_sources_win_overlaps_and_later_sources_fill_gaps(sources):
     tables = []
     for number, functions in enumerate(sources):
         tables.append(find_outside(tables, make_symbols(number, functions), BUDGET))

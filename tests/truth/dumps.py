@@ -64,7 +64,7 @@ class StackDump(NamedTuple):
         goroutine: the goroutine's registers, as in :class:`Dump`.
         cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.
         work: the units of work of the first walk.
-        pointers_ns, pointers: the duration and frames of the kernel's own frame-pointer walk.
+        pointers_ns, pointers: the duration and frames of the kernel's frame-pointer walk.
     """
 
     stack: UserStack

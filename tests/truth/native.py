@@ -106,7 +106,7 @@ class NativeUnwinder:
         return parse_user_stack(stack.raw[:size])
 
     def row(self, slot: int, address: int) -> NativeRow | None:
-        """Returns the row for an address, or None if the table has none."""
+        """Returns the row for an address, or None if there is no row."""
         result = ctypes.create_string_buffer(_ROW.size)
         error = self._code.find_row(slot, ctypes.c_uint64(address), result)
         return NativeRow(*_ROW.unpack(result.raw)) if error == 0 else None

@@ -1,7 +1,7 @@
 """An independent unwinder: pyelftools decodes the tables, and all registers are tracked.
 
-It works on a copy of a thread's registers and of part of its stack, and shares no code with the BPF
-program or its loader.
+The unwinder works on a copy of a thread's registers and of part of its stack, and shares no code
+with the BPF program or its loader.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Processor(NamedTuple):
 
 X86_64 = Processor(_SP, _PC, _PC, (0, 1, 2, 4, 5, 8, 9, 10, 11), _WORD)
 # sigreturn: mov x8, #139; svc #0. struct rt_sigframe: siginfo (128 bytes), then ucontext with
-# sigcontext at offset 176, which has the fault address, x0 to x30, sp and pc.
+# sigcontext at offset 176, which contains the fault address, x0 to x30, sp and pc.
 ARM64 = Processor(
     31, 32, 30, (*range(19), 30), (1 << 48) - 1, bytes.fromhex("681180d2010000d4"),
     tuple(128 + 176 + 8 + 8 * number for number in range(33)), 4,
@@ -297,7 +297,7 @@ def _on_own_stack(
 
 
 class _Frame(NamedTuple):
-    """The tables, registers and dump with which a frame's rules are evaluated."""
+    """The tables, registers and dump used to evaluate a frame's rules."""
 
     tables: ElfTables
     registers: dict[int, int]

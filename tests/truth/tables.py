@@ -36,7 +36,7 @@ class GoOffsets(NamedTuple):
 
 
 class Section:
-    """A section with unwind tables, whose entries are decoded on demand."""
+    """A section with unwind tables; decodes entries on demand."""
 
     def __init__(self, info: CallFrameInfo) -> None:
         self._info = info
@@ -90,7 +90,7 @@ class Section:
 
 
 class ElfTables:
-    """The unwind tables of an ELF file. ``go`` is None for files without Go's runtime."""
+    """The unwind tables of an ELF file. ``go`` is None for files without the Go runtime."""
 
     def __init__(self, stream: BinaryIO) -> None:
         elf = ELFFile(stream)

@@ -105,7 +105,7 @@ def test_each_encoding_of_a_window_is_computed_once():
     }
 
 
-def test_a_slow_exporter_does_not_delay_others():
+def test_a_slow_exporter_does_not_delay_other_exporters():
     slow, quick = Collecting("slow"), Collecting("quick")
     slow.open.clear()
     reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))

@@ -1,4 +1,4 @@
-"""The counter finds phrases that the house style avoids, in samples and in the checkout."""
+"""The style checker finds phrases that the house style avoids, in samples and in the checkout."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_only_the_comments_of_c_sources_are_searched():
     assert results == [(2, "opening"), (3, "tell"), (6, "opening")]
 
 
-def test_phrases_without_an_allowance_are_listed_and_allowed_ones_counted():
+def test_phrases_without_an_allowance_are_listed_and_allowed_phrases_are_counted():
     places = [Place("docs/a.md", 1, "tell", "told"), Place("tests/b.py", 2, "name", "one")]
     assert exceeds(places, {"tests": {"name": 1}}) == ["docs/a.md:1: tell: told"]
     assert exceeds(places * 2, {"docs": {"tell": 2}, "tests": {"name": 1}}) == [

@@ -48,7 +48,7 @@ def is_marker(name: bytes) -> bool:
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
     """Returns a sort key for an address's symbols; the symbol with the smallest key is displayed.
 
-    Functions come before boundary markers, specific names before generic names, then global before
+    Functions rank before boundary markers, specific names before generic names, then global before
     weak before local symbols, then shorter names before longer names. ``kind`` is the code of the
     type letter in kallsyms.
     """

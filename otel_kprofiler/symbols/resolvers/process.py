@@ -40,7 +40,7 @@ class ProcessesResolver:
 
     Each call reads the process's mappings, which requires permission to trace the process
     (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. If a pid has been reused, its
-    addresses stay unresolved, rather than being given names from the new process.
+    addresses remain unresolved, rather than being resolved in the new process.
 
     Args:
         symbols: reads function names; by default, from the files and their installed debug files.
@@ -158,7 +158,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in the process. A ``pid`` of another process counts as exited."""
+        """Resolves addresses in the process. Any other ``pid`` is treated as exited."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

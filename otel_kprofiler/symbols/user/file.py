@@ -113,7 +113,7 @@ class FileSymbols:
         identifiers = [one for one in _IDENTIFIER.findall(plain) if one != "operator"]
         if not identifiers:
             return ()
-        # In mangled names, each identifier follows its length.
+        # In mangled names, each identifier is preceded by its length.
         part = f"{len(identifiers[-1].encode())}{identifiers[-1]}"
         candidates = islice(self.functions.find_containing(part), MAX_CANDIDATES)
         return tuple(one for one in candidates if _is_called(self._demangle(one.name), name))
@@ -123,7 +123,7 @@ class FileSymbols:
     ) -> tuple[Line, ...]:
         """Names the physical function after its symbol.
 
-        DWARF has no names for function parts such as ``f.cold``, and names an alias after the
+        DWARF contains no names for function parts such as ``f.cold``, and names an alias after the
         original function.
         """
         if function is None or not function.name:

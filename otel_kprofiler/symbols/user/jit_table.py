@@ -85,11 +85,11 @@ class JitTable:
         return not self.has_dropped and (first == last or self._is_only(code, first, last))
 
     def end_all(self, gone_ns: int) -> None:
-        """Mark all functions as gone after ``gone_ns``, unless they are added again."""
+        """Mark all functions as removed after ``gone_ns``, unless they are added again."""
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """Mark the functions that overlap ``[start, end)`` as gone; see :meth:`end_all`."""
+        """Mark the functions that overlap ``[start, end)`` as removed; see :meth:`end_all`."""
         self._end_rows(range(*self._overlapped(JitCode(start, end, b""))), gone_ns)
 
     def _end_rows(self, rows: range, gone_ns: int) -> None:
@@ -116,7 +116,7 @@ class JitTable:
         return index >= 0 and address < self._end(index)
 
     def last_at(self, address: int) -> JitCode | None:
-        """Returns the latest function at an address; None if the function is gone."""
+        """Returns the latest function at an address; None if the function was removed."""
         index = self._find(address)
         is_there = index >= 0 and self._until[index] == _FOREVER
         return self._code(index) if is_there else None

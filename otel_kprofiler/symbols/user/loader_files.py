@@ -154,13 +154,13 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: files that were read, even if evicted later.
-        refused: files that are damaged, too large or unreadable. ``refused``, ``gone`` and
+        refused: files that are malformed, too large or unreadable. ``refused``, ``gone`` and
             ``lines_refused`` do not include retries.
         dropped: files that were not read because the queue was full. Dropped files are requested
             again if needed.
-        evicted: files whose symbols were dropped from memory to make room for others.
+        evicted: files whose symbols were dropped from memory to free memory for other files.
         gone: files that could not be reopened, because no visible process maps them and their paths
-            lead to other files. Reopening is retried at increasing intervals.
+            refer to other files. Reopening is retried at increasing intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files.
         cpu_ns: CPU time that this process spent on reading.

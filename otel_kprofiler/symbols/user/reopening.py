@@ -42,9 +42,9 @@ class WantedFile(NamedTuple):
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
     """Reopens a file through a process that maps it, even if the file was deleted.
 
-    The opened file matches the wanted inode number, size, modification time, hash and build id. If
-    no visible process maps the file, opens the file at the same path if it has the wanted hash and
-    build id. Returns the file (which the caller closes), the vDSO's image, or None.
+    The opened file matches the requested inode number, size, modification time, hash and build id.
+    If no visible process maps the file, opens the file at the same path if it has the requested
+    hash and build id. Returns the file (which the caller closes), the vDSO's image, or None.
     """
     details = wanted.details
     if details.path == VDSO_NAME:
@@ -78,7 +78,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
     """Yields requests to open the file through processes that map it, the most reliable first.
 
     On overlayfs, ``/proc/PID/maps`` shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h). Requests that match only by inode number and path come last.
+    include/linux/fs.h). Requests that match only by inode number and path are yielded last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []

@@ -24,7 +24,7 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Maximum number of functions read at one address, in case the file is damaged. Compilers inline
+"""Maximum number of functions read at one address, in case the file is corrupt. Compilers inline
 far fewer functions."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Maximum number of characters in the cache of names, and in the cache of paths."""
@@ -48,7 +48,7 @@ class SymCache:
     """Source lines and inlined functions of one file. Thread-safe.
 
     Args:
-        data: the content of the SymCache. A lookup stops at a damaged entry.
+        data: the content of the SymCache. A lookup stops at a corrupt entry.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
         is_partial: whether ``data`` lacks DWARF that is in other files.
 
@@ -93,7 +93,7 @@ class SymCache:
                 file, line, function, index = _LOCATION.unpack_from(
                     self._locations, index * _LOCATION.size
                 )
-            except struct.error:  # the table is damaged
+            except struct.error:  # the table is corrupt
                 break
             if function == _NONE:  # no function here
                 break
@@ -137,7 +137,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """Reads a string, which follows its length (LEB128)."""
+        """Reads a string, which is preceded by its length (LEB128)."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]

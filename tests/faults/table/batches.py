@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs up to ``together`` scenarios, or a host-wide scenario, beside an undisturbed agent."""
+    """Runs up to ``together`` scenarios, or one host-wide scenario, and an undisturbed agent."""
 
     def __init__(self, together: int):
         self.together = together

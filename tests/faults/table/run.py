@@ -31,7 +31,7 @@ class Run(Programs):
 
     Attributes:
         public: a world-writable directory for files of other users.
-        config: the agent's configuration, to which ``write_config`` writes changes.
+        config: the agent's configuration, including the changes by ``write_config``.
         seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool, and thus counts separately.
     """
@@ -226,7 +226,7 @@ class Run(Programs):
         """Returns an exporter's counts for a sample kind, and their differences from its reports.
 
         Samples are compared with the printed counts, and also with the counts in the data, unless
-        these are incomplete: the end of a stream may be missing because the spool was damaged
+        these are incomplete: the end of a stream may be missing because the spool was corrupted
         between two runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()

@@ -32,7 +32,7 @@ def beside(start: Callable[[Run], object]) -> Callable[[Run], None]:
 
 
 def repeatedly(action: Callable[[Run], object], pause_s: float = 0.0) -> Callable[[Run], None]:
-    """Returns a fault that repeats an action while the scenario lasts."""
+    """Returns a fault that repeats an action for the duration of the scenario."""
 
     def fault(run: Run) -> None:
         end = time.monotonic() + run.seconds
@@ -52,11 +52,11 @@ class Scenario:
         kind: the section of the table that lists it.
         name: a description, unique within its kind.
         fault: called once the agent is sampling. The measurement ends when it returns.
-        receiver: opens the receiver, which is healed after the fault.
+        receiver: opens the receiver, which recovers after the fault.
         before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
-        heals: whether the receiver is healed, and receives the queued data, before the agent stops.
+        heals: whether the receiver recovers, and receives the queued data, before the agent stops.
         alone: whether no other agents may run on the host during the scenario.
         others: the reason why the control program cannot measure the effect on other processes'
             samples, such as a restart; empty if it can.

@@ -73,7 +73,7 @@ class Archive:
     def unpack(self, packages: Sequence[str], root: Path) -> None:
         """Unpacks packages and their dependencies, without running their scripts.
 
-        The archive must come from :func:`open_release`. Raises MatrixError.
+        The archive must have been opened by :func:`open_release`. Raises MatrixError.
         """
         for name in _MERGED:
             (root / "usr" / name).mkdir(parents=True)

@@ -81,7 +81,7 @@ def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> lis
 
 
 def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
-    """Returns the host directories shared with a guest that has its own root, by 9p tag."""
+    """Returns the host directories shared with a guest that has a separate root, by 9p tag."""
     if kernel.root is None:
         return {}
     return {"checkout": CHECKOUT, "kernel": kernel.work}

@@ -109,7 +109,7 @@ def test_all_occupied_slots_are_read(tmp_path, places):
     assert [thread.id for thread in parse_threads(read)] == taken
 
 
-def test_thread_records_are_parsed_and_truncated_ones_rejected():
+def test_thread_records_are_parsed_and_truncated_records_are_rejected():
     stopped = SLEEPING._replace(id=8, state=WaitState.STOPPED)
     assert list(parse_threads(pack(SLEEPING) + pack(stopped))) == [SLEEPING, stopped]
     assert next(parse_threads(pack(SLEEPING._replace(state=99)))).state == WaitState.RUNNABLE

@@ -92,7 +92,7 @@ def test_the_remark_names_the_program_of_a_single_incomplete_stack():
     )
 
 
-def test_the_remark_counts_programs_if_none_accounts_for_half_of_the_stacks():
+def test_the_remark_counts_programs_if_no_program_accounts_for_half_of_the_stacks():
     programs = {
         f"cc{number}": [sample([USER_SIDE], PENDING, 2, LIBC), sample([USER_SIDE])]
         for number in range(4)

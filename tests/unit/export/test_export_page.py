@@ -1,4 +1,4 @@
-"""The examples in docs/export.md do what the page says."""
+"""The examples in docs/export.md work as described."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler.otlp import encode_metrics
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
-INTEGERS = st.integers(-(2**61), 2**61)  # so that the sum of four fits in an int64
+INTEGERS = st.integers(-(2**61), 2**61)  # so that the sum of four values fits in an int64
 NUMBERS = INTEGERS | st.floats(allow_nan=False)
 VALUES = TEXTS | st.booleans() | INTEGERS | st.floats(allow_nan=False) | st.lists(TEXTS, max_size=3)
 ATTRIBUTES = st.dictionaries(TEXTS.filter(bool), VALUES, max_size=4)

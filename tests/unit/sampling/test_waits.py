@@ -115,7 +115,7 @@ class Files:
         (None, 16_384),
     ],
 )
-def test_the_map_has_room_for_four_times_the_number_of_threads(text, room):
+def test_the_map_size_is_four_times_the_number_of_threads(text, room):
     entries = wait_map_entries(object(), Files(text), 4)
     assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 

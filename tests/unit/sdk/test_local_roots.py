@@ -1,4 +1,4 @@
-"""Local root spans are stored for long enough, and samples get their names."""
+"""Local root spans are stored for long enough to add their names to samples."""
 
 import gc
 import sys
@@ -87,7 +87,7 @@ def seen(names, spans):
     names.look([SimpleNamespace(link=link_of(span)) for span in spans])
 
 
-def test_spans_at_any_depth_get_the_name_of_their_local_root(roots, tracer):
+def test_spans_at_any_depth_are_assigned_the_name_of_their_local_root(roots, tracer):
     top = tracer.start_span("top")
     span = top
     for _ in range(5):
@@ -135,7 +135,7 @@ def test_requests_with_a_route_are_named_by_method_and_route(roots, tracer, attr
     assert len(expected) <= MAX_NAME_CHARS
 
 
-def test_ended_spans_are_kept_until_earlier_samples_are_drained(roots, tracer, now):
+def test_completed_spans_are_kept_until_earlier_samples_are_drained(roots, tracer, now):
     top = tracer.start_span("top")
     child = child_of(tracer, top)
     child.end()
@@ -148,7 +148,7 @@ def test_ended_spans_are_kept_until_earlier_samples_are_drained(roots, tracer, n
         assert (name_of(roots, child), name_of(roots, top)) == (expected, expected)
 
 
-def test_ended_spans_are_not_kept_without_a_profiler(roots, tracer):
+def test_completed_spans_are_not_kept_without_a_profiler(roots, tracer):
     roots.stop_keeping()
     span = tracer.start_span("top")
     span.end()
@@ -243,7 +243,7 @@ def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roo
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
 
 
-def test_spans_that_raise_exceptions_neither_affect_others_nor_accumulate(roots, tracer):
+def test_spans_that_raise_exceptions_neither_affect_other_spans_nor_accumulate(roots, tracer):
     broken = [Broken("attributes", span_id) for span_id in range(1, 1001)]
     roots.start(broken[0])
     span, encoded = tracer.start_span("span"), {}
@@ -373,7 +373,7 @@ def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
 
 
 @pytest.mark.system
-def test_a_forked_child_knows_the_local_roots_of_its_active_spans(roots, tracer):
+def test_a_forked_child_inherits_the_local_roots_of_its_active_spans(roots, tracer):
     top = tracer.start_span("top")
     inner = child_of(tracer, top)
     elsewhere = tracer.start_span("of another thread")

@@ -1,4 +1,4 @@
-"""A host made of files, in which tests load and unload modules."""
+"""A host that consists of files, in which tests load and unload modules."""
 
 import itertools
 import lzma

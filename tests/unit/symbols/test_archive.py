@@ -22,7 +22,7 @@ from otel_kprofiler.tracking import ModuleWatch
 
 @pytest.fixture
 def recording(tmp_path):
-    """Returns a recording in which a module is loaded, unloaded and loaded with other code."""
+    """Returns a recording in which a module is loaded, unloaded, and reloaded with new code."""
     (tmp_path / "host").mkdir()
     host = Host(tmp_path / "host")
     writer = RecordingWriter(str(tmp_path / "raw"))
@@ -77,12 +77,12 @@ def test_module_symbols_survive_a_round_trip(modules):
 
 
 @pytest.mark.parametrize("row", [None, {}, [], {"new": {"1": []}}, {"new": {}, "modules": [3]}])
-def test_damaged_module_records_in_a_recording_are_rejected(row):
+def test_malformed_module_records_in_a_recording_are_rejected(row):
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         ReadingUnpacker().unpack(json.loads(json.dumps(row)))
 
 
-def test_damaged_module_data_in_a_recording_is_an_error():
+def test_malformed_module_data_in_a_recording_is_an_error():
     class Damaged:
         def blocks(self, _):
             return iter([(5, b'[{"new": 3}]')])

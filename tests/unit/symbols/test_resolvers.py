@@ -56,7 +56,7 @@ def test_a_chain_passes_unnamed_addresses_to_the_next_resolver():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_chain_returns_the_most_complete_result_if_none_has_a_name(swapped):
+def test_a_chain_returns_the_most_complete_result_if_no_result_has_a_name(swapped):
     nothing = Table({}, reason=Unresolved.UNMAPPED)
     in_file = Table({}, FILE)
     resolvers = [nothing, in_file, Table({}, FILE, Unresolved.NO_NAME)]

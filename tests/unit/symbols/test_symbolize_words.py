@@ -115,7 +115,7 @@ def test_output_can_be_used_as_input(symbolize, options):
         assert addresses(printed) == addresses(names)
         named = [line for line in printed if "[" not in line]
         assert len(named) == len(printed) - 3, "the markers are not functions"
-        for column in (1, 2):  # names, places
+        for column in (1, 2):  # names, locations
             assert set(symbolize(*[line.split()[column] for line in named])[1]) == set(named)
 
 

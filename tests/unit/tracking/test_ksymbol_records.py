@@ -114,7 +114,7 @@ def test_lost_records_are_parsed_and_unknown_records_are_ignored():
 @pytest.mark.parametrize(
     "data", [b"\0\0\0", struct.pack("=IHH", 17, 0, 0), struct.pack("=IHH", 17, 0, 4000) + bytes(64)]
 )
-def test_a_damaged_record_stops_parsing_and_is_reported(data):
+def test_a_malformed_record_stops_parsing_and_is_reported(data):
     records, damaged = parse_perf_records(ksymbol(1, "bpf_prog_1_a") + data)
     assert damaged
     assert len(records) == 1

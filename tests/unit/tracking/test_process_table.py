@@ -88,12 +88,12 @@ def test_records_written_by_the_kernel_are_parsed():
 
 @settings(max_examples=400)
 @given(st.binary(max_size=200), st.sampled_from([2, 3, 4, 7, 10]), st.integers(0, 0xFFFF))
-def test_arbitrary_bytes_parse_as_records_or_are_reported_as_damaged(body, kind, misc):
+def test_arbitrary_bytes_parse_as_records_or_are_reported_as_malformed(body, kind, misc):
     parse_process_records(body)
     parse_process_records(record(kind, body, misc) + body)
 
 
-def test_a_process_is_followed_from_start_to_exit():
+def test_a_process_is_tracked_from_start_to_exit():
     table = ProcessTable()
     key = ProcessKey(5, 10)
     assert apply_all(
@@ -167,7 +167,7 @@ def test_a_start_event_matches_a_process_read_with_a_slightly_earlier_start_time
     assert len(apply_all(table, begun(112, 5), reading(120, 5, 110))) == 2
 
 
-def test_only_selected_processes_and_their_children_are_followed():
+def test_only_selected_processes_and_their_children_are_tracked():
     changes = [begun(1, 5), begun(2, 6, 5), begun(3, 7), mapped(4, 7, 0, 4), begun(5, 8, 6)]
     for children, pids in ((False, [5]), (True, [5, 6, 8])):
         table = ProcessTable([5], children=children)

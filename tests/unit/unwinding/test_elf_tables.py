@@ -1,4 +1,4 @@
-"""Tables of ELF files are found, and rejected if the BPF program cannot use them."""
+"""Unwind tables in ELF files are located, and rejected if the BPF program cannot use them."""
 
 import struct
 from io import BytesIO
@@ -83,7 +83,7 @@ def test_a_file_too_short_for_an_elf_header_is_rejected():
         (0x20, "<Q", 1 << 63, Refusal.OUT_OF_BOUNDS),  # offset of the program headers
     ],
 )
-def test_damaged_elf_headers_are_rejected(at, form, value, reason):
+def test_malformed_elf_headers_are_rejected(at, form, value, reason):
     assert refusal(Elf().put(form, at, value).data) is reason
 
 
@@ -127,7 +127,7 @@ def test_a_four_byte_header_has_no_search_table():
 @pytest.mark.parametrize(
     ("field", "form", "value", "reason"),
     [
-        (8, "<I", 1000, Refusal.OUT_OF_BOUNDS),  # more pairs than fit
+        (8, "<I", 1000, Refusal.OUT_OF_BOUNDS),  # more pairs than the section contains
         (8, "<I", MAX_ENTRIES + 1, Refusal.TOO_LARGE),
         *((16, "<i", entry, Refusal.OUT_OF_BOUNDS) for entry in OUTSIDE),
     ],
@@ -160,7 +160,7 @@ def test_an_unwind_entry_beyond_the_end_of_its_segment_is_rejected():
     assert refusal(elf.data) is Refusal.ENCODING
 
 
-def test_too_many_text_segments_are_rejected():
+def test_a_file_with_too_many_text_segments_is_rejected():
     elf = read_elf(ImageSource(content("plain.so")), "x86_64")
     check_texts(elf.texts * 4)
     with pytest.raises(TableRefused) as caught:

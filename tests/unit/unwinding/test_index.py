@@ -92,7 +92,7 @@ def test_terminators_between_entries_of_two_object_files_are_skipped():
         entry(b"\1zR") + entry(bytes(12), back=16),  # a truncated CIE
     ],
 )
-def test_damaged_eh_frame_sections_are_rejected(frames):
+def test_malformed_eh_frame_sections_are_rejected(frames):
     with pytest.raises(ValueError):
         make_pairs(frames, 0x1000, 0x1000)
 

@@ -68,7 +68,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Returns a fault that reloads the first configuration with each of the changes in turn."""
+    """Returns a fault that reloads the first configuration with each change in turn."""
 
     def fault(run):
         first = run.config
