@@ -1,4 +1,4 @@
-"""The errors of otel-kprofiler: a single tree, in which each error has a cause and a fix.
+"""The errors of otel-kprofiler: a single hierarchy, in which each error has a cause and a fix.
 
 ::
 

@@ -33,7 +33,7 @@ DEFAULT_MAX_WORK: Final = 5000
 class RegisterBlock(NamedTuple):
     """Byte offsets of the registers in a block of memory that the kernel fills.
 
-    ``at`` lists the registers' offsets by DWARF number, with None if the block lacks a register.
+    ``at`` contains the offsets by DWARF register number; None for registers not in the block.
     """
 
     size: int
@@ -50,7 +50,7 @@ class RegisterBlock(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """Properties of a processor that unwinding depends on; see ``struct unwind_config``.
+    """Processor properties that unwinding depends on; see ``struct unwind_config``.
 
     Attributes:
         flags: any of ``A64_CALLS`` and ``LINK_REGISTER``, combined.

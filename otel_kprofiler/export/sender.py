@@ -29,7 +29,7 @@ _NO_TLS = (
 )
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
-"""Matches the prefix that Python puts before system error messages."""
+"""Matches the prefix that Python adds to system error messages."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Abort a running attempt and release the transport; called once."""
 
     def export(self, batch: Batch) -> ExportResult:
-        """Send a batch, with retries; see :class:`OtlpSender` for the accounting."""
+        """Send a batch, retrying on failure; see :class:`OtlpSender` for the accounting."""
         return sum_results(self.export_parts(batch))
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:

@@ -42,7 +42,7 @@ class LockPlan(NamedTuple):
     offsets: LockOffsets
 
     def constants(self, program: str) -> dict[str, bytes]:
-        """Returns the BPF constants, by name, for programs that collect stacks like ``program``."""
+        """Returns the BPF constants, by name, for programs that unwind like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
         packed = pack_lock_layout(self.offsets, self.number, by, python=collects != program)

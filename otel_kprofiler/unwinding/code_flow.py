@@ -149,7 +149,7 @@ class Flow:
         self.states = self._join()
 
     def add_candidates(self, starts: Iterable[int]) -> None:
-        """Follow code from possible function starts, dropping those that contradict other code."""
+        """Follow code from possible function starts, dropping starts that contradict other code."""
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
                 function = self._follow(start)

@@ -163,7 +163,7 @@ class LoaderCounts(NamedTuple):
             refer to other files. Reopening is retried at increasing intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files.
-        cpu_ns: CPU time that this process spent on reading.
+        cpu_ns: CPU time that this process spent reading files.
         lines_refused: loaded files whose source lines cannot be read, by reason.
     """
 

@@ -1,4 +1,4 @@
-"""Off-CPU threads are parsed from the form in which the BPF programs store them."""
+"""Records of off-CPU threads are parsed as the BPF programs write them."""
 
 import mmap
 import struct

@@ -88,7 +88,7 @@ def sampler(**values):
 
 
 def exporters(*names):
-    """Selects exporters for a reload. ``-`` stands for the fault's exporter."""
+    """Selects exporters for a reload. ``-`` is the exporter of the scenario."""
 
     def change(run):
         ids = [run.exporter if name == "-" else name for name in names]
