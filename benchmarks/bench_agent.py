@@ -65,7 +65,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 
 def perf_cpu(seconds: float, rate: int) -> float | None:
-    """Returns the share of one core that ``perf record`` uses, or None if perf is not installed."""
+    """Returns the fraction of one core that ``perf record`` uses; None if perf is not installed."""
     if shutil.which("perf") is None:
         return None
     before = os.times()

@@ -1,4 +1,4 @@
-"""Measures label sets, bytes and encoding time by Resource grain, for a host with 500 processes."""
+"""Measures label sets, bytes and encoding time by Resource granularity, with 500 processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def count_series(windows: Sequence[Window]) -> int:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the figures for each grain, over a minute in which processes start and exit."""
+    """Yields measurements for each granularity, over a minute in which processes start and exit."""
     windows = list(make_windows(3 if quick else 12))
     finest: dict[str, float] = {}
     for grain in Grain:

@@ -132,14 +132,14 @@ def see_with_capabilities(pid: int, seconds: float) -> Seen:
 
 
 def share_in_kernel(pid: int) -> float:
-    """Returns the share of a process's CPU time that it spent in the kernel (proc(5))."""
+    """Returns the fraction of a process's CPU time that was spent in the kernel (proc(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     user, kernel = map(int, fields[11:13])
     return kernel / max(1, user + kernel)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the share of kernel time, and of complete stacks by both methods, for each load."""
+    """Yields, per load, the percentage of kernel time and of complete stacks by both methods."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

@@ -119,7 +119,7 @@ def print_topic(base: Figures, here: Figures) -> None:
 
 
 def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) -> None:
-    """Measures the two checkouts in turn, alternating which goes first."""
+    """Measures both checkouts alternately, and reverses their order in each run."""
     figures: tuple[Figures, Figures] = (defaultdict(list), defaultdict(list))
     for number in range(runs):
         for index in (0, 1) if number % 2 == 0 else (1, 0):
@@ -132,7 +132,7 @@ def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) 
 
 
 def replay(side: Side, recording: Path, directory: Path) -> bytes:
-    """Returns the requests that a side encodes from a recording, as JSON without random ids."""
+    """Returns the requests that a commit encodes from a recording, as JSON without random ids."""
     output = directory / f"{side.name}.json"
     side.run("-m", "otel_kprofiler", "record", "--replay", str(recording), "-f", "otlp-json",
              "-o", str(output))  # fmt: skip
@@ -154,7 +154,7 @@ def without_ids(request: bytes) -> bytes:
 
 
 def compare_payloads(sides: tuple[Side, Side]) -> bool:
-    """Returns whether both sides encode the benchmark's window and a recording identically."""
+    """Returns whether both commits encode the benchmark's window and a recording identically."""
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         directory = Path(name)
         recording = directory / "base.raw"

@@ -40,7 +40,7 @@ def work(process: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Runs all processes, or only the work of the process whose number is given."""
+    """Runs all processes, or only the work of the process with the given number."""
     seconds, *numbers = sys.argv[1:]
     if numbers:
         work(int(numbers[0]), float(seconds))

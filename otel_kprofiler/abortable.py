@@ -1,4 +1,4 @@
-"""HTTP connections that log nothing, and whose requests another thread can abort."""
+"""HTTP connections that log nothing, with requests that another thread can abort."""
 
 import contextlib
 import errno

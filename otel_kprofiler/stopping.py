@@ -17,7 +17,7 @@ from typing import Final
 DEFAULT_S: Final = 5.0
 """Stop timeout, in seconds, if no caller has set a deadline."""
 _SHARE: Final = 0.5
-"""Fraction of the remaining time that one component may use, so that time is left for others."""
+"""Fraction of the remaining time that one component may use; other components use the remainder."""
 
 _log = logging.getLogger(__name__)
 _read: dict[int, str] = {}  # the path that each thread is reading

@@ -122,7 +122,7 @@ PACKAGES = {
         "errors formats late model otlp serving text",
     ),
     "agent": Package(
-        "The agent: life cycle, reload, health, limits, own metrics",
+        "The agent: life cycle, reload, health, limits, metrics",
         "clock config delivery errors export host late model otlp pipeline processes "
         "repeats sampling serving stopping symbols text version",
     ),

@@ -9,9 +9,9 @@ from tests.waiting import wait_until
 
 
 class LoggedProcess:
-    """A process whose output is in a file. At the end of a ``with`` block, it is stopped.
+    """A process with its output redirected to a file.
 
-    ``environ`` is added to the environment.
+    At the end of a ``with`` block, it is stopped. ``environ`` is added to the environment.
     """
 
     def __init__(self, command, log, *, environ=None, **options):

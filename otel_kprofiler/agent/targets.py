@@ -1,4 +1,4 @@
-"""Follows the containers, pods and units that the agent is configured to sample."""
+"""Tracks the containers, pods and units that the agent is configured to sample."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AgentTargets:
 
     @property
     def follows(self) -> bool:
-        """Returns whether there are containers, pods or units to follow."""
+        """Returns whether there are containers, pods or units to track."""
         return self._follower is not None
 
     def follow(self, sampler: EbpfSampler) -> None:

@@ -23,7 +23,7 @@ class Watchdog:
     process is stopped (SIGSTOP, a paused container or virtual machine).
 
     Reacting to a stall is up to the supervisor (``/livez``, systemd's watchdog). An exception
-    injected into the loop could interrupt a wait that would have ended by itself, and lose samples.
+    injected into the loop could interrupt a wait that would have completed, and lose samples.
 
     Args:
         after_s: time without progress that counts as a stall, in seconds.
@@ -44,7 +44,7 @@ class Watchdog:
         return self._missed_checks * self._interval_s
 
     def find_stall(self) -> list[str]:
-        """Returns a sentence about the current stall; empty if there is none. Thread-safe."""
+        """Returns a description of the current stall; empty if there is none. Thread-safe."""
         if self._missed_checks < _CHECKS:
             return []
         return [f"the main loop has stalled for {self.idle_s():.0f} s"]

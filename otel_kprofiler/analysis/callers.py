@@ -17,7 +17,7 @@ ITSELF: Final = Key("[itself]")
 def callers(samples: Samples, function: str | Key) -> list[Group]:
     """Groups samples by a function's caller; in recursion, by the caller of the outermost call.
 
-    Samples whose stacks lack the function are left out, so the groups' weights add up to the
+    Samples whose stacks lack the function are omitted, so the groups' weights add up to the
     function's total weight. ``function`` may be a pattern, or the key of a single group.
     """
     return collect(samples, _neighbour(function, lambda calls: (calls[0] - 1, NO_CALLER)))

@@ -49,7 +49,7 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 @click.command(name="record")
 @click.option(
     "-d", "--duration", type=DurationType(),
-    help="Duration of the recording, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
+    help="Duration of the recording, such as 10s or 1m30s. Default: 10s, or until COMMAND exits.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "path", metavar="FILE",
@@ -59,9 +59,9 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 @click.option(
     "--export", "address", metavar="URL",
     help="Send the samples to the OTLP receiver at this URL: grpc://HOST:PORT, grpcs://HOST:PORT, "
-    "or a URL with http:// or https://. Without -o, no file is written. All other settings come "
-    "from the OTEL_EXPORTER_OTLP_[PROFILES_]* environment variables. Samples that the receiver "
-    "does not accept are kept in NAME.unsent.otlp.",
+    "or a URL with http:// or https://. Without -o, no file is written. All other settings are "
+    "read from the OTEL_EXPORTER_OTLP_[PROFILES_]* environment variables. Samples that the "
+    "receiver does not accept are kept in NAME.unsent.otlp.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice([row.name for row in FORMATS]),
@@ -207,7 +207,7 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns a sink for a window with the whole recording; None if there is no output file."""
+        """Returns the sink for the recording as one window; None if there is no output file."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:

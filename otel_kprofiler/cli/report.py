@@ -54,7 +54,7 @@ class GroupingType(click.ParamType[str]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Returns the grouping's name; fails with a usage error if there is no such grouping."""
+        """Returns the grouping's name; fails with a usage error if the grouping is unknown."""
         name = str(value)
         if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
@@ -152,8 +152,8 @@ class GroupingType(click.ParamType[str]):
 )
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
-    help="Keep only frames on this side of the stack: kernel, user, python or jvm. Time in callees "
-    "on other sides counts as self time.",
+    help="Keep only frames of this type: kernel, user, python or jvm. Time in callees of "
+    "other types counts as self time.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,

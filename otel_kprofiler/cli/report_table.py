@@ -40,7 +40,7 @@ def table(
 ) -> list[str]:
     """Returns the lines of a table of groups, header first.
 
-    ``whole`` is the total weight that shares are relative to. Nanoseconds are shown as
+    ``whole`` is the total weight, which corresponds to 100 %. Nanoseconds are shown as
     milliseconds. ``endpoints`` are local root span names, by span.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]

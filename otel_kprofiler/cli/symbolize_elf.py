@@ -22,7 +22,7 @@ class _File(Protocol):
         """Print the function at an address. Return False if no function contains the address."""
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Yields the addresses that ``name`` stands for in an expression such as ``name+0x10``."""
+        """Yields the addresses denoted by ``name`` in an expression such as ``name+0x10``."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
         """Print the functions called ``name``, with addresses.
@@ -35,7 +35,7 @@ class ElfFiles:
     """The files in which addresses are resolved, each identified by path, build id or file id.
 
     If ``offsets`` is true, addresses in user files are file offsets. Raises ``HostError`` if a file
-    cannot be read, ``KProfilerError`` if it is damaged, and ``click.UsageError`` for file offsets
+    cannot be read, ``KProfilerError`` if it is malformed, and ``click.UsageError`` for file offsets
     in a kernel file.
     """
 

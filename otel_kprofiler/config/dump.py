@@ -23,7 +23,7 @@ def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
     """Returns every key with its effective value, as YAML that can be loaded again.
 
     Secrets (values of headers, passwords in addresses) appear as ``[REDACTED]``. With ``origins``,
-    a comment after each value gives its origin: default, file and line, or environment.
+    a comment after each value states its origin: default, file and line, or environment.
     """
 
     def comment(path: Path) -> str:

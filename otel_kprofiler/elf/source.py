@@ -63,7 +63,7 @@ class FileSource:
 
 
 class ImageSource:
-    """A file's image in memory, such as the vDSO."""
+    """A file image in memory, such as the vDSO."""
 
     def __init__(self, image: bytes | bytearray) -> None:
         self._image = memoryview(image)

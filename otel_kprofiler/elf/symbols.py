@@ -26,7 +26,7 @@ def find_symbols(
 ) -> dict[bytes, ElfSymbol]:
     """Returns defined symbols by name, from ``.dynsym`` or, if none match, ``.symtab``.
 
-    Raises ``ElfError`` if a symbol table is damaged or too large.
+    Raises ``ElfError`` if a symbol table is malformed or too large.
     """
     for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
         for table in (section for section in sections if section.kind == kind):

@@ -35,7 +35,7 @@ class QueueCounts(NamedTuple):
     """Totals of a sending queue since it was opened, in samples unless stated otherwise.
 
     Attributes:
-        accepted: number of samples put into the queue.
+        accepted: number of samples added to the queue.
         exported: samples that the exporter reported as delivered.
         lost: samples that were not delivered or that the queue dropped, by cause.
         queued: samples that are waiting or being exported.
@@ -46,8 +46,8 @@ class QueueCounts(NamedTuple):
         carried: samples that earlier runs left in the spool.
         carried_lost: the samples among ``lost`` that earlier runs took, by cause.
         kinds: counts by sample kind; empty in the counts of a single kind.
-        earlier: counts of all samples that earlier runs put into the spool, by kind; None in the
-            counts of one kind, or if there is no spool.
+        earlier: counts of all samples that earlier runs spooled, by kind; None in the counts of one
+            kind, or if there is no spool.
     """
 
     accepted: int
@@ -64,7 +64,7 @@ class QueueCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Ledger:
-    """Counts of the samples of one kind; see :class:`QueueCounts`."""
+    """Sample counts of one kind; see :class:`QueueCounts`."""
 
     accepted: int = 0
     exported: int = 0
@@ -92,7 +92,7 @@ class Ledgers:
         }
 
     def accept(self, samples: Mapping[str, int]) -> None:
-        """Count samples that were put into the queue, by kind."""
+        """Count samples added to the queue, by kind."""
         for kind, count in samples.items():
             self._kinds[kind].accepted += count
 

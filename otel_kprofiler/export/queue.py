@@ -6,8 +6,8 @@ samples. The counts are exact at every instant, for each kind of sample::
 
     accepted + carried = exported + all lost + queued
 
-With a spool, a batch that cannot reach the receiver stays queued until the batch is too old or its
-disk space is needed. All outcomes of an export except an unreachable receiver are final.
+With a spool, a batch that cannot reach the receiver remains queued until the batch is too old or
+its disk space is needed. All outcomes of an export except an unreachable receiver are final.
 """
 
 import logging
@@ -34,7 +34,7 @@ _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
 _FINAL_REQUEST_SHARE: Final = 0.2
-"""Share of the shutdown timeout reserved for the final request, which reports losses."""
+"""Fraction of the shutdown timeout reserved for the final request, which reports losses."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ExportQueue:
             in seconds, including retries. Batches abandoned at shutdown are not reported.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
             disk. The queue closes the spool.
-        on_lost: called when a batch in memory is counted as lost, unless parts were delivered.
+        on_lost: called when a batch in memory is counted as lost, unless part of it was delivered.
             ``on_lost`` is called on any thread, one call at a time, and must not raise.
     """
 
@@ -161,8 +161,8 @@ class ExportQueue:
     ) -> None:
         """Export queued batches until the timeout, then end the worker. Idempotent.
 
-        Remaining batches stay in the spool. Batches in memory, and batches added later, count as
-        lost with the cause ``shutdown``. If there is a spool, the shutdown does not wait for an
+        Undelivered batches remain in the spool. Batches in memory, and batches added later, count
+        as lost with the cause ``shutdown``. If there is a spool, the shutdown does not wait for an
         unreachable receiver. Aborting the exporter may take a second longer than the timeout.
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
@@ -334,7 +334,7 @@ class ExportQueue:
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that its oldest batches have been delivered or lost.
 
-        ``left`` counts the samples in undelivered parts of the settled batches, which stay in the
+        ``left`` counts the samples in undelivered parts of the settled batches, which remain in the
         spool. The caller increments ``_settling`` when it removes the batches from the queue, so
         that the spool is not closed before the record is written.
         """

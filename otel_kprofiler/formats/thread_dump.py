@@ -21,7 +21,7 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""Order of thread states. States in which a thread is most likely to hold up other threads come
+"""Order of thread states. States in which a thread is most likely to block other threads come
 first."""
 
 

@@ -1,4 +1,4 @@
-"""Limits work to a long-term share of one CPU."""
+"""Limits work to a long-term fraction of one CPU."""
 
 from typing import Final
 
@@ -27,6 +27,6 @@ class CpuShare:
     def spend(self, cpu_ns: int) -> None:
         """Account for CPU time that was used.
 
-        If the CPU time exceeds the share, later work is delayed.
+        If the CPU time exceeds the budget, later work is delayed.
         """
         self._earned_ns -= cpu_ns

@@ -1,4 +1,4 @@
-"""Reads the memory maps of processes that may hold their own mmap_lock forever.
+"""Reads the memory maps of processes that may hold their mmap_lock indefinitely.
 
 Reads of ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the process's ``mmap_lock``.
 A thread in mmap(2) holds ``mmap_lock`` while it waits for a dead file server.

@@ -89,7 +89,7 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
 
     ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, selects a system call by name or number.
     ``period`` is the default period; 0 means 1. Raises ``ValueError``, which lists the valid
-    values, if a setting is wrong or there is no such system call.
+    values, if a setting is invalid or the system call does not exist.
     """
     *parts, last = text.strip().split(":")
     setting = last if "=" in last else ""

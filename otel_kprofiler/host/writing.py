@@ -42,7 +42,7 @@ class NewFile:
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. If ``replace`` is set, an existing file with the final name is replaced. Symbolic
     links are followed as this user's permissions allow. Root follows only links that no other user
-    can have created. The umask applies to ``mode``.
+    could have created. The umask applies to ``mode``.
 
     Raises:
         OSError: the directory is not writable, or the name is taken and ``replace`` is not set.
@@ -262,7 +262,7 @@ class PrivateDirectory:
     """An open directory that only its owner can write to; created if missing.
 
     Missing directories are created, accessible only to their owner. Raises ``OSError``:
-    ``PermissionError`` if the directory belongs to another user or others can write to it.
+    ``PermissionError`` if the directory belongs to another user or other users can write to it.
     """
 
     def __init__(self, path: str) -> None:

@@ -17,7 +17,7 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_CAPTURED: Final = StackStatus(-errno.ESRCH)
-"""This side of the stack was collected neither when the wait began nor during the wait."""
+"""The stack was collected neither at the start of the wait nor during the wait."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"
@@ -26,7 +26,7 @@ _KERNEL_THREAD: Final = "kthread"
 class WaitStacks:
     """Removes the scheduler's functions from the leaf end of stacks. Not thread-safe.
 
-    The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
+    The stack of a thread leaving its CPU starts with tracers (the sampler's and other programs at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. For a thread that
     is already off-CPU, ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits the tracers and the
     scheduler. After the removal, the two stacks of a wait are the same object.

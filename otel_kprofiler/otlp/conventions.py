@@ -46,7 +46,7 @@ LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
 """On a self-profiling service's kernel samples: the system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
-"""On samples: why a side of the stack is incomplete. The side's name replaces ``{}``."""
+"""On samples: why a stack is incomplete. ``{}`` is the stack's type, such as ``user``."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
@@ -105,7 +105,7 @@ WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
 time, in nanoseconds, that the Resource's threads spent in the named state during the window. Absent
 if the time is 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
-"""Attribute of a profile: number of the resource's waits that ended in this window."""
+"""Attribute of a profile: number of the resource's waits that completed in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
@@ -115,9 +115,9 @@ their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Prefix of attributes of a request's first lock wait profile, followed by a lock type from
-``LOCK_TYPES`` or ``other``. The value is the exact number of waits that ended in the window. With
-``uncounted`` instead of a lock type, the value is the number of waits whose start or end was not
-seen."""
+``LOCK_TYPES`` or ``other``. The value is the exact number of waits that completed in the window.
+With ``uncounted`` instead of a lock type, the value is the number of waits whose start or end was
+not observed."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 
@@ -131,7 +131,7 @@ INTEGER_ATTRIBUTES: Final = frozenset(
 """Attributes that the conventions define as integers."""
 
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
-"""Integer attributes of resources and samples, for reading stores that keep only strings."""
+"""Integer attributes of resources and samples, used to parse stores that contain only strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 
 

@@ -62,7 +62,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the side for a frame type, creating a side for an unknown type."""
+        """Returns the kind of side for a frame type, creating a kind for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE
@@ -88,7 +88,7 @@ class _Table(list[Any]):
 
 
 class _FrameAttributes(NamedTuple):
-    """Attributes of a location; ``start`` is the start address of a nameless function, or None."""
+    """Attributes of a location; ``start`` is the start address of an unnamed function, or None."""
 
     side: SideKind
     reason: str

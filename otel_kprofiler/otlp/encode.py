@@ -45,10 +45,10 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When a window is split, 1/256 of the size limit stays free, because the computed
+"""When a window is split, 1/256 of the size limit is reserved, because the computed
 sizes are lower bounds."""
 _MORE_SHARE: Final = 8
-"""If only some of the samples fit into a part, the next attempt uses 1/8 more samples than fit. If
+"""If only some of the samples fit in a request, the next attempt uses 1/8 more samples than fit. If
 all samples fit, the number of samples is doubled."""
 
 
@@ -110,8 +110,8 @@ def encode_window(
 
     Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If the
     window has neither samples nor wait totals, the result is one batch with the sample and loss
-    counts (the account) of each sample kind. Kinds without a Resource or an account are left out;
-    if no kind remains, there is no batch. The same input yields the same bytes, apart from profile
+    counts (the account) of each sample kind. Kinds without a Resource or an account are omitted; if
+    no kind remains, there is no batch. The same input yields the same bytes, apart from profile
     ids. Thread-safe.
 
     Args:
@@ -125,7 +125,7 @@ def encode_window(
             have only addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per batch,
             followed by the profile's number in the batch, starting at 1.
-        pause: called frequently, to let other threads run.
+        pause: called frequently, to allow other threads to run.
     """
     options = _Options(
         window=window,
@@ -237,9 +237,9 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode as many samples as fit into a request, and return the batch and the sample count.
+    """Encode as many samples as fit in a request, and return the batch and the sample count.
 
-    If the first sample alone is too large, the result is None and 1.
+    If even the first sample is too large, returns ``(None, 1)``.
     """
     count = len(units)
     # Not all samples will fit, so the most frequent entries of the request are unknown.
@@ -270,9 +270,9 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Returns a request with all samples and 0, or None and a smaller number of samples to try.
+    """Returns ``(batch, 0)`` with all samples, or ``(None, count)`` with a smaller count to try.
 
-    The number is also 0 if a single sample is too large.
+    ``count`` is 0 if a single sample is too large.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)

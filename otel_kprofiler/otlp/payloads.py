@@ -31,7 +31,7 @@ lower byte."""
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259). JSON data with any other whitespace is damaged."""
+"""Whitespace in JSON (RFC 8259). JSON data with any other whitespace is malformed."""
 
 
 class Note(NamedTuple):
@@ -83,7 +83,7 @@ class TruncatedError(PayloadError):
 
 
 class DamagedProfilesError(PayloadError):
-    """Raised if ``count`` profiles of a message are damaged; describes the first problem."""
+    """Raised if ``count`` profiles of a message are malformed; describes the first problem."""
 
     def __init__(self, error: PayloadError, count: int) -> None:
         super().__init__(error.message, hint=error.hint)

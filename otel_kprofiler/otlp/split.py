@@ -2,8 +2,8 @@
 
 Resource and scope attributes that refer to the dictionary are written inline, because most
 receivers do not resolve references. A message that is small enough is not otherwise changed. A
-larger message is split into parts with fewer samples each, until the parts fit. Each part's
-dictionary contains only the values that the part uses.
+larger message is split into parts with fewer samples each, until each part is small enough. Each
+part's dictionary contains only the values that the part uses.
 """
 
 import base64

@@ -58,7 +58,7 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
 
 
 def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
-    """Returns a resource's wait totals as attributes of its profiles; none if ``waits`` is None."""
+    """Returns a resource's wait totals as attributes of profiles; empty if ``waits`` is None."""
     if waits is None:
         return {}
     attributes: dict[str, AttributeValue] = {

@@ -170,7 +170,7 @@ class Pipeline(Generic[SamplerT]):
         yielded few samples, the step first waits up to ``idle_s`` for a sample. As long as no new
         process is sampled, the timeout is extended to ``min(longest_s, idle_s)``, if that is
         longer. If less than ``min(longest_s, idle_s)`` seconds have passed since samples were last
-        processed, and the window has not ended, the step only identifies new processes.
+        processed, and the window is still open, the step only identifies new processes.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:

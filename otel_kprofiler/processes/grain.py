@@ -46,7 +46,7 @@ class Grain(enum.Enum):
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns the process attributes that this grain keeps or that are in ``common``."""
+        """Returns the process attributes that are kept at this granularity or are in ``common``."""
         prefixes, names = _KEPT[self]
         selected = {
             key: value
@@ -67,7 +67,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     Grain.SERVICE: ((), _SERVICE),
     Grain.HOST: ((), ()),
 }
-"""The prefixes and names of the attributes that a Resource keeps, by grain."""
+"""The prefixes and names of the attributes that a Resource keeps, by granularity."""
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:

@@ -1,8 +1,8 @@
 """Reads the context that a process publishes about itself.
 
 OTEP 4719 (oteps/profiles/4719-process-ctx.md in the OpenTelemetry specification) defines the
-format, version 2, and the reading protocol. A mapping whose name contains ``OTEL_CTX`` starts with
-a header of 32 bytes in the host's byte order::
+format, version 2, and the reading protocol. A mapping with ``OTEL_CTX`` in its name starts with a
+32-byte header in the host's byte order::
 
     0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
     16 published at (u64, boottime in ns, 0 while it changes)    24  address of the payload

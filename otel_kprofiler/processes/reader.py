@@ -59,7 +59,7 @@ class ProcessReader:
         if stat.start_ticks != key.start_time_ns // TICK_NS:
             return None
         if stat.is_kernel_thread:
-            # Group the kernel threads of a kind, such as kworker/0:1 under kworker.
+            # Group kernel threads of the same kind, such as kworker/0:1 under kworker.
             comm = decode_name(stat.name)
             name = comm.partition("/")[0] or comm
             return Reading(attributes | {KERNEL_THREAD: name}, is_sure=True)
@@ -86,7 +86,7 @@ class ProcessReader:
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
 
     def describe_owner(self, uid: int | None, attributes: Attributes) -> dict[str, AttributeValue]:
-        """Returns the attributes of a process's user; none if ``uid`` is None."""
+        """Returns the attributes of a process's user; empty if ``uid`` is None."""
         if uid is None:
             return {}
         # A container's user names come from its image. On the host, the uid may belong to another

@@ -37,8 +37,8 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
     """Returns the programs' counters, and the ring position up to which records are counted.
 
-    The counters of cpu-clock come first, then those of events. If samples arrive too fast, the
-    counters may be a few records ahead of the ring position.
+    The cpu-clock counters precede the event counters. If samples arrive too fast, the counters may
+    be a few records ahead of the ring position.
     """
     waits = attached.waits
     for _ in range(_CUT_TRIES):

@@ -47,7 +47,7 @@ class TracepointPlan(NamedTuple):
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the constants for a program that collects stacks like ``program``."""
+        """Packs the constants for a program that collects the same stacks as ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
             self.number,

@@ -1,4 +1,4 @@
-"""Lets a service label the samples taken in a context: ``with labels(tenant="acme"): …``.
+"""Allows a service to label the samples taken in a context: ``with labels(tenant="acme"): …``.
 
 OpenTelemetry's context holds the number of the current label set, which the sampler reads in the
 same way as the current span. The profiler looks up the label set when it adds the sample to a
@@ -26,7 +26,7 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Maximum number of label sets in a window. The sets with the fewest samples are left out."""
+"""Maximum number of label sets in a window. The sets with the fewest samples are omitted."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 """Key under which OpenTelemetry's context stores the label set's number; compared by identity."""
@@ -93,7 +93,7 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
     The labels are added to the labels of enclosing blocks, and override labels of the same name.
     Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
-    copy of this context. ``labels`` also works as a function decorator. The profiler sees labels
+    copy of this context. ``labels`` also works as a function decorator. The profiler reads labels
     only where it can read spans from the interpreter; see ``labels`` in ``profiler.stats()``.
 
     ::
@@ -111,7 +111,7 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
     Raises:
         ValueError: a name is not a string, empty, too long, or reserved; or there are more than 16
             labels. If nested blocks have more than 16 labels in total, labels of outer blocks are
-            left out.
+            omitted.
     """
     forks.catch_up()
     pairs = {**(given or {}), **more}

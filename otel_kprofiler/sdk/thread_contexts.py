@@ -188,7 +188,7 @@ def _keys(names: tuple[str, ...]) -> Attributes:
 
 
 def _methods(kind: type) -> dict[str, Any]:
-    """Returns the dictionary behind a type's read-only ``__dict__``."""
+    """Returns the dictionary that backs a type's read-only ``__dict__``."""
     (methods,) = gc.get_referents(kind.__dict__)
     if not isinstance(methods, dict):
         raise HostError(
@@ -225,8 +225,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     publish their own records and process context.
 
     Args:
-        resource: the attributes of the process context if there is none yet; by default, those of
-            the service's Resource.
+        resource: attributes for a new process context; by default, those of the service's Resource.
 
     Raises:
         HostError: this interpreter or processor is not supported, no context watcher is free
@@ -264,7 +263,7 @@ def describe_threads() -> dict[str, object]:
 
 
 def stop_thread_contexts() -> None:
-    """Withdraw the announcement of thread contexts, so that readers stop reading. Thread-safe.
+    """Withdraw the announcement of thread contexts, so that readers ignore them. Thread-safe.
 
     The hooks remain installed, so that records are correct when announced again.
     """

@@ -123,11 +123,11 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 	Py_XDECREF(traceback);
 }
 
-/* Calls get_span_context() on a span whose class is not the SDK's; returns null on an exception.
+/* Calls get_span_context() on a span of a non-SDK class; returns null on an exception.
  *
  * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
  * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises the
- * same type, the exception comes from the span itself, and is dropped. */
+ * same type, the exception was raised by the span itself, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -152,7 +152,7 @@ static PyObject *call_get_span_context(PyObject *span)
 	return result;
 }
 
-/* Appends encoded attributes, which may be null, if there is room. */
+/* Appends encoded attributes, which may be null, if they fit in the record. */
 static void append(PyObject *attributes)
 {
 	Py_ssize_t size;

@@ -22,7 +22,7 @@ def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
     """Generates the tables; None if not arm64, or if the vDSO has no supported function.
 
     For functions that change any of the three registers, the entry contains no rule. Raises
-    ``ElfError`` if the vDSO is damaged.
+    ``ElfError`` if the vDSO is malformed.
     """
     if elf.machine != MACHINES["aarch64"]:
         return None

@@ -95,7 +95,7 @@ class Intake:
         """Add the samples of a request.
 
         Args:
-            read: returns the decompressed request; called only when the request's turn has come.
+            read: returns the decompressed request; called only when it is the request's turn.
             is_wanted: returns whether the sender is still waiting. A sender that has stopped
                 waiting will resend the request.
 

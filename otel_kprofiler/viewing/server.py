@@ -1,7 +1,7 @@
 """Serves the ``view`` page over HTTP, and serves data only to this page.
 
 Rejects requests for any host name or address that is not this server's. The check prevents DNS
-rebinding, in which the name of another site resolves to this server. Other origins may not read
+rebinding, in which the name of another site resolves to this server. Other origins cannot read
 responses (CORS). Pages on other sites may link to the page but cannot request data
 (``Sec-Fetch-Site``). On loopback, only users returned by :func:`find_trusted_users` receive
 responses.
@@ -68,7 +68,7 @@ class Query(NamedTuple):
 
 
 Answer = Callable[[Query], Iterable[bytes]]
-"""Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
+"""Function that returns the page's data for a query, in chunks; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
 """Function that returns whether any frame of the profile is from the given source file."""
@@ -107,7 +107,7 @@ class PageServer:
     Args:
         endpoint: ``host:port`` to listen on. Port 0 selects a free port.
         page: the page, which fetches :data:`DATA`.
-        answer: produces the data; called in server threads.
+        answer: returns the data for a query; called in server threads.
         names_file: returns whether a source file is served; called in server threads, and only when
             listening on a loopback address.
     """
@@ -174,7 +174,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _find_user_problem(self) -> str:
-        """Returns why the client's user may not read the page; empty if the user may."""
+        """Returns why the client's user is not permitted to read the page; empty if permitted."""
         if not is_loopback(self.server.host):
             return ""
         try:

@@ -1,4 +1,4 @@
-"""chDB, ClickHouse's engine, behind the part of ClickHouse's HTTP interface that clients use.
+"""chDB, ClickHouse's engine, behind the subset of ClickHouse's HTTP API that clients use.
 
 ``python -m tests.collector.clickhouse_server DIRECTORY`` prints its port, and serves until it is
 killed. There are two clients: clickhouse-connect, and clickhouse-go, which the Collector's exporter

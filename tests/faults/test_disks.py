@@ -1,4 +1,4 @@
-"""A durable queue copes with full, read-only, hanging and damaged disks."""
+"""A durable queue copes with full, read-only and hung disks, and with corrupt spools."""
 
 import contextlib
 import os
@@ -160,7 +160,7 @@ def test_batches_of_earlier_runs_are_delivered_once_the_disk_is_readable_again(d
     assert check(queue)[1:4] == (6, {}, 0)
 
 
-def test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest(tmp_path):
+def test_a_corrupt_spool_delivers_intact_batches_and_counts_lost_batches(tmp_path):
     receiver = Receiver()
     spool = str(tmp_path / "spool")
     queue = ExportQueue(receiver, spool=Spool(spool, max_bytes=400_000))

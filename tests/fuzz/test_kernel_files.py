@@ -259,7 +259,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copy", COPIES)
-def test_damaged_kernel_captures_and_decompression_bombs_are_rejected(copy, tmp_path, monkeypatch):
+def test_corrupt_kernel_captures_and_decompression_bombs_are_rejected(copy, tmp_path, monkeypatch):
     for module in (captured, compressed):
         monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", UNPACKED)
     name, make = COPIES[copy]

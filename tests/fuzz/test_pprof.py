@@ -1,4 +1,4 @@
-"""Damaged pprof files raise the documented error, or yield samples that can be reported."""
+"""Malformed pprof files raise the documented error, or yield samples that can be reported."""
 
 import gzip
 
@@ -40,7 +40,7 @@ PLACES = st.integers(0, len(WHOLE) - 1)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=4), PLACES)
-def test_damaged_pprof_files_are_rejected_or_yield_consistent_reports(changes, cut):
+def test_malformed_pprof_files_are_rejected_or_yield_consistent_reports(changes, cut):
     data = bytearray(WHOLE)
     for place, byte in changes:
         data[place] = byte

@@ -1,4 +1,4 @@
-"""Tests ``record`` and ``doctor`` on this kernel, with programs whose callers are known."""
+"""Tests ``record`` and ``doctor`` on this kernel, with programs that have known callers."""
 
 import itertools
 import os
@@ -98,7 +98,7 @@ def find_wrong(stacks, callers):
 
 
 def count_on_cpu(stacks, condition):
-    """Counts on-CPU samples with loaded tables by whether the user stack meets a condition."""
+    """Counts on-CPU samples with loaded tables by whether the user stack satisfies a condition."""
     counts = Counter()
     for seen, number in stacks.items():
         if seen.kind == "on_cpu" and seen.user and not seen.is_pending:
@@ -145,7 +145,7 @@ def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
 def test_recorded_stacks_of_go_programs_contain_no_wrong_caller(tmp_path):
-    """Stacks of a static Go program, unwound with its own tables, reach the goroutine's start."""
+    """Stacks of a static Go program, unwound with its tables, extend to the goroutine's start."""
 
     def find_of_work(stacks):
         return {seen: number for seen, number in stacks.items() if "main.work" in seen.user}

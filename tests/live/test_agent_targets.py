@@ -178,7 +178,7 @@ def test_samples_have_the_correct_container_under_every_runtime(agent, place):
 
 @pytest.mark.long
 def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
-    """The container comes from the sample's cgroup id, since /proc no longer lists the process."""
+    """The sample's cgroup id identifies the container, since /proc no longer lists the process."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
 
@@ -219,7 +219,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
 @pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """Descendants are sampled at once. Processes that enter the cgroup are sampled within 1 s."""
+    """Descendants are sampled immediately, and processes that enter the cgroup within 1 s."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")

@@ -19,8 +19,8 @@ THREADS = 8
 def check(name, words, log, missing=0.0):
     """Runs a program, and checks that samples carry the spans and attributes that the program logs.
 
-    Up to a share ``missing`` of the samples in spans may lack a link, because garbage collectors
-        move the objects that are read. Yields each link and its trace flags.
+    Up to a fraction ``missing`` of the samples in spans may lack a link, because garbage collectors
+    move the objects that are read. Yields each link and its trace flags.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)

@@ -1,4 +1,4 @@
-"""Mappings of real processes are listed, and found by address."""
+"""Mappings of real processes are listed, and looked up by address."""
 
 import ctypes
 import errno

@@ -35,7 +35,7 @@ def sampling(*, unsampled=False):
 
 @contextlib.contextmanager
 def current(span_context):
-    """Makes a span current that has this context, or another object in place of the context."""
+    """Makes a span with this span context current; the context may be an invalid object."""
     token = context.attach(trace.set_span_in_context(NonRecordingSpan(span_context)))
     try:
         yield

@@ -253,7 +253,7 @@ def test_samples_of_python_services_are_linked_to_the_published_span(tmp_path, p
 
 
 def record(pid, out):
-    """Records a process, for longer if it gets little CPU time. Returns the samples with a span."""
+    """Records a process until enough samples have a span, and returns these samples."""
     for duration in ("2s", "8s", "30s"):
         run_checked("record", "--force", "-F", 499, "-d", duration, "-p", pid, "-o", out)
         linked = [sample for _, sample in read_samples(out) if sample.link]

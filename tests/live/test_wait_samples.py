@@ -1,4 +1,4 @@
-"""Sampled waits, compared with exact totals and with the programs' own records."""
+"""Sampled waits, compared with exact totals and with the programs' records."""
 
 import bisect
 import contextlib
@@ -97,7 +97,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_the_weights_of_sampled_waits_sum_to_about_the_total_wait_time(run):
-    """Ten processes are sampled sparsely. Both sums exclude waits that are too short to count."""
+    """Ten processes are sampled sparsely. Both sums exclude waits that are too short to sample."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
@@ -224,7 +224,7 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_after_a_missed_context_switch_has_no_start_time():
-    """The kernel misses a few context switches, so the span at a wait's start may have ended."""
+    """The kernel misses some context switches, so the span at a wait's start may have completed."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
 

@@ -102,7 +102,7 @@ class Program:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
     def place(self):
-        """Returns the kernel function in which the program sleeps."""
+        """Returns the kernel function in which the program is sleeping."""
         with open(f"/proc/{self.process.pid}/wchan") as function:
             return function.read()
 
@@ -206,7 +206,7 @@ def starve_a_sleeper(sampler, cpu):
     """Returns a starved thread's totals and switches while it starves, and its later totals.
 
     A SCHED_FIFO thread takes the CPU for 0.8 s, of the 0.95 s that the kernel allows. Returns None
-    if a busy machine delays this thread or the reading of the totals.
+    if a busy machine delays this thread or the read of the totals.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -245,7 +245,7 @@ def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
         waiting, begun, after = next(filter(None, tries))
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
-    # The wait before the first switch has ended, but the wait after the last switch has not.
+    # The wait before the first switch has completed, but the wait after the last switch has not.
     assert waiting.switches in begun, "an unfinished wait is counted"
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
@@ -435,7 +435,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Sample this process as well, but no others, because they may wait often.
+        # Sample this process as well, but no other processes, because they may wait often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])

@@ -68,7 +68,7 @@ def independent(random, shares, count):
 
 @pytest.mark.parametrize("count", [300, *further(3000)])
 def test_at_most_5_percent_of_comparisons_of_equal_distributions_show_a_change(count):
-    """Sixty functions have shares from 0.3 to 18 %, so that some occur in few samples or none."""
+    """Sixty functions take 0.3 to 18 % of the time, so that some occur in few or no samples."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
         any(
@@ -103,7 +103,7 @@ def test_profiles_of_the_same_distribution_rarely_differ_significantly(by, per_s
     assert sum(results) <= 2
 
 
-def test_the_system_call_whose_share_grew_is_listed_first():
+def test_the_system_call_with_an_increased_percentage_is_listed_first():
     for seed in range(PAIRS):
         before, after = profile(seed), profile(PAIRS + seed, 24)
         assert before.samples.count >= 19_900

@@ -23,7 +23,7 @@ UNREACHABLE = 5
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience():
-    """Lets a shutdown wait for the running export, whose thread may have to wait for a CPU."""
+    """Extends the grace period at shutdown, because the exporting thread may wait for a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
         yield
@@ -47,7 +47,7 @@ def test_exported_samples_are_never_overstated_whichever_profiles_are_rejected(p
 
 
 class Scripted(ProfileExporter):
-    """An exporter whose script states how many quarters of each batch arrive, or UNREACHABLE."""
+    """An exporter with a script that sets how many quarters of a batch arrive, or UNREACHABLE."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 

@@ -36,7 +36,7 @@ def boot_ns():
 
 
 def link_of(span, source):
-    """Returns the link that samples in a span must have, or None if they must have no link."""
+    """Returns the expected link of samples in a span; None if no link is expected."""
     context = span.get_span_context()
     is_local = context.trace_flags.sampled and not context.is_remote
     if not context.is_valid or not (is_local or source == "record"):
@@ -103,7 +103,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 def compare(samples, truth, *, misses_first=False):
     """Counts the samples that lie in a logged interval of their thread.
 
-    With ``misses_first``, unlinked samples in the main thread's first span are left out.
+    With ``misses_first``, unlinked samples in the main thread's first span are skipped.
     """
     counts = dict.fromkeys(Outcome._fields, 0)
     links = (note.link for note in truth.notes.get(os.getpid(), ()))

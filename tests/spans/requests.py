@@ -9,7 +9,7 @@ CLIENTS = 4
 
 
 def request_until(end, port, paths):
-    """Requests the paths in turn, with several clients, until a monotonic time. Asserts success."""
+    """Requests the paths cyclically, with several clients, until a given time. Asserts success."""
     failed = []
 
     def request():

@@ -9,10 +9,10 @@ from otel_kprofiler.bpf import PROGRAMS
 
 
 class Mutation(NamedTuple):
-    """A change to a source file at the first occurrence of ``old``; none if ``new`` equals ``old``.
+    """A change to a source file at the first occurrence of ``old``, unless ``new`` equals ``old``.
 
     Attributes:
-        minor: the Python version in which a mutation of the Python reader is detectable.
+        minor: Python version in which a mutation of the Python reader is detectable.
         churn: whether a mutation of the Python reader is tested with short-lived functions.
     """
 

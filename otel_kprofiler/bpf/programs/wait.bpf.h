@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Measures how long threads are off the CPU, and in which state. Included by
- * sampler.bpf.c after its own programs.
+ * sampler.bpf.c after its programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they must not block,
  * and no sampling interrupt can intervene, so they can use the scratch memory of the sampler.
@@ -86,7 +86,7 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 
 /*
  * Finds a free index in `threads` for a task's thread; NO_THREAD if there is none. If several CPUs
- * claim an index at once, at most one of them sees no other claim, and only that CPU gets it.
+ * claim an index at the same time, a CPU obtains the index only if it observes no other claim.
  */
 GLOBAL int claim_place(u64 task)
 {
@@ -237,7 +237,7 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 }
 
 /*
- * Returns the current thread's index in `threads`, or NO_THREAD if it is not followed. Adds the
+ * Returns the current thread's index in `threads`, or NO_THREAD if it is not tracked. Adds the
  * thread if it is new, and removes it if it is exiting.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
@@ -344,7 +344,7 @@ INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 samp
 
 /*
  * Returns whether a selected wait is still sampled after its threshold was raised. The threshold
- * does not depend on this wait, so estimates stay unbiased. `duration` is in units of 256 ns.
+ * does not depend on this wait, so estimates remain unbiased. `duration` is in units of 256 ns.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -464,7 +464,7 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 
 /*
  * Prepares the record of a wait's end; returns whether the caller must add a stack and write the
- * record. If the wait's start was reported, writes the record at once, without a stack.
+ * record. If the wait's start was reported, writes the record immediately, without a stack.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {

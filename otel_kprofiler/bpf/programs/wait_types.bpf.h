@@ -98,7 +98,7 @@ struct wait_config {
 
 /* Limits the sampling rate on a CPU. */
 struct sample_budget {
-	u64 next_sample_ns; /* when the next sample is due; later than now if too many were taken */
+	u64 next_sample_ns; /* when the next sample is due; later than now if too many samples were taken */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
@@ -115,7 +115,7 @@ struct wait_line {
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
 	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
 	u64 task; /* the last task switched in on this CPU; 0: unknown */
-	u64 place; /* the task's index in `threads`; NO_THREAD: not followed, or not known yet */
+	u64 place; /* the task's index in `threads`; NO_THREAD: not tracked, or not known yet */
 	u64 switched_ns; /* when the task got this CPU */
 	u64 epoch;
 	u64 next_begin_ns;
@@ -128,7 +128,7 @@ struct wait_line {
 /*
  * A thread that was off the CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
- * line holds what every switch needs; the second holds the other members that a wait updates.
+ * line contains the members that every switch uses; the second contains those that waits update.
  */
 struct thread {
 	u64 task;	  /* address of the thread's task_struct */

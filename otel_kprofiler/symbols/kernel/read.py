@@ -29,7 +29,7 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 def read_pieces(
     descriptor: int, *, report_cpu_ns: Callable[[int], object] | None = None
 ) -> Generator[bytes, None, None]:
-    """Yields a file's content in pieces, read ahead by a thread that closes the descriptor.
+    """Yields a file's content in chunks, read ahead by a thread that closes the descriptor.
 
     At most 192 KiB are read ahead. At the end, ``report_cpu_ns`` is called with the CPU time of the
     reading thread, in nanoseconds. Raises ``OSError`` if the file cannot be read.

@@ -168,7 +168,7 @@ class SymbolTable:
             return None
         if self._long:
             name = self.name(index)
-        else:  # self.name(), inlined because every new address comes through here
+        else:  # self.name(), inlined because this runs for every new address
             group = index >> _GROUP_BITS
             at = self._checkpoints[group] + sum(lengths[group << _GROUP_BITS : index])
             name = self._names[at : at + length]
@@ -270,7 +270,7 @@ class SymbolTable:
         return SymbolTable(entries, max_function=self._max_function)
 
     def last_function(self, start: int, end: int) -> int | None:
-        """Returns the start of the last function in ``[start, end)``; None if none starts there."""
+        """Returns the start of the last function in ``[start, end)``; None if there is none."""
         first = bisect_left(self._offsets, start - self.base)
         past = bisect_left(self._offsets, end - self.base, first)
         index = next((at for at in range(past - 1, first - 1, -1) if self._lengths[at]), None)

@@ -113,7 +113,7 @@ class ReadingBudget:
     def read_content(self, source: Source, section: Section, limit: int) -> bytes:
         """Reads the content of a section, and reserves the memory that holds it.
 
-        Raises ``ElfError`` if the section is longer than ``limit`` bytes, is damaged, or exceeds
+        Raises ``ElfError`` if the section is longer than ``limit`` bytes, is malformed, or exceeds
         the budget.
         """
         purpose = section.name.decode("ascii", "backslashreplace") or "a section"
@@ -123,8 +123,8 @@ class ReadingBudget:
             self.take(section.size, purpose)
             return read_content(source, section, limit)
         unpacked = unpacked_size(source, section)
-        # Held at once: the compressed section with and without its header, the decompressed parts,
-        # the joined result, and the decompressor's window.
+        # Reserves memory for the compressed section with and without its header, the decompressed
+        # parts, the joined result, and the decompressor's window.
         with self.hold(2 * section.size + 4 * unpacked + _WINDOW_BYTES, purpose):
             content = read_content(source, section, limit)
         self.take(len(content), purpose)

@@ -25,10 +25,10 @@ _Demangler = Callable[[bytes], str]
 def demangle(name: str) -> str:
     """Returns the name as written in the source; unmangled names are unchanged.
 
-    Drops hashes, and the suffixes of clones and function parts (``.cold``, ``.isra.0``). Names stay
-    mangled if they are damaged, longer than 1,024 characters (C++) or 8,192 (Rust), or longer than
-    16,384 when demangled. Demangling C++ names requires an installed C++ runtime library
-    (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
+    Drops hashes, and the suffixes of clones and function parts (``.cold``, ``.isra.0``). Names
+    remain mangled if they are malformed, longer than 1,024 characters (C++) or 8,192 (Rust), or
+    longer than 16,384 when demangled. Demangling C++ names requires an installed C++ runtime
+    library (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
         return name

@@ -37,9 +37,9 @@ class UserSymbolSettings:
     Attributes:
         detail: which details to read; ``lines`` also includes names and inlined functions.
         max_bytes: memory limit for symbols. Reading a file may use up to three quarters of the
-            limit. Large tables are evicted to make room. A process that converts DWARF may use
+            limit. Large tables are evicted to free memory. A process that converts DWARF may use
             eight times this limit, but at most half of the memory that the cgroup has left.
-        cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
+        cpu_share: fraction of one CPU for reading symbols, in CPU seconds per second.
         may_block: whether lookups may take seconds; False omits source lines in split DWARF.
     """
 
@@ -89,7 +89,7 @@ def read_names(
 ) -> FileSymbols:
     """Reads the symbol names in an open file or an in-memory image.
 
-    Raises ``SymbolsRefused`` if the file is too large, damaged, or not an ELF file.
+    Raises ``SymbolsRefused`` if the file is too large, malformed, or not an ELF file.
     """
     source = _open(content)
     sources = replace(sources, begin_search=search.begin)

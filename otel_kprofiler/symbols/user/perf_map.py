@@ -95,7 +95,7 @@ class PerfMap(JitFile[JitCode]):
 
     def _parse(self, text: bytes, left: int) -> Parsed[JitCode]:
         used = text.rfind(b"\n") + 1
-        if not used and len(text) > _LONGEST_LINE:  # the next piece begins inside this line
+        if not used and len(text) > _LONGEST_LINE:  # the next chunk begins inside this line
             return Parsed((), len(text))
         return Parsed(parse_perf_map(text[:used]), used)
 

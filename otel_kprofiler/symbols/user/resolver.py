@@ -166,7 +166,7 @@ class _Words(dict[int, Frame]):
     """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
-        pending: number of lookups whose frame may still gain a name or source lines.
+        pending: number of lookups whose frame may still receive a name or source lines.
         may_have_code: whether any frame has no file, and so may be in runtime-generated code.
         has_signals: whether a signal interrupted any frame.
     """
@@ -217,7 +217,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the latest names; returns the same object until a name is added."""
+        """Returns the user stack with the latest names; the same object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -237,7 +237,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side for the sample's process; the same object until a name changes."""
+        """Returns the user stack for the sample's process; the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -273,7 +273,7 @@ def _with_code(side: Side, addresses: tuple[NamedAddress, ...]) -> Side:
 
 
 class UserResolver(Stateless):
-    """Resolves the user side of stacks; never waits for files.
+    """Resolves user stacks; never waits for files.
 
     Args:
         files: details of files. The table store adds a file when its code is first sampled.
@@ -312,12 +312,12 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Returns the side with the latest names, and the number of frames awaiting names."""
+        """Returns the user stack with the latest names, and the number of frames awaiting names."""
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Returns the side with the latest names, and the cache for the stack's mappings."""
+        """Returns the user stack with the latest names, and the cache for the stack's mappings."""
         if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:
@@ -337,7 +337,7 @@ class UserResolver(Stateless):
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because provisional sides are completed later."""
+        """Returns ``now_boot_ns``, because provisional stacks are completed later."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ _LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
 
 
 def demangle_legacy(path: str) -> str | None:
-    """Returns the name encoded by the parts of a path; None if a part is damaged."""
+    """Returns the name encoded by the components of a path; None if a component is malformed."""
     parts = []
     at = 0
     while at < len(path):

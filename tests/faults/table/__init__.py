@@ -15,10 +15,10 @@ automatically)::
         Scenario("processes", "a thread renames itself 2,000 times a second", rename_threads),
     ]
 
-``Scenario`` documents each field. ``Run`` documents what a fault can reach: the agent's process and
-directory, its receiver, and programs that run as another user. The fault is called once the agent
-samples, and ends the measurement by returning. Every agent also writes to a file that no fault
-touches. The file's samples of a control program are counted, and compared with the program's CPU
-time. Faults that affect the whole host, and thus other agents, have ``alone=True``; their agents
-take off-CPU samples, too.
+``Scenario`` documents each field. ``Run`` documents what a fault can access: the agent's process
+and directory, its receiver, and programs that run as another user. The fault is called once the
+agent is sampling, and ends the measurement by returning. Every agent also writes to a file that no
+fault affects. The file's samples of a control program are counted, and compared with the program's
+CPU time. Faults that affect the whole host, and thus other agents, have ``alone=True``; their
+agents also take off-CPU samples.
 """

@@ -1,4 +1,4 @@
-/* A well-behaved program: works and sleeps in turn, and prints its CPU time in nanoseconds.
+/* A well-behaved program: alternates work and sleep, and prints its CPU time in nanoseconds.
 
    With a real-time priority, the program runs whenever it is ready, whatever else the machine does.
    Periods of work have random lengths, so that they end at any point between two ticks. */

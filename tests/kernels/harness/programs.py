@@ -28,7 +28,7 @@ _COLLECTOR = CHECKOUT / f"tests/collector/builder-{_COLLECTOR_VERSION}.yaml"
 def build(kernel: KernelFiles) -> Path:
     """Builds every program that is older than its source, and returns the programs' directory.
 
-    Without the go command, the Go program is left out. Raises MatrixError with a compiler's output.
+    Without the go command, the Go program is omitted. Raises MatrixError with a compiler's output.
     """
     machine, home = kernel.machine, kernel.work / "programs"
     home.mkdir(parents=True, exist_ok=True)

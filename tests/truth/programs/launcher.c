@@ -1,5 +1,5 @@
-/* launcher DIRECTORY COUNT TIMES PER_SECOND: starts the programs p0 … in the directory in turn, at
- * a steady rate, and writes the number of started programs to the file "started" there. */
+/* launcher DIRECTORY COUNT TIMES PER_SECOND: starts the programs p0, p1, … in DIRECTORY one after
+ * the other, at a steady rate, and writes the number of started programs to DIRECTORY/started. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

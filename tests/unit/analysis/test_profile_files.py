@@ -1,4 +1,4 @@
-"""The content of profile files determines their format, and damage is reported."""
+"""The content of profile files determines their format, and corruption is reported."""
 
 import gzip
 import json
@@ -116,7 +116,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_intact_messages_are_read_and_damaged_messages_are_reported(tmp_path, damage):
+def test_intact_messages_are_read_and_malformed_messages_are_reported(tmp_path, damage):
     change, expected = DAMAGES[damage]
     data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
     counted = load_samples(read(tmp_path, data, [expected])).count
@@ -174,7 +174,7 @@ def test_files_that_are_not_profiles_are_rejected_with_a_hint(tmp_path, content,
     assert refused.value.hint
 
 
-def test_a_damaged_recording_is_rejected(tmp_path):
+def test_a_corrupt_recording_is_rejected(tmp_path):
     path = tmp_path / "host.raw"
     path.write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(KProfilerError, match="not a recording"):

@@ -66,7 +66,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """Returns a window of 1 s in which nginx reads and sends, and evil computes."""
+    """Returns a 1 s window: ``nginx`` reads, its thread ``sender`` sends, and ``evil`` computes."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]
@@ -101,7 +101,7 @@ STATUS = Status("host", "6.12", "99 Hz", 0.012)
 
 
 def screen(state, shown, width=80, height=24, **more):
-    """Returns the screen's lines without attributes, and checks that each fits."""
+    """Returns the screen's lines without attributes, and checks that each line fits."""
     lines = page(state, shown, STATUS, Size(width, height, **more), color=True)
     plain = [click.unstyle(line) for line in lines]
     assert len(plain) == height
@@ -161,7 +161,7 @@ def test_top_shows_and_retains_only_the_last_few_seconds():
     assert len(sliding._parts) == 5
 
 
-def test_rows_show_shares_and_milliseconds_per_second():
+def test_rows_show_percentages_and_milliseconds_per_second():
     lines = screen(TopState(), filled().shown())
     assert lines[0] == "host  6.12  99 Hz  5.0 s  10 samples/s  lost 0  own 1.2%"
     assert lines[1].split() == ["[self]", "total", "ms/s", "module", "function"]
@@ -259,7 +259,7 @@ def test_the_selection_follows_the_selected_row_when_rows_move():
     for number in range(12, 17):
         sliding.add(window(number, computes=0))
     assert "compute" not in names(state, sliding.shown())
-    assert selected(state, sliding.shown()) == "vfs_read"  # the row that took the place of compute
+    assert selected(state, sliding.shown()) == "vfs_read"  # the row that replaced compute
     press(state, sliding.shown(), END)
     assert selected(state, sliding.shown()) == names(state, sliding.shown())[-1]
     press(state, sliding.shown(), UP, HOME, UP)

@@ -1,4 +1,4 @@
-"""In every report, zero values have zero shares and negative values are rejected."""
+"""All reports show 0 % for values of zero, and reject negative values."""
 
 import gzip
 import random
@@ -36,7 +36,7 @@ def run(*words):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_share_options_must_be_between_0_and_100_percent(tmp_path, seed):
+def test_reported_percentages_are_between_0_and_100(tmp_path, seed):
     rng = random.Random(seed)
     highest = rng.choice([0, 0, 1, 10**6, 10**15])
     values = [rng.randrange(highest + 1) for _ in range(rng.randrange(1, 12))]

@@ -1,4 +1,4 @@
-"""Stacks are rebuilt from rows of functions, including inlined and recursive ones."""
+"""Stacks are rebuilt from rows of functions, including inlined and recursive calls."""
 
 from otel_kprofiler.clickhouse.stacks import Stacks
 from otel_kprofiler.model import (
@@ -20,7 +20,7 @@ def stack(*rows, statuses=()):
     return stacks.get(1, statuses)
 
 
-def test_everything_called_by_vmlinux_is_on_the_kernel_side():
+def test_everything_called_by_vmlinux_is_in_the_kernel_stack():
     result = stack(
         (0x50, "nf_hook", "", 0, "nf_conntrack"),
         (0x60, "count", "", 0, "bpf_prog_0123456789abcdef_count"),
@@ -33,7 +33,7 @@ def test_everything_called_by_vmlinux_is_on_the_kernel_side():
     assert kinds == [ModuleKind.LOADED, ModuleKind.BPF, ModuleKind.VMLINUX, ModuleKind.USER]
 
 
-def test_unmapped_kernel_addresses_are_on_the_kernel_side():
+def test_unmapped_kernel_addresses_are_in_the_kernel_stack():
     (side,) = stack((1 << 63, "", "", 0, "")).sides
     assert side.kind is KERNEL_SIDE
     assert side.frames[0].unresolved is Unresolved.NOT_KEPT

@@ -56,7 +56,7 @@ def test_the_agents_probes_query_its_health_endpoint(agent):
         assert probe["path"] in ("/livez", "/readyz")
 
 
-def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
+def test_the_agent_can_read_the_hosts_cgroups_and_pod_names(agent):
     """The host's files are mounted read-only below /host, so as not to hide the container's."""
     pod, container, _ = agent
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}

@@ -1,4 +1,4 @@
-"""OTLP files stay readable through truncation, rotation and full disks."""
+"""OTLP files remain readable through truncation, rotation and full disks."""
 
 import io
 import os

@@ -92,7 +92,7 @@ OTHERS = {
     },
     f"/machine.slice/libpod-conmon-{ID}.scope": {"unit": f"libpod-conmon-{ID}.scope"},
     f"/system.slice/{ID}.service": {"unit": f"{ID}.service"},
-    # paths that only resemble those of containers, or are beside them
+    # paths that resemble container paths, or are siblings of containers
     f"/run-{ID}.scope": {"unit": f"run-{ID}.scope"},
     f"/kubepods/burstable/pod{SLICED}/x": {"pod": UID},
     **{
@@ -129,7 +129,7 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
         ("0::/\n", {}),
         (f"0::/docker/{ID}\n", {"container": ID}),
         (f"0::/docker/{ID} (deleted)\n", {"container": ID}),
-        # cgroup v1, and a hybrid whose cgroup v2 has no controllers
+        # cgroup v1, and a hybrid hierarchy without cgroup v2 controllers
         (f"11:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
         (f"4:memory:/docker/{ID}\n3:cpu,cpuacct:/\n0::/\n", {"container": ID}),
         (

@@ -143,7 +143,7 @@ def test_an_aggregated_value_is_dated_to_the_start_of_its_profile(mutable):
         decode_windows(message.SerializeToString())
 
 
-def test_each_value_stays_with_its_timestamp(mutable):
+def test_each_value_is_paired_with_its_timestamp(mutable):
     """Off-CPU profiles from opentelemetry-ebpf-profiler have a duration for each timestamp."""
     message, profile = mutable.message, mutable.profile()
     del profile.samples[1:]

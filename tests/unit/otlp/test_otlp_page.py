@@ -1,4 +1,4 @@
-"""The examples in docs/otlp.md do what the page says."""
+"""The examples in docs/otlp.md behave as documented."""
 
 import pytest
 

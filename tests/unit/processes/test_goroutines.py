@@ -84,7 +84,7 @@ def test_the_error_for_an_unsupported_go_version_names_it(version):
 
 
 @pytest.mark.parametrize(("gap", "flags"), [(8, 2), (0, 0)])
-def test_a_go_version_in_an_unexpected_place_or_format_is_unknown(gap, flags):
+def test_a_go_version_in_an_unexpected_location_or_format_is_unknown(gap, flags):
     with pytest.raises(UnsupportedGoError, match="unknown version"):
         Program(gap=gap, flags=flags).find()
 

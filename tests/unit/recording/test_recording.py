@@ -70,7 +70,7 @@ def recording(recorded):
 
 
 def with_header(recorded, **values):
-    """Returns the path of a copy whose header has other values."""
+    """Returns the path of a copy with modified header values."""
     changed = f"{recorded}.changed"
     with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
@@ -154,7 +154,7 @@ def test_wait_totals_are_replayed_once_after_all_samples(tmp_path, tree):
     "row",
     [[1, 2, [1, 2, 3, 4], 5, 6], [1, 2, [1, 2, 3, 4, -5], 5, 6], [1, 2, 3], 7, [1, 2, 3, 4, 5]],
 )
-def test_damaged_wait_totals_are_rejected(recorded, row):
+def test_malformed_wait_totals_are_rejected(recorded, row):
     with pytest.raises(KProfilerError, match="damaged"):
         Recording(with_header(recorded, waits=[row]))
 
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_a_recording_is_rejected(tmp_path, content):
         Recording(str(path))
 
 
-def test_damaged_records_are_rejected(tmp_path):
+def test_malformed_records_are_rejected(tmp_path):
     writer = RecordingWriter(str(tmp_path / "damaged"))
     writer.add_records(ring_record(1, [1])[:-4], 1)
     writer.finish(FACTS)

@@ -92,7 +92,7 @@ def test_least_recently_set_label_sets_are_evicted():
     assert sets.find(again) == (("n", "1"),)
 
 
-def test_concurrent_threads_get_the_numbers_of_their_label_sets():
+def test_concurrent_threads_receive_the_numbers_of_their_label_sets():
     sets, wrong = LabelSets(limit=50), []
 
     def use(first):

@@ -119,7 +119,7 @@ def test_a_mistyped_path_is_an_error(tmp_path, small_copies, symbolize, what):
     ("what", "suffix"),
     [*(("kallsyms", suffix) for suffix in COMPRESS), *((what, ".xz") for what in list(NAMES)[1:])],
 )
-def test_a_damaged_copy_of_kernel_files_is_an_error_without_a_traceback(
+def test_a_corrupt_copy_of_kernel_files_is_an_error_without_a_traceback(
     tmp_path, small_copies, symbolize, what, suffix
 ):
     name = f"copy.tar{suffix}" if what == "sys_module" else f"copy{suffix}"
@@ -135,7 +135,7 @@ def test_a_damaged_copy_of_kernel_files_is_an_error_without_a_traceback(
 
 
 @pytest.mark.parametrize("keep", [0, 1, 300, 512, 5000])
-def test_a_damaged_archive_is_reported_without_a_traceback(tmp_path, copies, keep):
+def test_a_corrupt_archive_is_reported_without_a_traceback(tmp_path, copies, keep):
     archive = tmp_path / "sys_module.tar"
     whole = lzma.decompress(copies["sys_module"].read_bytes())
     archive.write_bytes(whole[:keep] + b"?" * 700 if keep else b"")

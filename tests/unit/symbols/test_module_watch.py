@@ -1,4 +1,4 @@
-"""Module tracking turns announcements and reads into snapshots over time."""
+"""Module tracking builds snapshots over time from announcements and reads."""
 
 import errno
 import logging
@@ -118,7 +118,7 @@ def test_an_unloaded_module_is_named_only_for_its_lifetime(host, symbolizer):
     assert (gone.module, gone.unresolved) == (None, Unresolved.MODULE_GONE)
 
 
-def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symbolizer):
+def test_a_reused_address_never_resolves_to_the_wrong_module(host, symbolizer):
     """If the removal is not announced, the address has no owner between two reads."""
     ran_ns = boot_ns() - 10**9
     time.sleep(0.12)
@@ -177,7 +177,7 @@ def test_no_module_is_missed_after_a_failed_receive(host, symbolizer, caplog, er
 def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     readings = symbolizer.watch.counts.readings
     opened = host.kallsyms_opened
-    with symbolizer.watch._lock:  # so that all announcements are read at once
+    with symbolizer.watch._lock:  # so that all announcements are read in one pass
         for number in range(50):
             host.load(f"m{number}", TEXT + 0x4000 * number, init=INIT + 0x1000 * number)
     settle(symbolizer)
@@ -188,7 +188,7 @@ def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     assert host.kallsyms_opened - opened <= 50
 
 
-def test_a_module_loaded_during_a_read_of_kallsyms_gets_the_right_names(host, symbolizer):
+def test_a_module_loaded_during_a_read_of_kallsyms_is_resolved_correctly(host, symbolizer):
     def load_once():
         host.before_kallsyms = lambda: None
         kallsyms = host.root / "proc/kallsyms"

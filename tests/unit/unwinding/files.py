@@ -25,7 +25,7 @@ def find(data):
 
 
 class Elf:
-    """An ELF file whose headers a test changes."""
+    """An ELF file with headers that tests modify."""
 
     def __init__(self, name="plain.so"):
         self.data = bytearray(content(name))

@@ -128,7 +128,7 @@ def test_a_caller_without_a_frame_record_ends_the_stack(built, tmp_path):
     assert stack.end.name == "NO_RULE"
 
 
-def test_the_caller_of_a_leaf_without_a_rule_comes_from_the_link_register(built, tmp_path):
+def test_the_caller_of_a_leaf_without_a_rule_is_read_from_the_link_register(built, tmp_path):
     records = Records(built, tmp_path)
     stack = records.unwind({0: 0, 8: records.main}, records.untabled, link=records.bottom)
     assert list(stack.addresses) == [records.untabled, records.bottom, records.main]

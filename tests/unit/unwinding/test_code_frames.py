@@ -65,7 +65,7 @@ def test_instructions_are_decoded(code, effect, value):
     assert decode(data + bytes(30), 0) == (len(data), effect, value)
 
 
-def test_a_function_is_followed_through_its_prologue_and_epilogue():
+def test_the_stack_state_is_tracked_through_prologue_and_epilogue():
     assert states(follow("55 53 4883ec08 90 4883c408 5b 5d c3", 0)) == {
         0: ENTRY,
         1: State(16, 16, None),
@@ -96,7 +96,7 @@ def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
     assert 8 not in states(flow)
 
 
-def test_code_after_a_call_to_an_import_that_does_not_return_is_not_followed():
+def test_code_after_a_call_to_an_import_that_does_not_return_is_not_analyzed():
     # 0: jmp *slot. 6: push; je 15; call 0. 15: pop; ret
     flow = follow("ff2500010000 50 7406 e8f2ffffff 90 58 c3", 6, endless=[START + 6 + 0x100])
     assert 14 not in states(flow)
@@ -152,7 +152,7 @@ def test_every_byte_of_a_gap_has_an_entry():
     assert (start, struct.unpack_from("<I", maker.frames, entry + 12)[0]) == (START, 7)
 
 
-def test_damaged_code_is_analyzed_quickly_and_without_an_error():
+def test_corrupt_code_is_analyzed_quickly_and_without_an_error():
     code = bytes(range(256)) * 64
     parts = {"text": [Segment(0, len(code), START)]}
     assert make_frames(code, parts, [START + 3], [(START, START + len(code))], 0).pairs

@@ -192,7 +192,7 @@ def test_data_that_is_not_a_profile_is_rejected(intake, receivers, body):
     assert (intake.counts.refused, intake.counts.requests) == (3, 0)
 
 
-def test_the_intact_part_of_a_damaged_request_is_accepted(store, receivers):
+def test_the_intact_part_of_a_malformed_request_is_accepted(store, receivers):
     request = ExportProfilesServiceRequest.FromString(payload())
     good = request.resource_profiles[0].scope_profiles[0].profiles[0]
     for number in (10**6, -5):
@@ -280,7 +280,7 @@ def test_hostile_requests_are_rejected_without_a_traceback(receivers, capfd, cap
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_client_that_resets_its_connection_does_not_affect_others(receivers):
+def test_a_client_that_resets_its_connection_does_not_affect_other_clients(receivers):
     for port in (receiver.port for receiver in receivers):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
@@ -410,7 +410,7 @@ def test_calls_whose_messages_never_arrive_do_not_block_other_calls(
 def count_connections(port):
     """Counts the connections accepted at a port of this host. See proc_pid_net_tcp(5)."""
     rows = []
-    for table in ("tcp", "tcp6"):  # gRPC's sockets serve IPv4 and IPv6
+    for table in ("tcp", "tcp6"):  # gRPC listens on dual-stack sockets
         with open(f"/proc/self/net/{table}") as lines:
             rows += [line.split() for line in lines]
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)

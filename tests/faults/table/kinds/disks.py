@@ -1,4 +1,4 @@
-"""Files and disks that are full, read-only or gone while the agent writes."""
+"""Files and disks that are full, read-only or removed while the agent writes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fill(run, name):
 
 
 def tiny(run):
-    """Waits while the agent fills its 128-kB file system, which then stays full."""
+    """Waits while the agent fills its 128-kB file system, which then remains full."""
     wait(run)
 
 

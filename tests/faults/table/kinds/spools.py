@@ -1,4 +1,4 @@
-"""Spool segments damaged between two runs."""
+"""Spool segments that are corrupted between two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AwayReceiver(HttpReceiver):
 
 
 def damaged(damage, segments=1):
-    """Returns a fault that stops the agent, damages its spool, and restarts it.
+    """Returns a fault that stops the agent, corrupts its spool, and restarts it.
 
     Each of several ``segments`` is written by a separate run.
     """

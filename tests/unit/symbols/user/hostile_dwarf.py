@@ -1,4 +1,4 @@
-"""ELF files of a few MB whose DWARF is crafted to take much memory or time to convert."""
+"""ELF files of a few MB with DWARF that is crafted to take excessive memory or time to convert."""
 
 import struct
 import zlib
@@ -156,6 +156,6 @@ KINDS = {
     "compressed-lines": compressed,
 }
 LARGE = {"line-rows", "functions", "names", "abbreviations", "compressed-lines"}
-"""The kinds of hostile DWARF whose conversion takes more than 96 MB."""
+"""The kinds of hostile DWARF that take more than 96 MB to convert."""
 SLOW = {"ranges"}
-"""The kinds of hostile DWARF that reach the CPU time limit."""
+"""The kinds of hostile DWARF that exceed the CPU time limit."""

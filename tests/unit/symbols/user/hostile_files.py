@@ -71,12 +71,12 @@ def symbols(count, kind=2):
 
 
 def good():
-    """Returns a small program whose first function is ``good_000000``."""
+    """Returns a small program with ``good_000000`` as its first function."""
     return with_symbols(*make_symbols(3, b"good_%06x"))
 
 
 def versions():
-    """Returns a program whose names all have the shortest possible version."""
+    """Returns a program in which every symbol has the shortest possible version."""
     entries, names = make_symbols(2)
     return with_symbols(entries, names + b"a@b\0" * (2 << 20))
 
@@ -124,7 +124,7 @@ def packed_zeros():
 
 
 def packed_streams():
-    """Returns a program whose debug file, of concatenated streams, decompresses to 10 GB."""
+    """Returns a program with a debug file of concatenated streams that decompress to 10 GB."""
     return packed(lzma.compress(bytes(64 << 20), preset=0) * 160)
 
 
@@ -187,7 +187,7 @@ def go_lines():
     count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
-    starts[1::2] = array("I", [4]) * count  # all share the struct at 4
+    starts[1::2] = array("I", [4]) * count  # all share the struct at offset 4
     words = (count, 0, 0, *[header_bytes] * 4, header_bytes + 8)
     table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"-f\0".ljust(8, b"\0")
     module = [address, address + header_bytes, *[0] * 39]

@@ -1,4 +1,4 @@
-"""Debug files are found where debuggers search for them, if they match the file."""
+"""Debug files that match a binary are found where debuggers search for them."""
 
 import os
 import struct
@@ -162,7 +162,7 @@ def test_debug_file_symbols_match_the_program(with_id, without_id, tmp_path):
     b"", b"\0\0\0\0\0\0\0\0", b"abc\0", b"abc\0\1\2\3", b"../x\0\0\0\0\1\2\3\4",
     b"..\0\0\1\2\3\4", b".\0\0\0\1\2\3\4", b"/etc/passwd\0\1\2\3\4",
 ])  # fmt: skip
-def test_damaged_debug_links_are_ignored(content):
+def test_malformed_debug_links_are_ignored(content):
     assert parse_debug_link(content) is None
 
 
