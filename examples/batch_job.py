@@ -1,4 +1,4 @@
-"""A batch job whose only OpenTelemetry signal is kernel profiles.
+"""A batch job with kernel profiles as its only OpenTelemetry signal.
 
     OTEL_SERVICE_NAME=copy OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 \
     python batch_job.py 200

@@ -236,7 +236,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, writing its output to stderr if the profile goes to stdout."""
+    """Start the command, writing its output to stderr if the profile is written to stdout."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     try:

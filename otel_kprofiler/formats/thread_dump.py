@@ -42,7 +42,7 @@ class _Group(NamedTuple):
 def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -> str:
     """Returns the threads of each process as text, grouped by state and stack.
 
-    Stacks are shown leaf first. Running threads come first, then threads waiting for a CPU,
+    Stacks are shown leaf first. Running threads are listed first, then threads waiting for a CPU,
     threads in uninterruptible sleep, other threads, and finally threads waiting for work. Within
     this order, larger groups come first. ``width`` is the terminal's width; None for no limit.
     """

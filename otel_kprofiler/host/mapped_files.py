@@ -40,7 +40,7 @@ _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 class FileProblem(enum.Enum):
     """The reason why a mapped file could not be opened; the value is shown to users."""
 
-    GONE = "the process had ended, or unmapped the file, before it could be opened"
+    GONE = "the process had exited, or unmapped the file, before it could be opened"
     NOT_SAME = "the file that could be opened is not the mapped file"
     UNREADABLE = "the file could not be read"
     FORBIDDEN = "this process may not open the file"

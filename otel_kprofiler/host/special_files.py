@@ -21,8 +21,8 @@ def open_special(path: str) -> int | None:
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):
         descriptor = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
-        # Duplicate our own descriptor. Sockets cannot be reopened, and a reopened file would be
-        # written from its start.
+        # Duplicate this process's descriptor. Sockets cannot be reopened, and a reopened file would
+        # be written from its start.
         return (
             os.dup(int(descriptor[1]))
             if descriptor

@@ -89,8 +89,8 @@ class ProcessReader:
         """Returns the attributes of a process's user; empty if ``uid`` is None."""
         if uid is None:
             return {}
-        # A container's user names come from its image. On the host, the uid may belong to another
-        # user.
+        # A container's user names are defined by its image. On the host, the uid may belong to
+        # another user.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 

@@ -201,7 +201,7 @@ class ProcessEvents(ForkAware):
         self._lost_since_ns = min(self._lost_since_ns or since_ns, since_ns)
 
     def _release(self, until_ns: int) -> list[ProcessEvent]:
-        self._pending.sort(key=_TIME)  # stable: each CPU's records stay in order
+        self._pending.sort(key=_TIME)  # stable: preserves the order of each CPU's records
         events: list[ProcessEvent] = []
         count = 0
         for count, record in enumerate(self._pending, 1):

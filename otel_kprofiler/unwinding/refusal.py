@@ -15,7 +15,7 @@ class Refusal(enum.Enum):
     Every ``FileProblem`` has a refusal of the same name.
     """
 
-    GONE = "the process had ended, or unmapped the file, before it could be opened"
+    GONE = "the process had exited, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
     NOT_SAME = "the file that could be opened is not the mapped file"
     CHANGED = "the file changed while it was being read"

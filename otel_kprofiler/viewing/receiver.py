@@ -34,7 +34,7 @@ from otel_kprofiler.viewing.store import Added
 
 PATH: Final = "/v1development/profiles"
 MAX_BYTES: Final = 8 << 20
-"""Maximum size of an uncompressed request, in bytes. Senders stay below gRPC's default of 4 MiB."""
+"""Maximum size of an uncompressed request, in bytes. Senders stay below gRPC's 4 MiB default."""
 
 ONLY_PROFILES: Final = "only profiles are received here"
 _WAIT_S: Final = 5.0
@@ -211,7 +211,7 @@ class _Handler(HttpHandler):
         if not length.isdecimal():
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the request lacks a Content-Length header")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
-            # Keep reading, because a client that is still sending would not see the response.
+            # Keep reading, because a client that is still sending would not receive the response.
             left = int(length[:_MOST_DIGITS])
             for _ in range(min(left, _MOST_SKIPPED) // _PART_BYTES):
                 self.rfile.read(_PART_BYTES)

@@ -1,4 +1,4 @@
-"""The agent identifies containers, pods and units, and samples only the selected ones."""
+"""The agent identifies containers, pods and units, and samples only those in its targets."""
 
 import contextlib
 import os

@@ -51,7 +51,7 @@ struct bpf_iter__task_vma {
 };
 #pragma clang attribute pop
 
-/* Returns the process's id in its own pid namespace; 0 if it has exited. */
+/* Returns the process's id in its pid namespace; 0 if it has exited. */
 INLINE u32 find_inner_tgid(struct task_struct *task)
 {
 	struct task_struct *leader = 0;
@@ -66,7 +66,7 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 }
 
 /*
- * Returns whether a file is on a file system served by another host or process (linux/magic.h).
+ * Returns whether a file is on a network or user-space file system (linux/magic.h).
  * Reading such a file may take arbitrarily long, so it is not listed.
  */
 INLINE int is_remote(u64 address)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Settings, counters and state of the programs that follow threads off the CPU (wait.bpf.h).
+ * Settings, counters and state of the programs that track off-CPU threads (wait.bpf.h).
  * wait_maps.py reads and writes the structs; change both together.
  */
 #pragma once
@@ -67,7 +67,7 @@ enum {
  * program, so that it can read members of the tracepoint's task without a helper.
  */
 struct wait_layout {
-	u64 pid; /* in task_struct, like all members whose comments name no struct */
+	u64 pid; /* in task_struct, unless a comment names another struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
 	u64 iowait; /* byte with the in_iowait bit; iowait_mask: mask of that bit */

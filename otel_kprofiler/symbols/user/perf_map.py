@@ -9,8 +9,8 @@ these rules:
 
 - An address has no name at times after the last read of the file.
 - An address that is listed for only one function has that function's name.
-- If the function at an address changed between two reads, the address has the old name until the
-  first read, the new name from the second read on, and no name in between.
+- If the function at an address changed between two reads, the address resolves to the old name
+  until the first read, to the new name from the second read on, and to no name in between.
 
 New code never has an old name if the writer lists each function before the first call, as all
 writers listed above do. Until a writer flushes buffered lines, old names may be shown. Old names

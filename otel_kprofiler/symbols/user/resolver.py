@@ -137,7 +137,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up a used frame again, so that the symbols of its file stay loaded.
+        Looks up a used frame again, so that the symbols of its file remain loaded.
         """
         used = self.final or self._interim
         if self._name and used:

@@ -1,6 +1,6 @@
 """The table of faults: the effect of each fault on the samples, counted by independent code.
 
-``make fault-table`` runs every scenario with a separate agent at 99 Hz with user-space symbols,
+``make fault-table`` runs every scenario with a separate agent at 99 Hz, with user-space symbols,
 and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``.
 ``python -m tests.faults.table WORD ...`` runs the scenarios whose kind or name contains a word;
 with ``--fresh``, also those that already have rows.

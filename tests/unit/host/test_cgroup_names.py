@@ -139,7 +139,7 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
         # several hierarchies: cgroup v2 takes precedence, then systemd's
         (f"5:pids:/docker/{OTHER}\n0::/docker/{ID}\n", {"container": ID}),
         (f"5:pids:/docker/{OTHER}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
-        # damaged lines
+        # malformed lines
         (f"0::docker/{ID}\n0:/docker/{ID}\nx\n::\n", {}),
         (f"0:cpu:/a:b/{ID}\n", {"container": ID}),
     ],

@@ -82,7 +82,7 @@ def huge_record(run, segments):
 
 
 def lying_record(run, segments):
-    """Appends a record with a valid checksum whose JSON has impossible counts."""
+    """Appends a record with a valid checksum but impossible counts in its JSON."""
     body = b'{"settled": 9007199254740993, "done": {"on_cpu": -5}, "appended": {"on_cpu": 1e400}}'
     checked = struct.pack("<IB", len(body), 2) + body
     with segments[-1].open("ab") as file:

@@ -119,7 +119,7 @@ def packed(content):
 
 
 def packed_zeros():
-    """Returns a program whose compressed debug file consists of zeros."""
+    """Returns a program with a compressed debug file that consists of zeros."""
     return packed(lzma.compress(bytes(60 << 20), preset=0))
 
 
@@ -129,7 +129,7 @@ def packed_streams():
 
 
 def packed_with_a_dictionary():
-    """Returns a program whose debug file declares a dictionary of 1 GB."""
+    """Returns a program with a debug file that declares a 1 GB dictionary."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
     whole = bytearray(lzma.compress(good(), filters=filters))
     # A block header, which ends with its CRC32 (xz file format 1.1.0, sections 3.1 and 5.3.1).
@@ -141,7 +141,7 @@ def packed_with_a_dictionary():
 
 
 def packed_symbols():
-    """Returns a program whose compressed debug file has a symbol table."""
+    """Returns a program with a compressed debug file that contains a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
     return packed(lzma.compress(with_symbols(entries * 2, names), preset=0))
 
@@ -168,7 +168,7 @@ def stubs():
 
 
 def go():
-    """Returns a Go program whose runtime table has many functions that share one struct."""
+    """Returns a Go program with a runtime table of many functions that share one struct."""
     count = 3 << 20
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
