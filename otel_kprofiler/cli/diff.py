@@ -10,12 +10,13 @@ import click
 from otel_kprofiler.analysis import Change, Filter, Part, Samples, compare, group_samples
 from otel_kprofiler.cli import report
 from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
-from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.moments import Moment, parse_moment
 from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
-from otel_kprofiler.cli.report import GroupingType, drop_idle, show, terminal_width
+from otel_kprofiler.cli.report import GROUPING, drop_idle, show, terminal_width
 from otel_kprofiler.cli.sources import Choice, describe_source, is_table, load_table
+from otel_kprofiler.cli.types import ParsedType
 from otel_kprofiler.clickhouse import PAGE, Need, need_of
 from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
@@ -25,26 +26,21 @@ _TOO_MUCH: Final = 1
 _Range = tuple[Moment, Moment]
 
 
-class _RangeType(click.ParamType[_Range]):
-    """The Click type for time ranges: two times with ``..`` between them."""
+def _parse_range(text: str) -> _Range:
+    start, between, end = text.partition("..")
+    if not between:
+        raise ValueError(f"{text!r} is not a range such as 0s..30s")
+    return parse_moment(start), parse_moment(end)
 
-    name = "range"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> _Range:
-        start, between, end = str(value).partition("..")
-        if not between:
-            self.fail(f"{value!r} is not a range such as 0s..30s", param, ctx)
-        moment = MomentType()
-        return moment.convert(start, param, ctx), moment.convert(end, param, ctx)
+_RANGE: Final = ParsedType("range", _parse_range)
 
 
 @click.command(name="diff")
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
-    "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
+    "--by", type=GROUPING, default="function", show_default=True, metavar="WHAT",
     help="Group samples as `report --by` does.",
 )  # fmt: skip
 @click.option(
@@ -53,12 +49,12 @@ class _RangeType(click.ParamType[_Range]):
     "second.",
 )  # fmt: skip
 @click.option(
-    "--time-before", type=_RangeType(), metavar="FROM..TO",
+    "--time-before", type=_RANGE, metavar="FROM..TO",
     help="Time range within BEFORE. FROM and TO are offsets from the start, as in 0s..30s, or "
     "times that `report --from` accepts.",
 )  # fmt: skip
 @click.option(
-    "--time-after", type=_RangeType(), metavar="FROM..TO",
+    "--time-after", type=_RANGE, metavar="FROM..TO",
     help="Time range within AFTER, or within BEFORE if there is no AFTER.",
 )  # fmt: skip
 @click.option(

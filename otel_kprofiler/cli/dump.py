@@ -19,7 +19,7 @@ from otel_kprofiler.cli.sampling_options import (
 )
 from otel_kprofiler.cli.target_filters import check_process, find_namespace, get_containers
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.cli.types import DURATION
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import dump_folded, dump_json, dump_table
@@ -43,7 +43,7 @@ _LONGEST_S: Final = 3600.0
     help="Dump only the processes of this container, given by its name or a prefix of its ID.",
 )  # fmt: skip
 @click.option(
-    "--interval", "interval_s", type=DurationType(),
+    "--interval", "interval_s", type=DURATION,
     help="Take a second dump after this time, such as 1s, and mark threads that have not moved.",
 )  # fmt: skip
 @click.option(

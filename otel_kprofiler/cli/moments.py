@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from math import copysign
+from typing import Final
 
-import click
-
+from otel_kprofiler.cli.types import ParsedType
 from otel_kprofiler.config import parse_duration
 
 _SECOND_NS = 10**9
@@ -42,28 +42,23 @@ class Moment:
         return int(moment.timestamp()) * _SECOND_NS + moment.microsecond * 1000
 
 
-class MomentType(click.ParamType[Moment]):
-    """The Click type for times: an ISO 8601 time, or a duration in Go's syntax or in seconds.
+def parse_moment(text: str) -> Moment:
+    """Parse an ISO 8601 time, or a duration in Go's syntax or in seconds, which may be negative.
 
-    Durations may be negative.
+    Raises ``ValueError`` if the text is not a time.
     """
+    try:
+        if ":" not in text and "T" not in text:
+            sign, plain = (-1, text[1:]) if text.startswith("-") else (1, text)
+            duration = parse_duration(f"{plain}s" if plain.isdecimal() else plain)
+            return Moment(copysign(duration.seconds, sign))
+        if "T" in text or "-" in text:
+            return Moment(datetime.fromisoformat(text))
+        return Moment(time.fromisoformat(text))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a time such as 10s, -1h, 12:30:05 or 2026-01-31T12:30:05"
+        ) from None
 
-    name = "time"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Moment:
-        """Convert text to a moment, or fail with a usage error if the text is not a time."""
-        if isinstance(value, Moment):
-            return value
-        text = str(value)
-        try:
-            if ":" not in text and "T" not in text:
-                sign, plain = (-1, text[1:]) if text.startswith("-") else (1, text)
-                duration = parse_duration(f"{plain}s" if plain.isdecimal() else plain)
-                return Moment(copysign(duration.seconds, sign))
-            if "T" in text or "-" in text:
-                return Moment(datetime.fromisoformat(text))
-            return Moment(time.fromisoformat(text))
-        except ValueError:
-            self.fail(f"{text!r} is not a time such as 10s, -1h, 12:30:05 or 2026-01-31T12:30:05")
+MOMENT: Final = ParsedType("time", parse_moment)

@@ -23,7 +23,7 @@ from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
 from otel_kprofiler.cli.target_filters import Targets, check_namespace
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.cli.types import DurationType, is_duration
+from otel_kprofiler.cli.types import DURATION, is_duration
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS, select_modules
@@ -48,7 +48,7 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 
 @click.command(name="record")
 @click.option(
-    "-d", "--duration", type=DurationType(),
+    "-d", "--duration", type=DURATION,
     help="Duration of the recording, such as 10s or 1m30s. Default: 10s, or until COMMAND exits.",
 )  # fmt: skip
 @click.option(

@@ -22,7 +22,7 @@ from otel_kprofiler.analysis import (
     find_span_times,
     weigh_latency,
 )
-from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.moments import MOMENT, Moment
 from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.report_text import (
@@ -34,7 +34,7 @@ from otel_kprofiler.cli.report_text import (
 )
 from otel_kprofiler.cli.sources import Choice, is_table, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.cli.types import CpuListType
+from otel_kprofiler.cli.types import CPU_LIST, ParsedType
 from otel_kprofiler.clickhouse import ALL, need_of
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
@@ -46,28 +46,23 @@ _OF_SPANS: Final = (PART, TRACE)
 _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
 
-class GroupingType(click.ParamType[str]):
-    """The Click type for groupings: a name, ``label:NAME``, or an attribute name with a dot."""
+def _parse_grouping(name: str) -> str:
+    if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
+        raise ValueError(
+            f"{name!r} is not a grouping: use one of {_GROUPINGS}, the name of an attribute, "
+            f"which contains a dot, or label:{name} for a label"
+        )
+    return name
 
-    name = "grouping"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Returns the grouping's name; fails with a usage error if the grouping is unknown."""
-        name = str(value)
-        if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
-            self.fail(
-                f"{name!r} is not a grouping: use one of {_GROUPINGS}, the name of an attribute, "
-                f"which contains a dot, or label:{name} for a label"
-            )
-        return name
+GROUPING: Final = ParsedType("grouping", _parse_grouping)
+"""The Click type for groupings: a name, ``label:NAME``, or an attribute name with a dot."""
 
 
 @click.command(name="report")
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
-    "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
+    "--by", type=GROUPING, default="function", show_default=True, metavar="WHAT",
     help=f"Group samples by one of {_GROUPINGS}, an attribute such as k8s.pod.name, or label:NAME.",
 )  # fmt: skip
 @click.option(
@@ -100,12 +95,12 @@ class GroupingType(click.ParamType[str]):
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
-    "--from", "start", type=MomentType(), metavar="TIME",
+    "--from", "start", type=MOMENT, metavar="TIME",
     help="Keep only samples taken at or after this time: 10s (after the start), -10s (before the "
     "end), 12:30:05 or 2026-01-31T12:30:05 (UTC).",
 )  # fmt: skip
 @click.option(
-    "--to", "end", type=MomentType(), metavar="TIME",
+    "--to", "end", type=MOMENT, metavar="TIME",
     help="Keep only samples taken before this time.",
 )  # fmt: skip
 @click.option(
@@ -128,7 +123,7 @@ class GroupingType(click.ParamType[str]):
     help="Keep only processes with this attribute, or samples with this label.",
 )  # fmt: skip
 @click.option(
-    "--cpus", type=CpuListType(), default=(), metavar="LIST",
+    "--cpus", type=CPU_LIST, default=(), metavar="LIST",
     help="Keep only these CPUs, such as 0-3,8.",
 )  # fmt: skip
 @click.option(

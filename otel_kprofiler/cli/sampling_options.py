@@ -8,7 +8,7 @@ import click
 
 from otel_kprofiler.bpf import VMLINUX_BTF, list_tracepoints
 from otel_kprofiler.cli.target_filters import Targets, find_namespace, find_targets
-from otel_kprofiler.cli.types import CpuListType
+from otel_kprofiler.cli.types import CPU_LIST
 from otel_kprofiler.host import (
     CPU_CLOCK,
     LOCK_EVENT,
@@ -135,7 +135,7 @@ _OPTIONS: Final = (
         "last process exits.",
     ),
     click.option(
-        "--cpus", type=CpuListType(), default=(), metavar="LIST",
+        "--cpus", type=CPU_LIST, default=(), metavar="LIST",
         help="Sample only these CPUs, for example 0-3,8.",
     ),
     click.option(

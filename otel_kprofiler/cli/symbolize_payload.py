@@ -1,15 +1,13 @@
 """``otel-kprofiler symbolize --payload``: add names from this host's files to OTLP profiles."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from otel_kprofiler.cli.output import refusal
+from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.terminal import FILE_FIX, describe_count, say
-from otel_kprofiler.errors import ExportError, HostError
-from otel_kprofiler.host import NewFile
+from otel_kprofiler.errors import HostError
 from otel_kprofiler.model import Line
 from otel_kprofiler.otlp import Nameless, NamelessFile, Naming, name_locations, read_file
 from otel_kprofiler.symbols import FileIdentity, InstalledFiles, InstalledKernel, SymbolSources
@@ -38,14 +36,10 @@ def name_payload(
         data = read_file(path)
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}", hint=FILE_FIX) from error
-    file = None if output == "-" else _create(output, force=force)
     names = _Names(InstalledFiles(sources, elf_files), InstalledKernel(elf_files))
-    try:
+    with Output(output, "otlp", force=force) as target:
         naming = name_locations(data, names.find)
-        _write(output, file, naming.data)
-    finally:
-        if file is not None:
-            file.abandon()
+        target.write_content(naming.data, private=False)
     _report(naming, names.missing, as_json=as_json)
     return naming.named > 0 or naming.nameless == 0
 
@@ -94,26 +88,3 @@ def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) ->
     for file, count in missing.most_common(_MAX_FILES_TOLD):
         identity = f"build-id {file.build_id}" if file.build_id else f"file id {file.file_id}"
         say(f"  {count} without a name in {file.name}  {identity}", err=True)
-
-
-def _create(path: str, *, force: bool) -> NewFile:
-    try:
-        return NewFile(path, mode=0o666, replace=force)
-    except OSError as error:
-        raise refusal(path, "-o", error) from error
-
-
-def _write(path: str, file: NewFile | None, data: bytes) -> None:
-    if file is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        with open(file.fd, "wb", closefd=False) as target:
-            target.write(data)
-        file.finish()
-    except OSError as error:
-        raise ExportError(
-            f"cannot write {path}: {error.strerror}",
-            hint="set -o to a path on a disk with free space",
-        ) from error

@@ -24,7 +24,7 @@ from otel_kprofiler.cli.top_page import Size, Status, page, plain_table
 from otel_kprofiler.cli.top_state import GROUPING_KEYS, ORDERS, TopState
 from otel_kprofiler.cli.top_table import Table
 from otel_kprofiler.cli.top_windows import Shown, SlidingWindow
-from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.cli.types import DURATION
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import CPU_CLOCK, Access, parse_event
 from otel_kprofiler.model import OFF_CPU, ON_CPU, ProfileKind, Window
@@ -59,7 +59,7 @@ _KEPT_MESSAGES: Final = 20
     help="Order of the rows.",
 )  # fmt: skip
 @click.option(
-    "--window", "window_s", type=DurationType(),
+    "--window", "window_s", type=DURATION,
     help="Length of the sliding window: 1s to 60s (default: 5s), or with --from 1s to 1h (default: "
     "1m).",
 )  # fmt: skip

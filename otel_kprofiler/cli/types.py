@@ -1,26 +1,45 @@
 """Parameter types that commands share."""
 
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar, cast
+
 import click
 
 from otel_kprofiler.config import parse_duration
 from otel_kprofiler.host import parse_cpu_list
 
+_ValueT = TypeVar("_ValueT")
 
-class DurationType(click.ParamType[float]):
-    """The Click type for durations in Go's syntax or in seconds. The value is in seconds."""
 
-    name = "duration"
+class ParsedType(click.ParamType[_ValueT], Generic[_ValueT]):
+    """A Click type whose values are parsed by a function.
+
+    Args:
+        name: name of the type. Unless a parameter has a ``metavar``, the help shows it in capitals.
+        parse: parses the text, or raises ``ValueError`` with a message for the user.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], _ValueT]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Convert a duration to seconds, or fail with a usage error if it is malformed."""
-        if isinstance(value, float):
-            return value
+    ) -> _ValueT:
+        """Convert text, or fail with a usage error. Defaults that are not text stay unchanged."""
+        if not isinstance(value, str):
+            return cast("_ValueT", value)
         try:
-            return _parse_seconds(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def _parse_seconds(text: str) -> float:
+    """Parse a duration in Go's syntax or in seconds, or raise ``ValueError``."""
+    if text.isdecimal():  # seconds, as in sleep(1)
+        text = f"{text}s"
+    return parse_duration(text).seconds
 
 
 def is_duration(text: str) -> bool:
@@ -32,24 +51,5 @@ def is_duration(text: str) -> bool:
     return True
 
 
-def _parse_seconds(value: object) -> float:
-    if isinstance(value, str) and value.isdecimal():  # seconds, as in sleep(1)
-        value = f"{value}s"
-    return parse_duration(value).seconds
-
-
-class CpuListType(click.ParamType[tuple[int, ...]]):
-    """The Click type for CPU lists, such as ``0-3,8``."""
-
-    name = "cpus"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Convert a list to CPU numbers, or fail with a usage error if it is malformed."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_cpu_list(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+DURATION: Final = ParsedType("duration", _parse_seconds)
+CPU_LIST: Final = ParsedType("cpus", parse_cpu_list)

@@ -16,7 +16,7 @@ from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.cli.types import DURATION, ParsedType
 from otel_kprofiler.cli.view_sources import (
     Source,
     choose_by,
@@ -48,29 +48,24 @@ _STORING: Final = frozenset({"keep_s", "keep_megabytes", "store_path"})
 _POLL_S: Final = 0.2
 
 
-class EndpointType(click.ParamType[str]):
-    """The Click type for endpoints, ``HOST:PORT``."""
+def _parse_endpoint(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not an address such as 127.0.0.1:4317")
+    return text
 
-    name = "endpoint"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Returns the endpoint; fails with a usage error if it is malformed."""
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is not an address such as 127.0.0.1:4317", param, ctx)
-        return str(value)
+_ENDPOINT: Final = ParsedType("endpoint", _parse_endpoint)
 
 
 @click.command(name="view")
 @click.argument("paths", nargs=-1, metavar="[SOURCE...]")
 @click.option(
-    "--listen", "grpc_endpoint", type=EndpointType(), metavar="HOST:PORT",
+    "--listen", "grpc_endpoint", type=_ENDPOINT, metavar="HOST:PORT",
     help="Receive OTLP over gRPC on this address, such as 127.0.0.1:4317.",
 )  # fmt: skip
 @click.option(
-    "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
+    "--listen-http", "http_endpoint", type=_ENDPOINT, metavar="HOST:PORT",
     help="Receive OTLP over HTTP on this address. With --listen, the default is port 4318 on the "
     "same host.",
 )  # fmt: skip
@@ -78,7 +73,7 @@ class EndpointType(click.ParamType[str]):
     "--live", "is_live", is_flag=True, help="Sample this host, and show the samples as they arrive."
 )
 @click.option(
-    "--keep", "keep_s", type=DurationType(), default=f"{DEFAULT_KEEP_S:.0f}s", show_default="1h",
+    "--keep", "keep_s", type=DURATION, default=f"{DEFAULT_KEEP_S:.0f}s", show_default="1h",
     help="How long to keep received samples.",
 )  # fmt: skip
 @click.option(

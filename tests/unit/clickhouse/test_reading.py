@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from otel_kprofiler.analysis import GROUPINGS, Filter
-from otel_kprofiler.cli.moments import MomentType
+from otel_kprofiler.cli.moments import parse_moment
 from otel_kprofiler.clickhouse import need_of
 from otel_kprofiler.clickhouse.conditions import filter_conditions, identifier, literal
 from otel_kprofiler.clickhouse.need import _FILTERS
@@ -58,7 +58,7 @@ def test_merged_samples_keep_their_count_sum_and_first_and_last_time():
 
 
 def test_negative_durations_count_back_from_the_end():
-    moments = [MomentType().convert(text, None, None) for text in ("10s", "-1m", "-0s", "-90")]
+    moments = [parse_moment(text) for text in ("10s", "-1m", "-0s", "-90")]
     assert [moment.unix_ns(10**12, 2 * 10**12) for moment in moments] == [
         10**12 + 10 * 10**9, 2 * 10**12 - 60 * 10**9, 2 * 10**12, 2 * 10**12 - 90 * 10**9,
     ]  # fmt: skip

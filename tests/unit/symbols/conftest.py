@@ -88,13 +88,13 @@ def modules(modules_files):
 
 
 @pytest.fixture
-def symbolize(capsysbinary):
+def symbolize(capfdbinary):
     """Returns a function that runs the command, and returns its status, output and errors."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(["symbolize", *map(str, arguments)])
-        output, errors = capsysbinary.readouterr()
+        output, errors = capfdbinary.readouterr()
         return ended.value.code or 0, output.decode(), errors.decode()
 
     return run
