@@ -1,4 +1,4 @@
-"""User stacks: their cost in the interrupt, the share of complete stacks, and missed ticks."""
+"""User stacks: their cost in the interrupt, the fraction of complete stacks, and missed ticks."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ WAYS = (
 
 
 class Totals:
-    """Total counts over all rounds of one method."""
+    """Total counts across all rounds of one method."""
 
     def __init__(self) -> None:
         self.taken = self.missed = self.whole = self.cut = self.run_ns = self.runs = 0
@@ -99,7 +99,7 @@ def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
 
 
 def cut_off(seconds: float) -> Row:
-    """Measures the share of user stacks that are truncated although tables are loaded, by cause."""
+    """Measures the fraction of user stacks truncated although tables are loaded, by cause."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
     try:

@@ -42,7 +42,7 @@ class Functions:
                 (part["p_vaddr"], part["p_filesz"], part["p_offset"])
                 for part in elf.iter_segments("PT_LOAD")
             ]
-            # Maps the file at once, because a temporary file may be removed.
+            # Maps the file immediately, because a temporary file may be removed.
             self._content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             tables = list(elf.iter_segments("PT_GNU_EH_FRAME"))
             self._table_at = tables[0]["p_vaddr"] if tables else 0

@@ -72,7 +72,7 @@ def add_names(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the navigation to the home page, as README.md shows none itself."""
+    """Append the navigation to the home page, because README.md contains none."""
     if page == root_doc:
         for heading, names in CONTENTS.items():
             pages = "\n".join(posixpath.normpath(f"docs/{name}") for name in names.split())

@@ -1,8 +1,8 @@
 """Provides a Python with this package that any user can run.
 
 Other users, and root without capabilities, cannot enter a home directory, where the clone, its
-virtual environment or its interpreter (from pyenv) may be. For tests that run code as such a user,
-the inaccessible part is copied.
+virtual environment or its interpreter (from pyenv) may be. For tests that run code as one of these
+users, the inaccessible directory is copied.
 """
 
 from __future__ import annotations

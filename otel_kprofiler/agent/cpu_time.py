@@ -1,4 +1,4 @@
-"""Reads the agent's CPU time from all the places where the kernel accounts for it."""
+"""Reads the agent's CPU time from all kernel interfaces that account for it."""
 
 import os
 from typing import NamedTuple

@@ -95,7 +95,7 @@ class _Handler(HttpHandler):
     timeout = CONNECTION_TIMEOUT_S
 
     def do_GET(self) -> None:  # noqa: N802 - name of http.server
-        # Browsers always send Host, but probes may not.
+        # Browsers always send Host, but probes might not.
         if "Host" in self.headers and is_loopback(self.server.host) and not self.is_named():
             self.send_error(403)
             return

@@ -1,10 +1,10 @@
 """Compares two profiles: which groups grew or shrank, and which changes are significant.
 
-Each profile is divided into intervals of equal length. The variance of a group's share across the
-intervals of a profile shows how much the share may differ between the profiles by chance, even if
-samples come in bursts. With few samples, the variance is underestimated, so a change must also be
-significant in a test of the sample counts. If nothing has changed between the profiles, at most 5
-in 100 comparisons report any change (Holm, "A simple sequentially rejective multiple test
+Each profile is divided into intervals of equal length. The variance of a group's fraction across
+the intervals of a profile shows how much the fraction may differ between profiles by chance, even
+if samples occur in bursts. With few samples, the variance is underestimated, so a change must also
+be significant in a test of the sample counts. If nothing has changed between the profiles, at most
+5 in 100 comparisons report any change (Holm, "A simple sequentially rejective multiple test
 procedure", 1979).
 """
 
@@ -22,13 +22,13 @@ LEVEL: Final = 0.05
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Minimum number of samples, over both sides, for a group to be tested."""
+"""Minimum number of samples, across both sides, for a group to be tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 
 
 class Part(NamedTuple):
-    """One side of a comparison: samples of one kind, and the Unix times that they cover."""
+    """One side of a comparison: samples of one kind and the Unix time range that they cover."""
 
     samples: Samples
     start_ns: int
@@ -36,11 +36,11 @@ class Part(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """The share or rate of a group on both sides of a comparison.
+    """A group's fraction of the total weight, or its rate, on both sides of a comparison.
 
     Attributes:
-        before: share of the total weight, or weight per second, on the first side.
-        after: share or rate on the second side.
+        before: fraction of the total weight, or weight per second, on the first side.
+        after: fraction or rate on the second side.
         margin: half-width of the 95 % confidence interval of ``change``.
         chance: p-value of the change, for this group alone.
     """
@@ -60,8 +60,8 @@ class Change(NamedTuple):
     """The self and total weight of a group on both sides of a comparison.
 
     Attributes:
-        own: share or rate of the group's self weight.
-        total: share or rate of the weight of all samples in which the key occurs.
+        own: fraction or rate of the group's self weight.
+        total: fraction or rate of the weight of all samples in which the key occurs.
         is_changed: whether ``own`` or ``total`` changed significantly, after correction for the
             number of groups tested.
     """
@@ -75,9 +75,9 @@ class Change(NamedTuple):
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
     """Returns the change in each group, ordered by significance, then by size.
 
-    ``before`` and ``after`` must contain samples of the same kind. ``grouping`` is a function such
-    as those in ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of
-    all samples.
+    ``before`` and ``after`` must contain samples of the same kind. ``grouping`` is a function like
+    those in ``GROUPINGS``. With ``per_second``, compares weights per second instead of fractions of
+    the total weight.
     """
     sides = _Side(before, grouping, per_second), _Side(after, grouping, per_second)
     keys = dict.fromkeys([*sides[0].total, *sides[1].total])
@@ -118,7 +118,7 @@ class _Side:
         self.size = sum(self.sizes)
 
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
-        """Returns a group's share or rate, and its variance (Cochran 1977, section 6.3)."""
+        """Returns a group's fraction or rate, and its variance (Cochran 1977, section 6.3)."""
         if not self.size:
             return 0.0, 0.0
         ratio, count = sum(weights) / self.size, len(weights)
@@ -132,7 +132,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates a group's share or rate. ``weights`` is None for a side without the group."""
+    """Estimates a group's fraction or rate. ``weights`` is None for a side without the group."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)

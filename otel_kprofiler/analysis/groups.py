@@ -28,7 +28,7 @@ class Group(NamedTuple):
     Attributes:
         own: self weight. The self weights of all groups add up to the total weight of the samples.
         total: weight of all samples in which the key occurs; each sample counts once.
-        kernel: the part of the self weight that comes from samples in the kernel.
+        kernel: self weight of the samples taken in the kernel.
         samples: number of samples whose weights add up to ``own``.
     """
 
@@ -241,7 +241,7 @@ def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
 
 
 def span_key(link: SpanLink | None) -> Key:
-    """Returns the key of a span: its id as the name, and its trace id as the place."""
+    """Returns the key of a span: its id as ``name``, and its trace id as ``place``."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
 
 

@@ -33,7 +33,7 @@ GROUPING_KEYS: Final = {
     "k": "lock",
     "v": "service",
 }
-"""Groupings by the keys that select them, in the order in which arrow keys step through them."""
+"""Groupings by key; the arrow keys cycle through them in this order."""
 ORDERS: Final = ("self", "total")
 _BYS: Final = tuple(GROUPING_KEYS.values())
 _STEPS: Final = {UP: -1, DOWN: 1}
@@ -134,7 +134,8 @@ class TopState:
     def selected_row(self, sections: Sequence[Section]) -> int | None:
         """Returns the index of the selected row among all rows; None if no row is selected.
 
-        If the selected row is gone, selects the row at the same index, or else the last row.
+        If the selected row no longer exists, selects the row at the same index, or else the last
+        row.
         """
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:

@@ -1,4 +1,4 @@
-"""Reports the shares of unnamed kernel and user frames, and the file with most of them."""
+"""Reports the percentages of unnamed kernel and user frames, and the file with most of them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ class UnresolvedFrames:
         return counts
 
     def __str__(self) -> str:
-        """Returns the shares of unnamed frames: ``0.1% of kernel and 20.3% of user frames``."""
+        """Describes unnamed frames: ``0.1% of kernel and 20.3% of user frames``."""
         kinds = [kind for kind in SIDES if self.frames[kind]] or [KERNEL_SIDE]
         shares = [f"{self._share(kind):.1%} of {kind.name}" for kind in kinds]
         return f"{' and '.join(shares)} frames"

@@ -81,8 +81,8 @@ def samples(
     the values, times and values. If times are not needed or a step is given, the times column
     contains only the first and last times, and the values column is empty.
 
-    ``rows`` is the result of :func:`rows_between`. Only rows that meet all SQL ``conditions`` are
-    read. With ``step_ns``, samples are merged only within the same time step of that length.
+    ``rows`` is the result of :func:`rows_between`. Only rows that satisfy all SQL ``conditions``
+    are read. With ``step_ns``, samples are merged only within the same time step of that length.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:

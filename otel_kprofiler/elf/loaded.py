@@ -65,7 +65,7 @@ class LoadedElf(NamedTuple):
         base: runtime address of the file's first byte.
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
-        storage: the PT_TLS segment; None if the file has none.
+        storage: the PT_TLS segment; None if missing.
         dynamic: values in the dynamic section, by tag (the first value if a tag is repeated); empty
             if the file has no PT_TLS segment.
         notes: runtime address and size of each PT_NOTE segment.
@@ -103,8 +103,8 @@ class Relocation(NamedTuple):
 def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     """Reads the headers and the dynamic section of a file whose first byte is at ``base``.
 
-    Raises ``ElfError`` if the file is damaged, or not an ELF file for ``machine`` (``e_machine``),
-    and ``OSError`` if the memory cannot be read.
+    Raises ``ElfError`` if the file is malformed, or not an ELF file for ``machine``
+    (``e_machine``), and ``OSError`` if the memory cannot be read.
     """
     header = read(base, HEADER.size)
     if not header.startswith(IDENT):
@@ -146,7 +146,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
     """Finds a thread-local variable that a file exports.
 
     Returns the variable's index in the dynamic symbol table, and its offset in the PT_TLS segment;
-    None if the file does not export the variable. Raises ``ElfError`` if a table is damaged, or
+    None if the file does not export the variable. Raises ``ElfError`` if a table is malformed, or
     ``OSError`` if the memory cannot be read.
     """
     symbols, strings = elf.at(_DT_SYMTAB), elf.at(_DT_STRTAB)

@@ -211,7 +211,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_limit(text: str) -> int:
-    """Returns the size limit in an error message, in bytes; 0 if the message has none.
+    """Returns the size limit in an error message, in bytes; 0 if not found.
 
     Some messages also contain the request's size, which exceeds the limit.
     """

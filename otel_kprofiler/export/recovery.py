@@ -1,4 +1,4 @@
-"""Recovers earlier runs' intact batches from a spool, and counts samples in damaged batches."""
+"""Recovers earlier runs' intact batches from a spool, and counts samples in corrupt batches."""
 
 import errno
 import logging
@@ -78,7 +78,7 @@ class Recovery:
         last: the highest batch number in use; new batches are given higher numbers.
         sizes: size of each segment in bytes, by segment number.
         damaged: number of undelivered samples that are unreadable, by kind. Includes the samples of
-            damaged batches, and the samples of the last window that were not appended before the
+            corrupt batches, and the samples of the last window that were not appended before the
             process was killed.
         waiting, earlier, earlier_lost, unknown_since_unix_ns: see :class:`~.spool.Spool`.
     """
@@ -113,7 +113,7 @@ class Recovery:
         totals = self.totals
         if totals.appended == self._appended:  # nothing was recorded after the last batch
             totals.appended += self._rest
-        # Numbers of settled batches must not be reused, even if the records are damaged.
+        # Numbers of settled batches must not be reused, even if the records are corrupt.
         self.last = max(self.last, totals.settled)
         self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
         # Each appended sample was delivered or lost, or is waiting, set aside or unreadable.
@@ -186,7 +186,7 @@ class Recovery:
     def _apply(self, record: Record, segment: int) -> Stored | None:
         """Update the totals from a record.
 
-        Return the record's batch; None if it is another kind of record.
+        Return the record's batch; None for other kinds of records.
         """
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):

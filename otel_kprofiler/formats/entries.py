@@ -139,7 +139,7 @@ def process_id(resource: Resource) -> int | None:
 
 
 def side_remarks(side: Side) -> Iterator[Entry]:
-    """Yields remarks about frames that are missing from a side of a stack."""
+    """Yields remarks about missing kernel, user or Python frames of a stack."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return

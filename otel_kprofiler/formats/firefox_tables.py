@@ -76,7 +76,7 @@ class SharedTables:
         return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns the categories of frames: a default, and one for each side of a stack."""
+        """Returns the categories of frames: a default, and one each for kernel, user and Python."""
         return [
             {
                 "name": (side.name if side else "other").capitalize(),

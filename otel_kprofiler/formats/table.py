@@ -1,4 +1,4 @@
-"""Writes a table of functions by share of samples, as plain text."""
+"""Writes a table of functions with their percentages of samples, as plain text."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     Attributes:
         function: name; ``fun_`` and an address; or the reason why frames of the module have no
             name.
-        module: name of the function's module, or the stack side if the module is unknown.
+        module: name of the function's module; ``kernel``, ``user`` or ``python`` if unknown.
         self_count: total value of the samples taken in the function.
         total_count: total value of the samples that have the function anywhere in the stack, each
             counted once.

@@ -1,7 +1,7 @@
 """Decides which symbolic links to follow when writing a file.
 
-In any directory of a path, root follows only links that no other user can have created. For users
-other than root, all links that the kernel allows are followed, because following a link grants no
+For root, only links that no other user can have created are followed, in every directory of a path.
+For other users, all links that the kernel allows are followed, because following a link grants no
 additional permissions.
 """
 
@@ -19,7 +19,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    If ``is_root``, follows only links that no user except root and this user can have created.
+    If ``is_root``, follows only links that no user other than root and this user can have created.
     Without ``is_root``, applies the rules of ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
@@ -40,7 +40,7 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
 def open_directory(path: str) -> int:
     """Open a directory with ``O_PATH``; the caller closes the descriptor. Raises ``OSError``.
 
-    Root follows only links that no other user can have created.
+    For root, follows only links that no other user can have created.
     """
     if os.geteuid() != 0:
         return os.open(path, _DIRECTORY)

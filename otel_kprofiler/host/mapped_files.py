@@ -32,7 +32,7 @@ from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.maps import DELETED, MINOR_BITS, parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
-_MAX_RANGES: Final = 4  # number of mappings tried for a file whose first mapping is gone
+_MAX_RANGES: Final = 4  # number of mappings tried for a file whose first mapping was removed
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 
@@ -154,12 +154,12 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the requested file.
 
-    Falls back to ``known_path``, the path at which the file was last opened. If that path is gone
-    too, and the request contains the file's size and modification time, tries the paths that
-    ``find_places`` yields for the inode number.
+    Falls back to ``known_path``, the path at which the file was last opened. If that path does not
+    exist either, and the request contains the file's size and modification time, tries the paths
+    that ``find_places`` yields for the inode number.
 
-    Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
-    process.
+    Raises ``MappedFileError`` if the file was removed or replaced, or this process is not permitted
+    to open it.
     """
     outcome = _Outcome(FileProblem.GONE, "")
     has_gone = False  # whether the requested range now maps a different file

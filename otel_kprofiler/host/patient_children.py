@@ -22,9 +22,9 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child is killed if a single wait for storage exceeds ``patience_s``. Children may not read
-    from the device again until ``retry_s`` have passed and the killed child has exited. A child
-    that merely takes too long does not make its device unavailable.
+    A child is killed if a single wait for storage exceeds ``patience_s``. The device is not read
+    again until ``retry_s`` have passed and the killed child has exited. A child that is merely slow
+    does not make its device unavailable.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:

@@ -2,7 +2,7 @@
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
 capabilities that its job does not need. The thread's name identifies the job. The thread that
-attaches the sampler drops unneeded capabilities afterwards. Open descriptors stay usable.
+attaches the sampler drops unneeded capabilities afterwards. Open descriptors remain usable.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Capabilities kept by threads other than the sampling thread, by prefix of the thread's name.
-Unlisted threads keep none."""
+Unlisted threads keep no capabilities."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38

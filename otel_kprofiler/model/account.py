@@ -86,7 +86,7 @@ class StreamTotals(NamedTuple):
 
 
 class ExporterAccount(NamedTuple):
-    """Outcomes of the samples handed to an exporter.
+    """Outcomes of the samples passed to an exporter.
 
     Attributes:
         name: the exporter's id in the configuration, such as ``otlp_grpc``.

@@ -35,7 +35,7 @@ COARSE: Final = "otel_kprofiler.coarse"
 
 
 class RawSide(NamedTuple):
-    """One side of a stack, as the BPF program recorded it.
+    """The kernel, Python or user stack of a sample, as recorded by the BPF program.
 
     For the kernel, ``words`` are runtime addresses as native-endian 64-bit words, leaf first. For
     user code, ``words`` has the format that :func:`parse_user_stack` reads, or is empty.
@@ -51,7 +51,7 @@ class RawSide(NamedTuple):
 
 
 Collected = tuple[tuple[SideKind, StackStatus], ...]
-"""Sides of a stack, each with the outcome of collecting it."""
+"""The kinds of stacks (kernel, Python, user), each with the outcome of collecting it."""
 
 
 class RawSample(NamedTuple):
@@ -64,15 +64,15 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started; None if unknown.
         cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
-        collected: sides of the stack, from leaf to root, each with the outcome of collecting it.
-            Samples with equal outcomes share one tuple.
-        stacks: words of each side, as in :class:`RawSide`.
+        collected: kinds of stacks (kernel, Python, user), from leaf to root, each with the outcome
+            of collecting it. Samples with equal outcomes share a tuple.
+        stacks: words of each stack, as in :class:`RawSide`.
         labels: number of the thread's current label set; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty if there is none. The
+        context: the thread context in which ``link`` was current; empty without a context. The
             context consists of a byte for its kind, a byte for the trace flags, and either
             attributes as encoded by the process (OTEP 4947) or a goroutine's labels.
     """
@@ -103,12 +103,12 @@ class RawSample(NamedTuple):
 
     @property
     def sides(self) -> tuple[RawSide, ...]:
-        """Returns the collected sides of the stack, from leaf to root."""
+        """Returns the collected kernel, Python and user stacks, from leaf to root."""
         sides = zip(self.collected, self.stacks, strict=True)
         return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
 
     def words(self, kind: SideKind) -> bytes:
-        """Returns the words of a stack side; empty if the side was not collected."""
+        """Returns the words of the kernel, Python or user stack; empty if not collected."""
         return next((side.words for side in self.sides if side.kind is kind), b"")
 
 

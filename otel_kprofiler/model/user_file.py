@@ -27,7 +27,7 @@ class FileDetails(NamedTuple):
 
     Attributes:
         path: path as seen by the process, or ``[vdso]``.
-        build_id: GNU build id; None if the file has none or is not an ELF file.
+        build_id: GNU build id; None if it is missing or the file is not an ELF file.
         file_id: hash of the file (htlhash).
         texts: executable segments, which map file offsets to addresses (SVMA).
         deleted: whether the file has been unlinked from all directories.

@@ -45,9 +45,9 @@ class WaitCause(enum.Enum):
     EPOLL = "epoll"
     IO_URING = "io_uring"
     SLEEP = "sleep"
-    """A timer, in ``nanosleep`` and the like, or when reading a ``timerfd``."""
+    """A timer, in ``nanosleep`` or a similar call, or when reading a ``timerfd``."""
     SIGNAL = "signal"
-    """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
+    """``pause``, ``sigsuspend``, ``sigwait`` and similar calls."""
     TERMINAL = "terminal"
     CHILD = "child"
     """A child process's exit, or its execve(2) after ``vfork``."""
@@ -182,10 +182,10 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """Returns the cause of a wait; :attr:`WaitCause.OTHER` if no cause fits.
+    """Returns the cause of a wait; :attr:`WaitCause.OTHER` if no cause matches.
 
-    If several causes fit, the first in this order is returned: the cause that the state implies (a
-    runnable thread waits for a CPU, whatever its stack), :data:`DIRECT_PROOFS`, :data:`PROOFS`,
+    If several causes match, the first in this order is returned: the cause that the state implies
+    (a runnable thread waits for a CPU, whatever its stack), :data:`DIRECT_PROOFS`, :data:`PROOFS`,
     :attr:`WaitCause.KERNEL_THREAD` if a kernel thread's main function waits, and
     :attr:`WaitCause.DISK`.
 

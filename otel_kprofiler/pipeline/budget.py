@@ -17,16 +17,16 @@ from otel_kprofiler.model import (
 )
 
 SHARE: Final = 0.1
-"""A process's long-term share of the pipeline thread's time, after a burst of one second."""
+"""A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term share of the pipeline thread's time for all young processes of a user in a cgroup,
-after a burst of one second. All older processes of the user in the cgroup together are allowed the
-same share, after a burst of five seconds."""
+"""Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup,
+after a burst of one second. All older processes of the user in the cgroup together receive the same
+fraction, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root cgroup form no group: all services of a user would share one budget."""
+processes in the root cgroup are not grouped: all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes running at the agent's start."""
 _LONGEST_NS: Final = 100_000_000
@@ -157,7 +157,7 @@ class ProcessBudgets:
     def admit(self, sample: RawSample, resource: Resource) -> bool:
         """Charge a process for a group of samples. Return False if the process exceeds its budget.
 
-        Also returns False if several processes share the Resource, because such a Resource cannot
+        Also returns False if several processes share the Resource, because a shared Resource cannot
         describe the threads of a single process.
         """
         if not self._is_limiting:
@@ -208,7 +208,7 @@ def name_coarse_thread(resource: Resource) -> bytes:
 
 
 def _without_user_frames(sample: RawSample) -> RawSample:
-    """Returns a sample with only its kernel stack; the other sides are marked as over budget."""
+    """Returns a sample with only its kernel stack; other stacks are marked as over budget."""
     sides = list(zip(sample.collected, sample.stacks, strict=True))
     return sample._replace(
         collected=tuple(

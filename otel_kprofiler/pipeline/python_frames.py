@@ -41,9 +41,8 @@ class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
     If only the current process is sampled, its interpreter is verified, and no other process is
-    examined. If other processes are sampled, a thread follows processes as they start and exit.
-    Only the pipeline's thread may call methods other than :meth:`describe` and :meth:`remarks`,
-    which are thread-safe.
+    examined. Otherwise, a thread tracks processes as they start and exit. Only the pipeline's
+    thread may call methods other than :meth:`describe` and :meth:`remarks`, which are thread-safe.
 
     Args:
         sampler: the sampler, whose settings select the processes.

@@ -154,7 +154,7 @@ def find_context_place(
             if not place and definitions <= MAX_DEFINITIONS:
                 place = _find_in_library(read, elf, loaded.end, variable, threads)
         except (ElfError, OSError):
-            continue  # not an ELF file, damaged, or already unmapped
+            continue  # not an ELF file, malformed, or already unmapped
     return place
 
 
@@ -205,7 +205,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns the variable's place, given its thread pointer offset; None if unresolved (0).
+    """Returns the variable's location, given its thread pointer offset; None if unresolved (0).
 
     Offsets are negative on x86-64. Positive offsets are smaller than any memory address.
     """

@@ -18,7 +18,7 @@ def pack_python_code(code: PythonCode) -> bytes:
 def parse_python_code(row: Any) -> PythonCode:
     """Unpacks a JSON row of a code object.
 
-    Raises ``TypeError`` or ``ValueError`` if the row is damaged.
+    Raises ``TypeError`` or ``ValueError`` if the row is malformed.
     """
     number, process, address, image, file, function, first, traceable, table = row
     return PythonCode(

@@ -20,8 +20,8 @@ from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 class ReplaySampler:
     """Returns the samples in a recording, one recorded drain per call, without delay.
 
-    Also serves as the recorded host's clock, for ``Clock(sampler)``. The clock shows the time up to
-    which samples have been returned. The caller closes the recording.
+    Also serves as the recorded host's clock, for ``Clock(sampler)``. The clock reports the time
+    up to which samples have been returned. The caller closes the recording.
     """
 
     def __init__(self, recording: Recording) -> None:

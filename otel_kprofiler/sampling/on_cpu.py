@@ -114,7 +114,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """Returns the CPUs being sampled; empty if a command is followed."""
+        """Returns the CPUs being sampled; empty if a command is sampled."""
         events = self._attachment().events
         return events.cpus if isinstance(events, HostEvents) else ()
 
@@ -330,7 +330,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """Returns the off-CPU programs' counters; None if waits are not followed."""
+        """Returns the off-CPU programs' counters; None if waits are not tracked."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 

@@ -78,7 +78,7 @@ _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Number of threads read at once; their stacks fill at most a third of the ring."""
+"""Number of threads read per batch; their stacks fill at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
 """Time limit for reading running threads, in seconds."""

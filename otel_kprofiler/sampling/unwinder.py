@@ -50,10 +50,10 @@ _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
-"""Share of ``max_preload_s`` reserved for loading tables, even if listing the files takes a long
+"""Fraction of ``max_preload_s`` reserved for loading tables, even if listing the files takes a long
 time."""
 _PATIENCE: Final = 0.5
-"""Time limit for each wait while listing mapped files, as a share of ``max_preload_s``."""
+"""Time limit for each wait while listing mapped files, as a fraction of ``max_preload_s``."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,

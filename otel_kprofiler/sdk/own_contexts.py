@@ -1,7 +1,7 @@
 """Reads this process's thread contexts, for spans that the sampler cannot otherwise read.
 
 Spans are unreadable if their class is not the SDK's, or if they run in an interpreter whose objects
-the sampler cannot follow (:mod:`.span_path`). Reading thread contexts of this process requires
+the sampler cannot traverse (:mod:`.span_path`). Reading thread contexts of this process requires
 neither a process context nor privileges.
 """
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Makes the sampler read this process's thread contexts if spans appear only there.
+    """Configures the sampler to read this process's thread contexts if spans appear only there.
 
     Not thread-safe.
 

@@ -20,7 +20,7 @@ def find_resource() -> Resource | None:
 
 
 class ServiceResource:
-    """Follows the current Resource of the service's other signals.
+    """Tracks the current Resource of the service's other signals.
 
     The providers of other signals may be set late. In a forked child, the SDK changes the
     ``service.instance.id`` in the Resource of the other signals, and profiles adopt the new id.

@@ -8,10 +8,10 @@ The package can be used as a library, on this host or on captured files::
     for match in symbolizer.find("vfs_read"):
         print(hex(match.address), match.module, hex(match.rva))
 
-A :class:`StackResolver` resolves samples, with a :class:`SideResolver` for each side of a stack: a
-:class:`KernelSymbolizer` for the kernel, a :class:`PythonResolver` for Python, and a
-:class:`UserResolver` for native user code. A :class:`SymbolLoader` finds the names of user
-functions. A :class:`Symbolizer` resolves single addresses, kernel or user.
+A :class:`StackResolver` resolves samples, with a :class:`SideResolver` each for the kernel
+(:class:`KernelSymbolizer`), Python (:class:`PythonResolver`) and native user code
+(:class:`UserResolver`). A :class:`SymbolLoader` finds the names of user functions. A
+:class:`Symbolizer` resolves single addresses, kernel or user.
 """
 
 from typing import TYPE_CHECKING, Final

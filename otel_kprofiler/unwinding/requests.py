@@ -1,7 +1,7 @@
 """Distributes requests to workers, round-robin by process.
 
-Opening files takes priority, because processes may exit. Tables are loaded as fast as the CPU share
-permits.
+Opening files takes priority, because processes may exit. Tables are loaded as fast as the CPU
+budget permits.
 """
 
 import threading

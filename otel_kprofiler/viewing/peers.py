@@ -56,7 +56,7 @@ class _Socket(NamedTuple):
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
-    """Returns the user id of the process at a connection's other end; None if not on this host.
+    """Returns the user id of a connection's peer process; None if the peer is on another host.
 
     The connection must be a TCP connection between loopback addresses. Raises ``OSError`` if the
     kernel's table of connections cannot be read.
@@ -79,7 +79,7 @@ def _parse(name: tuple[str, int]) -> _End:
 
 
 def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
-    """Look up a socket by its addresses and ports (sock_diag(7)); None if there is none.
+    """Look up a socket by its addresses and ports (sock_diag(7)); None if no socket matches.
 
     Raises ``OSError`` if the kernel does not support or permit the lookup. pyroute2's
     ``DiagSocket`` can only list all sockets.

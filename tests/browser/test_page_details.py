@@ -1,4 +1,4 @@
-"""The page shows frame details: tooltips, shares and bars in tables, files and lines."""
+"""The page shows frame details: tooltips, percentages and bars in tables, files and lines."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def tooltip(browser):
     return browser.evaluate(TOOLTIP)
 
 
-def test_the_tooltip_at_the_pointer_shows_self_and_total_with_their_shares(page):
+def test_the_tooltip_at_the_pointer_shows_self_and_total_with_percentages(page):
     assert tooltip(page) is None
     hover(page, "vfs_read")
     shown = tooltip(page)
@@ -66,7 +66,7 @@ def test_keyboard_navigation_shows_the_tooltip_at_the_focused_frame(page):
     assert tooltip(page) is None
 
 
-def test_shares_in_the_callers_view_are_relative_to_the_callee(page):
+def test_percentages_in_the_callers_view_are_relative_to_the_callee(page):
     page.press("2")
     hover(page, "[vmlinux+0x300]")
     assert tooltip(page)["rows"] == {
@@ -126,7 +126,7 @@ BARS = """[...viewer.panes[0].functions.body.querySelectorAll(".share")].map(cel
 })"""
 
 
-def test_the_bars_beside_shares_are_relative_to_the_largest_share(page):
+def test_the_bars_beside_percentages_are_relative_to_the_largest_percentage(page):
     page.press("3")
     bars = dict(page.evaluate(BARS)[::2])
     assert bars["60.00%"] == 100
@@ -147,7 +147,7 @@ BAR_WIDTH = """(cell => {
 
 @pytest.mark.parametrize("width", [390, 600, 1000, 1500])
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
-def test_bars_beside_shares_are_visible_at_every_window_width(browser, tab, width):
+def test_bars_beside_percentages_are_visible_at_every_window_width(browser, tab, width):
     browser.show([PROFILE], f"#tab={tab}", width=width)
     widths = browser.evaluate(f"[...document.querySelectorAll('td.share')].map({BAR_WIDTH})")
     assert widths
@@ -164,7 +164,7 @@ def test_function_names_are_shown_in_full_while_file_paths_are_truncated(browser
     assert not any(browser.evaluate(is_cut.format(":is(button, span)")))
 
 
-def test_a_narrow_table_still_shows_shares_and_can_be_sorted(browser):
+def test_a_narrow_table_still_shows_percentages_and_can_be_sorted(browser):
     browser.show([PROFILE], "#tab=table", width=390)
     headings = """[...document.querySelectorAll(".table th")]
       .filter(one => one.checkVisibility()).map(one => one.textContent)"""

@@ -26,7 +26,8 @@ from tests.servers import HttpServer, free_ports
 VERSIONS = ("0.161.0", "0.159.0")
 """The versions with all components that the tests need; the first can export to ClickHouse."""
 NEWEST = "0.165.0"
-"""The newest version, whose file exporter does not build. A :class:`FileReceiver` replaces it."""
+"""The newest version, with a file exporter that does not build. A :class:`FileReceiver` replaces
+it."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
@@ -229,8 +230,8 @@ def collector(request, open_collector):
 def processing_collector(request, open_collector):
     """Starts a Collector that copies ``service.name`` and deletes ``process.pid``.
 
-    The Collector's file exporter converts attributes back to references, so only the log shows what
-    processors and other exporters see.
+    The Collector's file exporter converts attributes back to references, so only the log shows the
+    data that processors and other exporters receive.
     """
     return open_collector(request.param, pipelines=PROCESSED)
 

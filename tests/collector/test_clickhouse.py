@@ -323,7 +323,7 @@ def test_report_output_is_equal_for_a_clickhouse_table_and_a_file(engine, stored
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_every_grouping_gives_equal_results_for_a_clickhouse_table_and_a_file(engine, stored, by):
+def test_every_grouping_returns_equal_results_for_a_clickhouse_table_and_a_file(engine, stored, by):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()

@@ -91,7 +91,7 @@ def test_a_cpu_that_goes_offline_and_returns_is_sampled_again(run_agent, receive
 
 
 class Forbidding(Access):
-    """An ``Access`` that may not inspect processes."""
+    """An ``Access`` that is not permitted to inspect processes."""
 
     def __init__(self, error):
         super().__init__()

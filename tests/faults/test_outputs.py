@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 @pytest.fixture
 def run(request, tmp_path):
-    """Returns a stand-in for a run, with the attributes that output faults use."""
+    """Returns a stub run with the attributes that output faults use."""
     return SimpleNamespace(on_close=request.addfinalizer, directory=tmp_path)
 
 

@@ -114,7 +114,7 @@ def modules():
     """Loads many modules while the tracer keeps clones of their init functions."""
     # Since Linux 6.4, the parts of a module are allocated separately. The last module loaded here
     # has large data that does not fit into the gap that holds its text, so its address plus size
-    # reaches beyond the previous module.
+    # extends beyond the previous module.
     insert()
     load("nls_iso8859_1")
     remove()

@@ -85,7 +85,7 @@ def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
 def test_a_busy_host_is_recorded_without_loss(tmp_path):
     path = tmp_path / "x.otlp"
     with busy():
-        # The ring can hold the samples of a few seconds in which ``record`` does not run.
+        # The ring can hold samples for a few seconds in which ``record`` does not run.
         done = run_checked("record", "-d", "0.5s", "-F", 49, "--stacks", "both", "-o", path)
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
     assert "lost 0" in done.stderr

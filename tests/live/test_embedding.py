@@ -355,7 +355,7 @@ def test_profiles_contain_addresses_if_kernel_symbols_are_hidden(to_file):
 
 @pytest.fixture(params=["grpc", *further("http/protobuf")])
 def to_dead_receiver(request):
-    """Returns an environment in which nobody receives profiles."""
+    """Returns an environment with an OTLP endpoint on which no server listens."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
         "OTEL_EXPORTER_OTLP_PROTOCOL": request.param,

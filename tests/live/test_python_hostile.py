@@ -45,7 +45,7 @@ class FakeInterpreter:
         self._words[start + offset // 8] = value
 
     def scribble(self):
-        """Overwrites the frames and code objects to which the thread state leads."""
+        """Overwrites the frames and code objects reachable from the thread state."""
         choose = self._random.choice
         frames = [FRAMES + FRAME_WORDS * n for n in range(64)]
         codes = [CODES + CODE_WORDS * n for n in range(64)]
@@ -96,7 +96,7 @@ def test_every_sample_is_counted_if_a_process_overwrites_its_python_frames(seed)
         scribbler.start()
         try:
             samples, end = [], time.monotonic() + SECONDS
-            # On a busy machine, this process may not run for a while.
+            # On a busy machine, this process might not run for a while.
             while time.monotonic() < end or len(samples) < 1000:
                 own_work()
                 samples += sampler.drain()

@@ -115,7 +115,7 @@ def test_every_sample_taken_is_received(rate):
     with (
         load(READ),
         load(SPIN),
-        # The ring can hold the samples of a few seconds in which this process does not run.
+        # The ring can hold samples for a few seconds in which this process does not run.
         sampling(samples_per_second=rate, stacks="both", map_scale_factor=3) as sampler,
     ):
         samples = collect(sampler, 1, interval_s=0.25)

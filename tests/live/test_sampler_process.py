@@ -263,7 +263,7 @@ def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(tmp_pat
         EbpfSampler(SamplerConfig(), loader=Loader()).start()
 
 
-def test_loading_a_damaged_bpf_object_is_an_error(tmp_path):
+def test_loading_a_malformed_bpf_object_is_an_error(tmp_path):
     broken = tmp_path / "broken.bpf.o"
     broken.write_bytes(b"no object")
     with pytest.raises(SamplerError, match=r"opening broken\.bpf\.o failed"):

@@ -53,7 +53,7 @@ def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
 
 
 def test_loading_symbols_takes_at_most_six_times_as_long_as_reading_them(symbolizer):
-    """The test compares the CPU time of all threads. The benchmark reports the actual figure."""
+    """The test compares the CPU time of all threads. The benchmark reports the actual ratio."""
     bare, load = [], []
     for _ in range(7):
         started = time.process_time()

@@ -143,7 +143,7 @@ def test_a_sampler_takes_no_samples_while_it_is_paused():
         open_files(10)
 
     samples, _ = run_sampler(configure("sys_enter:openat"), act)
-    assert 110 <= len(samples) <= 200  # the sampler opens files, too
+    assert 110 <= len(samples) <= 200  # the sampler also opens files
 
 
 def test_only_events_on_selected_cpus_are_sampled():
@@ -163,7 +163,7 @@ def test_only_events_on_selected_cpus_are_sampled():
     finally:
         os.sched_setaffinity(0, everywhere)
     assert {sample.cpu for sample in samples} == {first}
-    assert 100 <= len(samples) <= 200  # the sampler opens files, too
+    assert 100 <= len(samples) <= 200  # the sampler also opens files
 
 
 def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():

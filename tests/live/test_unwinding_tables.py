@@ -220,7 +220,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
     assert starts == sorted(starts)
 
 
-def test_unwind_tables_are_built_for_each_process_in_turn(start, tmp_path, monkeypatch):
+def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeypatch):
     """One process requests tables for many files without tables, another process for only one."""
     first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
@@ -298,7 +298,7 @@ def test_temporary_failures_to_load_unwind_tables_are_retried_after_a_while(star
     running.kernel.loaded(request.key)
 
 
-def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, programs):
+def test_a_table_that_exceeds_the_memory_limit_is_rebuilt_at_growing_intervals(start, programs):
     running = start(Limits(total_bytes=image_bytes(start(), programs[0])))
     running.load(programs[0])
     request, holds = running.files.ask(programs[1], 5_999_998), []
@@ -360,7 +360,7 @@ def load_early(running, *paths, until_s=60.0):
     return [request.key for request in requests]
 
 
-def test_tables_are_preloaded_as_long_as_they_fit(start, programs):
+def test_tables_are_preloaded_up_to_the_memory_limit(start, programs):
     running = start(Limits(total_bytes=2 * image_bytes(start(), programs[0]), idle_ns=SECOND_NS))
     first, rest = load_early(running, *programs[:2]), load_early(running, *programs[2:4])
     for key in first:
@@ -472,7 +472,7 @@ def test_unwind_tables_of_many_new_programs_replace_the_oldest_tables(start, tmp
     assert states == {FileState.LOADED: 64}
 
 
-def test_tables_do_not_stay_resident_in_the_agent(start):
+def test_tables_do_not_remain_resident_in_the_agent(start):
     running = start()
     big = max(Path("/usr/lib").rglob("libLLVM*.so*"), key=lambda path: path.stat().st_size)
     running.load(LIBC)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
         kernel: the version of the kernel, with the page size if that is not 4 KiB.
         program: the version and origin of the interpreter, or the compiled program.
         state: one of PROVED, EMULATED and NO.
-        results: the observed results, or the reason why there are none.
+        results: the observed results, or the reason for their absence.
     """
 
     machine: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path = RESULTS) -> list[Row]:
-    """Reads the earlier results, or none if the file does not exist."""
+    """Reads the earlier results; empty if the file does not exist."""
     if not path.exists():
         return []
     return [

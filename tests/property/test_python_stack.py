@@ -1,4 +1,4 @@
-"""The Python side of a sample survives a round trip, and malformed bytes are rejected."""
+"""The Python stack of a sample survives a round trip, and malformed bytes are rejected."""
 
 import pytest
 from hypothesis import given

@@ -28,7 +28,7 @@ struct dump {
 	u64 time_ns;
 	u64 spent_ns;
 	u64 again_ns; /* time taken by a second walk, with warm caches */
-	u64 pointers_ns; /* time taken by the kernel's own walk, which follows frame pointers */
+	u64 pointers_ns; /* time taken by the kernel's unwinder, which follows frame pointers */
 	u32 tgid;
 	u32 tid;
 	u32 pages;

@@ -130,7 +130,7 @@ void drop_memory(void)
 	memmove(region, region + 1, --regions * sizeof(*region));
 }
 
-/* Adds a file with its table (`bytes` is 0 if it has none); returns its slot. */
+/* Adds a file with its table (`bytes` is 0 without a table); returns its slot. */
 u32 add_table(u64 number, u8 *content, u64 bytes)
 {
 	struct file_state state = { bytes ? FILE_LOADED : FILE_NO_TABLE, loaded };
@@ -140,7 +140,7 @@ u32 add_table(u64 number, u8 *content, u64 bytes)
 	return loaded++;
 }
 
-/* Adds an executable mapping above all earlier ones; inode 0 stands for the vDSO. */
+/* Adds an executable mapping above all earlier mappings; inode 0 denotes the vDSO. */
 void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 {
 	struct vma *one = &vma[mappings];

@@ -244,7 +244,7 @@ def count_health_threads():
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog, monkeypatch):
+def test_clients_that_hold_connections_do_not_lock_out_other_clients(health, caplog, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.serving._FREE_WAIT_S", 60)
     with contextlib.ExitStack() as stack:
         for _ in range(5 * MAX_CONNECTIONS):

@@ -53,8 +53,8 @@ def test_compiled_modules_do_not_use_raise_from():
     assert not raised, "mypyc ignores what follows `from`"
 
 
-def test_the_encoder_lets_other_threads_run():
-    """Calls between compiled functions never give other threads a turn."""
+def test_the_encoder_allows_other_threads_to_run():
+    """Calls between compiled functions never release the GIL."""
     assert inspect.isfunction(go_on)
     assert os.path.relpath(inspect.getfile(go_on), PACKAGE.parent) not in MODULES
 

@@ -158,7 +158,7 @@ def record(type_, body, misc=0):
 
 
 def made(*records, sample_type=1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN, config=0, flags=1 << 18):
-    """Makes a seekable file with one event, a period of 10 ms, and no feature sections."""
+    """Creates a seekable file with one event, a period of 10 ms, and no feature sections."""
     attr = struct.pack("<IIQQQQQ", 1, 64, config, 10_000_000, sample_type, 0, flags) + bytes(16)
     start = 104 + len(attr) + 16
     body = b"".join(records)
@@ -329,7 +329,7 @@ def test_a_killed_recording_keeps_its_samples():
 
 
 class TestNames:
-    """Recordings from the same kernel build get names from the running kernel."""
+    """Kernel addresses are resolved with the running kernel's symbols if its build id matches."""
 
     LIVE = Module("vmlinux", ModuleKind.VMLINUX, BuildId("ab" * 20), FileId(""), 0x5000)
 
@@ -345,13 +345,13 @@ class TestNames:
     def recorded(self, build_id):
         return Module("vmlinux", ModuleKind.VMLINUX, build_id, FileId(""), 0x9000)
 
-    def test_addresses_recorded_on_a_relocated_copy_of_the_kernel_get_names(self):
+    def test_addresses_recorded_on_a_relocated_copy_of_the_kernel_are_resolved(self):
         frame = self.names().find_kernel(self.recorded(self.LIVE.build_id), 0x10, 0x9010)
         assert (frame.function, frame.address) == ("read", 0x10)
 
     @pytest.mark.parametrize("build_id", [BuildId("cd" * 20), None])
-    def test_addresses_recorded_on_a_different_kernel_get_no_names(self, build_id):
+    def test_addresses_recorded_on_a_different_kernel_are_not_resolved(self, build_id):
         assert self.names().find_kernel(self.recorded(build_id), 0x10, 0x9010) is None
 
-    def test_code_in_a_user_file_without_a_build_id_gets_no_names(self):
+    def test_addresses_in_a_user_file_without_a_build_id_are_not_resolved(self):
         assert CodeNames(symbolizer=None).find_user("/bin/sh", "", 0x1000) is None

@@ -11,7 +11,7 @@ MEMORY = 1 << 30
 
 
 class Trickle(io.BytesIO):
-    """A stream whose reads return at most three bytes, as a pipe's may."""
+    """A stream whose reads return at most three bytes, as reads from a pipe may."""
 
     def read(self, size=-1, /):
         return super().read(min(size, 3))

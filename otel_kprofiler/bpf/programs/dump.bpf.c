@@ -26,7 +26,7 @@ enum {
 enum row_flags {
 	HAS_STACKS = 1,
 	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were being read */
-	NO_RING = 4,	/* no stacks, because the ring has no room for them */
+	NO_RING = 4,	/* no stacks, because the ring is full */
 	IN_IOWAIT = 8,
 };
 
@@ -38,7 +38,7 @@ struct dump_row {
 	u64 arrived_ns;	  /* when the thread was last switched in; 0: unknown */
 	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
 	u64 ran_until_ns; /* time of the last run, on a clock without interrupts and stolen time */
-	u64 lacking_ns;	  /* how far the clock of ran_until_ns is now behind the scheduler's */
+	u64 lacking_ns;	  /* current lag of the clock of ran_until_ns behind the scheduler's clock */
 	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
 	u64 state;

@@ -118,7 +118,7 @@ INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, c
 	w->request.file_modified = w->file_modified;
 }
 
-/* Asks user space, once, for the table of the mapping's file; node[] contains the mapping. */
+/* Requests the table of the mapping's file from user space, once; node[] contains the mapping. */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};
@@ -130,7 +130,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 	w->request.tgid = w->tgid;
 	w->request.tid = w->tid;
 	if (RING_OUTPUT(file_requests, &w->request, sizeof(w->request), BPF_RB_FORCE_WAKEUP))
-		bpf_map_delete_elem(&files, &m->key); /* the next sample asks again */
+		bpf_map_delete_elem(&files, &m->key); /* the next sample requests the table again */
 	return FILE_PENDING;
 }
 

@@ -25,7 +25,7 @@ enum {
 	RULES = 2048,	     /* rules in each CPU's cache */
 	KEPT_MAPPINGS = 16,  /* mappings cached per CPU */
 	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
-	MAX_PRESERVED = 16,  /* indices of callee-saved registers; 0 stands for all others */
+	MAX_PRESERVED = 16,  /* indices of callee-saved registers; 0: any other register */
 	MAX_BLOCK_BYTES = 512,
 };
 
@@ -234,7 +234,7 @@ struct unwind_work {
 	u32 end;
 	u32 source;	/* how the last frame was found */
 	u32 leaf;	/* pc is not a return address */
-	u32 registers;	/* enum register_blocks: where registers come from */
+	u32 registers;	/* enum register_blocks: where the registers were saved */
 	u32 called;	/* the block is a callee's: only preserved registers are valid */
 	u32 fp_lost;
 	u32 sp_lost;	/* sp is only a lower bound */

@@ -35,7 +35,7 @@ enum stack_end {
 	END_NO_USER,	 /* never in records: a kernel thread, or a program that has not started yet */
 };
 
-/* Ways in which a frame was found. */
+/* Methods by which frames are found. */
 enum frame_source {
 	FROM_REGISTERS,
 	FROM_TABLE,

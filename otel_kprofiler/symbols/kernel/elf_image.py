@@ -26,7 +26,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
-# Exceptions that pyelftools raises for damaged headers.
+# Exceptions that pyelftools raises for malformed headers.
 _DAMAGED: Final = (
     ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     struct.error,
@@ -85,7 +85,7 @@ def open_elf(path: str) -> ElfImage:
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: the file is not a 64-bit ELF file, or is damaged.
+        KProfilerError: the file is not a 64-bit ELF file, or is malformed.
         DependencyError: the file requires ``zstandard``, which is not installed.
     """
     data = unpack(path, _read(path))

@@ -64,7 +64,7 @@ class CodeFile:
                 yield Frame(self._find_module(function.start), function.start, lines, 0, USER_SIDE)
 
     def find_offset(self, svma: int) -> int | None:
-        """Returns the file offset of an address (SVMA); None if it has none in the file."""
+        """Returns the file offset of an address (SVMA); None if no segment contains the address."""
         for load in self._loads:
             if 0 <= svma - load.address < load.size:
                 return load.offset + svma - load.address
@@ -98,9 +98,9 @@ def read_code_file(
 ) -> CodeFile:
     """Reads a file, which may be closed afterwards.
 
-    If its symbols are damaged, functions have no names. ``path`` is the path as seen by a process
+    If its symbols are malformed, functions have no names. ``path`` is the path as seen by a process
     that has mapped the file. ``root`` is the root directory of that process; empty for the calling
-    process. Raises ``ElfError`` if the headers are damaged.
+    process. Raises ``ElfError`` if the headers are malformed.
     """
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, which has no segment contents

@@ -14,7 +14,7 @@ class KernelResolver:
 
     Args:
         symbolizer: provides the symbols, and is closed with the resolver. By default, this host's
-            symbols are read at the first query. To follow code as it is loaded and unloaded, pass a
+            symbols are read at the first query. To track code as it is loaded and unloaded, pass a
             symbolizer that tracks changes, and call its :meth:`KernelSymbolizer.advance`.
     """
 

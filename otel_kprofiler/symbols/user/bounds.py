@@ -53,8 +53,8 @@ def read_bounds(
     """Reads the bounds of a file's functions.
 
     Returns None if the file has no unwind information, if the encodings are unusual, or if indexing
-    needs too much memory. Raises ``ElfError`` if the tables are damaged, are longer than ``limit``
-    bytes, or exceed the budget.
+    needs too much memory. Raises ``ElfError`` if the tables are malformed, are longer than
+    ``limit`` bytes, or exceed the budget.
     """
     frames = next((section for section in sections if section.name == b".eh_frame"), None)
     if frames is None or not frames.size:
@@ -117,7 +117,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 
 
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
-    """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries at once.
+    """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one operation.
 
     A sum carries at most 1 into the next entry, where the division drops the carry.
     """

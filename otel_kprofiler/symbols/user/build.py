@@ -83,7 +83,7 @@ def read_functions(
     missing or does not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:
-        ElfError: a section is damaged or too large, or exceeds the budget. Debug symbols that
+        ElfError: a section is malformed or too large, or exceeds the budget. Debug symbols that
             cannot be read are omitted if an earlier source has names.
     """
     budget = budget or ReadingBudget()

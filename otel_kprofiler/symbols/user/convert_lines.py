@@ -2,7 +2,7 @@
 
 Reads the file from standard input, and writes the result to standard output and the cause of a
 failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can
-make the symbolic library use excessive amounts of either, or abort.
+cause the symbolic library to abort or to use too much of either.
 """
 
 import errno
@@ -64,7 +64,7 @@ def _convert() -> None:
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
     ffi = FFI()
-    kind = ffi.typeof("uint8_t[]")  # imports pycparser; reading its files may need capabilities
+    kind = ffi.typeof("uint8_t[]")  # imports pycparser; reading its files may require capabilities
     give_up_capabilities()
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))

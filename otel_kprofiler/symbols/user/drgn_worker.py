@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 def main() -> None:
-    """Serve requests; the only argument is a :class:`Task` as JSON."""
+    """Handle requests; the only argument is a :class:`Task` as JSON."""
     task = Task(*json.loads(sys.argv[1]))
     limit_resources({})
     try:

@@ -37,9 +37,9 @@ class MadeFunction(NamedTuple):
 
 
 class Parsed(NamedTuple, Generic[EventT]):
-    """The records in a piece of a file.
+    """The records in a chunk of a file.
 
-    ``used`` is the number of bytes that were parsed, after which the next piece begins.
+    ``used`` is the number of bytes that were parsed, after which the next chunk begins.
     """
 
     events: Sequence[EventT]
@@ -100,7 +100,7 @@ class JitFile(ABC, Generic[EventT]):
             return self._table.has_code_at(address)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """Mark the functions in ``[start, end)`` as gone after ``gone_ns``."""
+        """Mark the functions in ``[start, end)`` as removed at boottime ``gone_ns``."""
         with self._lock:
             self._table.end_in(start, end, gone_ns)
 
@@ -121,7 +121,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece of the file.
+        """Parse the next chunk of the file.
 
         ``left`` is the number of bytes left in the file, including ``text``.
         """

@@ -89,7 +89,7 @@ class SymbolicLines:
     and a hash of its size and its first and last page. Converts one file at a time, in a child
     process without capabilities.
 
-    ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are kept only
+    ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are cached only
     while in use. Raises ``DependencyError`` if symbolic is not installed.
     """
 
@@ -117,7 +117,7 @@ class SymbolicLines:
         temporary, such as a full disk. ``path`` and ``alternate`` are unused.
 
         Raises:
-            LinesError: a limit was exceeded, or the DWARF is damaged.
+            LinesError: a limit was exceeded, or the DWARF is malformed.
             ElfError: the file cannot be read.
         """
         changed = os.fstat(source.fd).st_mtime_ns
@@ -125,7 +125,7 @@ class SymbolicLines:
         if self._cache and (fd := self._cache.open(name)) is not None:
             try:
                 return _map(fd)
-            except LinesError:  # damaged on disk
+            except LinesError:  # corrupt on disk
                 self._cache.remove(name)
             finally:
                 os.close(fd)

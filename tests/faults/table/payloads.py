@@ -101,7 +101,7 @@ class Received:
 
     @property
     def named(self) -> float:
-        """The share of named functions in the later half of the control program's samples."""
+        """The fraction of named functions in the later half of the control program's samples."""
         later = sorted(self._control)[len(self._control) // 2 :]
         return sum(named for _, named in later) / max(len(later), 1)
 

@@ -90,7 +90,7 @@ def parse_status(console: str) -> int | None:
 
 
 def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
-    """Returns the command line of a guest that sees the host's root, read-only, and ``run_dir``."""
+    """Returns the command line of a guest with the host's root, read-only, and ``run_dir``."""
     share = "local,security_model=none,multidevs=remap"
     machine = kernel.machine
     append = (

@@ -1,6 +1,6 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
-Runs like program.py, without arguments. Two threads give each function a new name. In two other
+Runs like program.py, without arguments. In two threads, each function has a new name. In two other
 threads, functions differ only in their lines, and line tables also reuse addresses.
 """
 # ruff: noqa: T201 - a command
@@ -18,7 +18,7 @@ SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
 _FEW_LINES = 5
-"""The offset of the functions' first lines, which gives all line tables the same size."""
+"""The offset of the functions' first lines, chosen so that all line tables have the same size."""
 
 
 def make(source, name):
@@ -41,7 +41,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Makes a function that differs only in lines, and in constants, which profilers ignore."""
+    """Creates a function that differs only in lines and in constants, which profilers ignore."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)

@@ -1,4 +1,4 @@
-"""BTF yields the offsets of struct members. Nested members: see ``test_unwind_config.py``."""
+"""BTF yields the offsets of struct members. ``test_unwind_config.py`` tests nested members."""
 
 import pytest
 

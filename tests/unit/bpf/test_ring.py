@@ -12,7 +12,7 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 
 
 class SyntheticRing:
-    """A stand-in for ``RingMemory``, to which tests write as the kernel does."""
+    """A ``RingMemory`` substitute, to which tests write as the kernel does."""
 
     def __init__(self, position: int = 0) -> None:
         self.positions = bytearray(16)
@@ -119,7 +119,7 @@ def test_closing_releases_the_mapping():
     ],
     ids=["header truncated", "record truncated", "never committed"],
 )
-def test_a_damaged_chunk_of_ring_data_is_rejected(chunk):
+def test_a_truncated_chunk_of_ring_data_is_rejected(chunk):
     with pytest.raises(ValueError, match="truncated"):
         list(record_spans(chunk))
 

@@ -1,4 +1,4 @@
-"""Windows for reports: two processes, both sides of a stack, inlined functions and gaps."""
+"""Windows for reports: two processes, kernel and user frames, inlined functions and gaps."""
 
 import pytest
 

@@ -51,7 +51,7 @@ def test_speedscope_files_follow_the_schema(windows):
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_non_unicode_names_are_escaped_in_every_format(row, hostile):
-    """A process may have any name, such as ``\\xff``, which is not UTF-8."""
+    """A process name is an arbitrary byte string, such as ``\\xff``, which is not UTF-8."""
     written = row.write(hostile)
     if isinstance(written, bytes):
         packed = written.startswith(b"\x1f\x8b")

@@ -1,4 +1,4 @@
-"""If reading a file costs a child CPU time without yielding a result, it is not retried at once."""
+"""A file is not retried immediately if reading it costs a child CPU time without a result."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A child may read several files, and none of them affects the results of the others."""
+"""A child may read several files. No file affects the results of another file."""
 
 import os
 import sys

@@ -53,7 +53,7 @@ def test_a_missing_mapping_is_parsed_as_none():
 
 
 @pytest.mark.parametrize("damaged", [RAW[:-1], RAW + b"\0", RAW[:5], bytes(len(RAW))])
-def test_a_damaged_stack_is_rejected(damaged):
+def test_a_malformed_stack_is_rejected(damaged):
     for parse in (parse_user_stack, find_user_addresses):
         with pytest.raises(ValueError, match="damaged"):
             parse(damaged)

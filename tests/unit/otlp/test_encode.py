@@ -206,7 +206,7 @@ def test_the_mapping_of_a_user_file_has_the_bounds_and_offset_of_its_segment(win
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_found_by_frame_pointer_or_guess_state_how_they_were_found(window, form):
+def test_frames_found_by_frame_pointer_or_guess_state_the_method(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))

@@ -69,7 +69,7 @@ def test_a_replay_returns_the_ksymbol_changes_recorded_up_to_a_time(tmp_path):
     recording.close()
 
 
-def test_a_damaged_stream_is_an_error(tmp_path):
+def test_a_malformed_stream_is_an_error(tmp_path):
     record(tmp_path / "x.raw")
     with zipfile.ZipFile(tmp_path / "x.raw", "a") as archive:
         archive.writestr("events/code/000001", bytes(8) + b"\4\0\0\0[[1]")

@@ -218,7 +218,7 @@ def test_any_sequence_of_waits_is_reported_exactly(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
+def test_samples_of_ongoing_waits_stay_within_the_budget_and_sum_to_the_total(seed):
     joiner, rounds, rng = WaitJoiner(random.Random(seed)), 60, random.Random(seed)
     joiner.join([begin(1000, tid=tid) for tid in range(500)])
     now, samples, largest = 1000, [], 0

@@ -341,7 +341,7 @@ def test_frames_have_the_kind_of_their_symbol(live):
     assert source.closed
 
 
-def test_stacks_follow_program_loads_and_never_show_a_stale_name(live):
+def test_stacks_track_program_loads_and_never_show_a_stale_name(live):
     """Lookups of a raw stack at five times return the same object while the code is unchanged."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})

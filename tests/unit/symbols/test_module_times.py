@@ -108,7 +108,7 @@ def test_failed_module_reads_are_retried_once_a_minute(host, symbolizer, clock, 
 def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symbolizer, clock, seed):
     """Freed addresses are reused immediately. Datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
-    owners = [(0, 0, "old")]  # (time, place, owner from then on)
+    owners = [(0, 0, "old")]  # (time, address, owner since that time)
     right = unresolved = 0
     for datagram, event in read_captured():
         if event is None:

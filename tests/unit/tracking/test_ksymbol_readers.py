@@ -110,7 +110,10 @@ def facts(**more):
 
 
 def test_program_function_names_match_the_kernel(monkeypatch):
-    """The first function's name has the program's tag. Without BTF, all others are called F."""
+    """The first function's name has the program's tag.
+
+    Without BTF, all other functions are named F.
+    """
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",
                                                f"bpf_prog_{'c' * 16}_F"]  # fmt: skip

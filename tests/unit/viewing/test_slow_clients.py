@@ -1,4 +1,4 @@
-"""With many slow clients at all ports, `view` uses bounded memory and answers other clients."""
+"""With many slow clients on all ports, `view` uses bounded memory and serves other clients."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ MOST_BYTES = 40 << 20
 
 
 def anonymous_bytes(pid):
-    """Returns a process's anonymous memory, of which the kernel may have moved a part to swap."""
+    """Returns the size of a process's anonymous memory, including pages in swap."""
     with open(f"/proc/{pid}/status") as status:
         return sum(
             int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon", "VmSwap"))
@@ -70,7 +70,7 @@ def retry(call, seconds=60):
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
-def test_slow_clients_do_not_affect_others_and_their_resources_are_released(count, recent):  # noqa: F811
+def test_slow_clients_do_not_affect_other_clients_and_their_resources_are_released(count, recent):  # noqa: F811
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < count // PROCESSES + 64:
         pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; the limit is {most}")

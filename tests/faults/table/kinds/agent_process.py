@@ -35,7 +35,7 @@ def signals(number):
 
 
 def queued(run):
-    """Sends as many real-time signals as the kernel queues, all at once."""
+    """Sends as many real-time signals as the kernel queues, in one burst."""
     for _ in range(50_000):
         with contextlib.suppress(OSError):
             run.process.send_signal(signal.SIGRTMIN + 3)
@@ -156,9 +156,9 @@ SCENARIOS = [
     loop("3 s in the cgroup freezer", frozen, FREEZE),
     loop("by a debugger that lists all stacks", debugged, FREEZE),
     *[loop(f"{name}, 2,000 a second", signals(getattr(signal, name)), SIGNAL) for name in SIGNALS],
-    loop("50,000 real-time signals at once", queued, SIGNAL),
+    loop("50,000 real-time signals in one burst", queued, SIGNAL),
     loop("no descriptor is free", limited(resource.RLIMIT_NOFILE, 1, forks)),
-    loop("files may not be larger than 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
+    loop("files cannot be larger than 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
     loop("no process can be started", limited(resource.RLIMIT_NPROC, 0)),
     loop("stack of 64 KiB", limited(resource.RLIMIT_STACK, 65536)),
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),

@@ -40,11 +40,11 @@ def endless(connection, connect):
 
 
 MANNERS = {
-    "is closed at once": lambda connection, connect: connection.close(),
-    "is reset at once": reset,
-    "is never answered": silent,
+    "is closed immediately": lambda connection, connect: connection.close(),
+    "is reset immediately": reset,
+    "never receives a response": silent,
     "is never read": lambda connection, connect: time.sleep(6),
-    "is answered in another protocol": garbage,
+    "receives a response in another protocol": garbage,
     "sends an endless stream of zeros": endless,
     "ends after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
     "ends after 20 bytes from the receiver": lambda connection, connect: connect(back=20),

@@ -220,9 +220,9 @@ SCENARIOS = [
     spooled("disk is full at startup", free_at_last, before=full_at_start),
     spooled("disk is read-only at startup", writable_at_last,
             before=partial(mount, options="size=1m,ro", name="spool")),
-    spooled("spool has room for one megabyte", wait,
+    spooled("spool is limited to one megabyte", wait,
             exporter={"sending_queue": {"max_megabytes": 1}}, seconds=10,
             sampler={"samples_per_second": 997}),
-    spooled("batches become too old after a second", wait,
+    spooled("batches expire after a second", wait,
             exporter={"sending_queue": {"max_age": "1s"}}),
 ]  # fmt: skip

@@ -134,8 +134,8 @@ def one(name, fault, **more):
 
 MOVES = "the control program's CPU goes away"
 SCENARIOS = [
-    one("a CPU goes offline and comes back", hotplug(1, 1.5), others=MOVES),
-    one("a CPU goes offline and comes back five times", hotplug(5, 0.3), others=MOVES),
+    one("a CPU goes offline and comes back online", hotplug(1, 1.5), others=MOVES),
+    one("a CPU goes offline and comes back online five times", hotplug(5, 0.3), others=MOVES),
     one("clock jumps by 2 s and back", clock(2)),
     one("clock jumps by -2 s and back", clock(-2)),
     one("clock jumps by 1 s and back, ten times", clock(1, 10)),
@@ -149,7 +149,7 @@ SCENARIOS = [
     one("perf traces each context switch", tool("perf", "trace", "-a", "-o", "/dev/null")),
     one("caches are dropped five times a second",
         repeatedly(lambda _: Path("/proc/sys/vm/drop_caches").write_text("3"), 0.2)),
-    one("cgroups with container names come and go",
+    one("cgroups with container names are created and removed",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory except 2 GB is in use", memory),

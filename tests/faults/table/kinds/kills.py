@@ -73,5 +73,5 @@ SCENARIOS = [
     one("while it is frozen", kill_and_restart(2.6, at=freeze_first)),
     one("with a spool that is never synced", kill_and_restart(2.8),
         exporter={"sending_queue": {"fsync": "never"}}),
-    one("with a damaged byte in its spool", then_damage(flip)),
+    one("with a flipped byte in its spool", then_damage(flip)),
 ]  # fmt: skip

@@ -204,5 +204,5 @@ def run_from_fuse(delay_s):
 
 SCENARIOS += [
     Scenario(KIND, f"program on a file system (FUSE) that {when}", run_from_fuse(delay_s))
-    for when, delay_s in {"answers after 60 s": 60, "never answers": None}.items()
+    for when, delay_s in {"responds after 60 s": 60, "never responds": None}.items()
 ]

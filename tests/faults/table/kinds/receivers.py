@@ -119,29 +119,29 @@ TRANSIENT = (
 )
 LOSING = (raw(), raw(OK + b"Content-Length: 100\r\n\r\nx"))
 ANSWERS = {
-    "stores the batch and answers 204": lambda request: (request.store(), request.reply(204)),
-    "stores the batch and closes without an answer": raw(),
-    "stores the batch and truncates the answer": raw(OK + b"Content-Length: 100\r\n\r\nx"),
-    "answers after the timeout": late,
+    "stores the batch and returns 204": lambda request: (request.store(), request.reply(204)),
+    "stores the batch and closes without a response": raw(),
+    "stores the batch and truncates the response": raw(OK + b"Content-Length: 100\r\n\r\nx"),
+    "responds after the timeout": late,
     "takes 0.4 s to handle each request": slow,
     "resets the connection": lambda request: request.close(reset=True),
     "stores the batch, then sends a response that is not HTTP": raw(b"\0garbage\r\n\r\n"),
-    "answers 200 with bytes that are not protobuf": storing(b"\xff" * 30),
-    "answers 200 with an HTML page": storing(b"<html>" * 1000, "text/html"),
-    "answers 200 with messages nested 5,000 deep": storing(b"\x0a\x03" * 5000),
-    "answers 200 with JSON nested 100,000 deep": storing(b"[" * 100_000, "application/json"),
-    "answers 200 with a 5 MiB body": storing(bytes(5 * MIB)),
-    "answers 200 with 64 MiB, compressed with gzip": storing(GZIPPED, Content_Encoding="gzip"),
-    "answers 200 with broken gzip": storing(b"\x1f\x8bxx", Content_Encoding="gzip"),
-    "answers 200 in an unknown encoding": storing(b"xx", Content_Encoding="zz, br"),
-    "answers 200 with an endless body": endless(b"x" * 1000, OK + b"\r\n"),
-    "answers 200 with endless headers": endless(b"X-A: " + b"a" * 900 + b"\r\n"),
-    "answers 200 with a broken chunk": raw(OK + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"),
-    "answers 200 with a length of 2^64": raw(OK + b"Content-Length: 18446744073709551616\r\n\r\nx"),
-    "answers 200 with a negative length": raw(OK + b"Content-Length: -7\r\n\r\n"),
-    "answers with one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
-    "answers 100 Continue a thousand times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
-    "answers each request twice":
+    "returns 200 with bytes that are not protobuf": storing(b"\xff" * 30),
+    "returns 200 with an HTML page": storing(b"<html>" * 1000, "text/html"),
+    "returns 200 with messages nested 5,000 deep": storing(b"\x0a\x03" * 5000),
+    "returns 200 with JSON nested 100,000 deep": storing(b"[" * 100_000, "application/json"),
+    "returns 200 with a 5 MiB body": storing(bytes(5 * MIB)),
+    "returns 200 with 64 MiB, compressed with gzip": storing(GZIPPED, Content_Encoding="gzip"),
+    "returns 200 with malformed gzip": storing(b"\x1f\x8bxx", Content_Encoding="gzip"),
+    "returns 200 in an unknown encoding": storing(b"xx", Content_Encoding="zz, br"),
+    "returns 200 with an endless body": endless(b"x" * 1000, OK + b"\r\n"),
+    "returns 200 with endless headers": endless(b"X-A: " + b"a" * 900 + b"\r\n"),
+    "returns 200 with a malformed chunk": raw(OK + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"),
+    "returns 200 with a Content-Length of 2^64": raw(OK + b"Content-Length: %d\r\n\r\nx" % 2**64),
+    "returns 200 with a negative Content-Length": raw(OK + b"Content-Length: -7\r\n\r\n"),
+    "responds with one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
+    "sends 100 Continue 1,000 times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "responds to each request twice":
         raw(2 * (OK + b"Content-Length: 0\r\n\r\n")),
     "rejects all profiles": reject_all,
     "rejects all profiles, in JSON": reject_all_as_json,
@@ -151,7 +151,7 @@ ANSWERS = {
     "redirects to a file": redirect("file:///etc/shadow", 302),
     "responds with random errors and delays":
         at_random(*GOOD, *TRANSIENT, *FINAL),
-    "stores the batch and loses answers at random":
+    "stores the batch and randomly drops responses":
         at_random(*[Request.accept] * 3, *LOSING),
 }  # fmt: skip
 
@@ -220,20 +220,20 @@ GRPC_ANSWERS = {
     **{code.name: abort(code) for code in grpc.StatusCode if code is not grpc.StatusCode.OK},
     "RESOURCE_EXHAUSTED with garbled details": garbled_details,
     "UNAVAILABLE with RetryInfo": wait_and_abort,
-    "stores the batch and answers with bytes that are not protobuf": answering(b"\xff\xff"),
-    "stores the batch and answers with a 5 MiB body": answering(bytes(5 * MIB)),
-    "stores the batch and answers with messages nested 5,000 deep": answering(b"\x0a\x03" * 5000),
-    "answers after the timeout": late_over_grpc,
+    "stores the batch and responds with bytes that are not protobuf": answering(b"\xff\xff"),
+    "stores the batch and responds with a 5 MiB body": answering(bytes(5 * MIB)),
+    "stores the batch and responds with messages nested 5,000 deep": answering(b"\x0a\x03" * 5000),
+    "responds after the timeout": late_over_grpc,
     "takes 0.4 s to handle each request": answering(b"", 0.4),
     "rejects all profiles": reject_over_grpc,
     "responds with random errors and delays": grpc_at_random(),
 }  # fmt: skip
 
 SPOOLED = (
-    "answers after the timeout", "stores the batch and closes without an answer",
+    "responds after the timeout", "stores the batch and closes without a response",
     "resets the connection",
     "rejects all profiles", "responds with random errors and delays",
-    "stores the batch and loses answers at random",
+    "stores the batch and randomly drops responses",
 )  # fmt: skip
 
 SCENARIOS = [
@@ -242,7 +242,7 @@ SCENARIOS = [
       for value, text in RETRY_AFTER.items() if value.isascii()],
     *[http(name, answer) for name, answer in ANSWERS.items()],
     http("accepts at most 20 kB", too_large),
-    http("503, and the queue has room for two batches", status(503),
+    http("503, and the queue holds at most two batches", status(503),
          exporter={"sending_queue": {"queue_size": 2}}),
     http("503, and batches expire after a second", status(503),
          exporter={"retry_on_failure": {"max_elapsed_time": "1s"}}),

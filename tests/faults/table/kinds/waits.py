@@ -112,7 +112,7 @@ STORMS = {
     "10,000 threads in a single long sleep": (SLEEPERS, 10_000, 100_000_000),
     "50 pairs of processes that pass a byte back and forth": (PIPES, 50),
     "8 processes that yield as fast as possible": (YIELDS,),
-    "1,000 threads that are woken at once, 50 times a second": (HERD,),
+    "1,000 threads that are woken simultaneously, 50 times a second": (HERD,),
     "50 threads that contend for a lock": (LOCKS,),
     "process that is stopped and continued 1,000 times a second": (STOPS,),
     "writes that are synced to disk": (SYNCS,),

@@ -62,7 +62,7 @@ def build_go(path, *options):
 
 
 class GoFunction(NamedTuple):
-    """A function: its name and size, and the bytes for which each file and line apply."""
+    """A function's name and size, and the size, file and line of each run of its instructions."""
 
     name: str
     size: int
@@ -84,7 +84,7 @@ TEXT, TABLE_AT = 0x401000, 0x1000
 
 
 def make_table(version, functions, files=("a.go", "b.go")):
-    """Makes the table of consecutive functions that start at ``TEXT``."""
+    """Builds the table of consecutive functions, the first of which starts at ``TEXT``."""
     names = b"\0".join(function.name.encode() for function in functions) + b"\0"
     files_text = b"\0".join(map(str.encode, files)) + b"\0"
     unit = b"".join(struct.pack("<I", files_text.index(name.encode() + b"\0")) for name in files)

@@ -275,7 +275,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
 
 
 def test_frames_of_an_evicted_file_have_names_once_it_is_read_again(known):
-    """Naming the frames needs neither new stacks nor a lookup for each sample."""
+    """Naming the frames requires neither new stacks nor a lookup for each sample."""
     names = Names()
     names.files[LIBC] = {0x30000: EVICTED}
     resolved = UserResolver(known, names).resolve(raw((0x30000, LIBC, REGISTERS)), None)
