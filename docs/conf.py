@@ -1,7 +1,7 @@
 """Configuration of the documentation site, which ``make docs`` builds in build/docs.
 
 The source directory is the checkout, so that links work as in a clone. README.md is the home page,
-linked files are downloads, and each linked directory gets a page that lists its files.
+linked files are downloads, and each linked directory becomes a page that lists its files.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each row of the table is an OTLP sample, which combines samples that differ only in time. Queries
 select samples by their exact times. An additional condition on ``Timestamp``, the start of a
-profile, lets the server use the table's sort order to skip most other rows.
+profile, allows the server to skip most other rows by the table's sort order.
 """
 
 from collections.abc import Iterable, Sequence

@@ -89,8 +89,8 @@ class ReferableFiles(HostFiles, Protocol):
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Raises ``OSError`` for other files, because opening them might block or have side effects. The
-    path and its links are resolved within ``root``, such as ``/proc/PID/root``.
+    Raises ``OSError`` for devices and other special files, because opening them might block or have
+    side effects. The path and its links are resolved within ``root``, such as ``/proc/PID/root``.
     """
     reference = files.open_reference_in(root, path) if root else files.open_reference(path)
     try:
@@ -256,8 +256,8 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Inode, size, modification time and device must match, because inode numbers may be reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
-    the inode's device. On such file systems, the device is ignored if the request has a size, or if
-    the file was opened through ``map_files`` (``mapped``).
+    the inode's device. On these file systems, the device is ignored if the request contains a size,
+    or if the file was opened through ``map_files`` (``mapped``).
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False

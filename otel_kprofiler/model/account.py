@@ -143,7 +143,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def of_kind(self, kind: str) -> ExporterAccount:
-        """Returns one kind's account, with counts of 0 if the exporter had no such samples."""
+        """Returns one kind's account; the counts are 0 if the exporter had no samples of it."""
         return self.kinds.get(kind, ExporterAccount(self.name))
 
     def as_dict(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Lets other threads run between samples during encoding."""
+"""Allows other threads to run between samples during encoding."""
 
 
 def go_on() -> None:

@@ -3,7 +3,7 @@
 The thread-local variable is ``otel_thread_ctx_v1``; in Node.js, ``otel_thread_ctx_nodejs_v1``. The
 variable's location is derived from the definition in the program, or from a library's references
 that the dynamic linker has resolved. The location is an offset from the thread pointer, or an
-offset in a module's TLS block, which is found through the dynamic thread vector (DTV).
+offset in a module's TLS block, which is located through the dynamic thread vector (DTV).
 
 Sources: for relocations, the ABIs of x86-64 (section 4.4.1) and AArch64 (ELF, section 5.7), and
 Oliva's RFC TLSDESC-x86; for the values that the linker writes to memory, glibc's

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
-# Other CPUs see a store to in_flight after a short delay.
+# Other CPUs observe a store to in_flight after a short delay.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
@@ -281,8 +281,8 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # Compute the horizon before reading the ring. A record that is not in flight now, and
-            # not in the ring later, is newer than the horizon.
+            # Compute the horizon before reading the ring. A record that is neither in flight now
+            # nor in the ring later is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)
@@ -385,7 +385,7 @@ class EbpfSampler(ForkAware):
     def _host_events(self) -> HostEvents:
         events = self._attachment().events
         if not isinstance(events, HostEvents):
-            raise SamplerError("a sampler that follows a command cannot be reconfigured")
+            raise SamplerError("a sampler of a command cannot be reconfigured")
         return events
 
     def _attachment(self) -> Attachment:

@@ -48,7 +48,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache that many objects share, limiting the total weight of its values. Thread-safe."""
+    """A thread-safe cache shared by many objects, with a limit on the values' total weight."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight

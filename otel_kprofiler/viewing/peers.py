@@ -105,7 +105,7 @@ def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
         _parse((str(ip_address(address[:size])), port))
         for address, port in zip(packed, (local_port, remote_port), strict=True)
     ]
-    # If there is no such connection, the kernel returns a listening socket.
+    # If no connection matches, the kernel returns a listening socket.
     return _Socket(user, inode) if ends == [local, remote] else None
 
 

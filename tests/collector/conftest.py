@@ -294,7 +294,7 @@ def resolve(request):
                     if "timestampsUnixNano" not in sample:  # a window without samples
                         assert sample == {"values": ["0"]}, sample
                         continue
-                    # JSON omits zeros. Stack 0 stands for a stack that was not captured.
+                    # JSON omits zeros. Stack 0 denotes a stack that was not captured.
                     stack = tables["stackTable"][sample.get("stackIndex", 0)]
                     frames = tuple(frame(index) for index in stack.get("locationIndices", ()))
                     link = tables["linkTable"][sample.get("linkIndex", 0)]

@@ -177,7 +177,7 @@ def anyio_threads(truth, seconds):
 
 
 def asgiref_threads(truth, seconds):
-    """asgiref, with calls to synchronous functions and back, some of which leave a span current."""
+    """asgiref calls to and from synchronous functions, some of which leave a span current."""
     from asgiref.sync import async_to_sync, sync_to_async
 
     def leave():

@@ -202,7 +202,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 
 /*
  * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
- * apart in memory as in the file. Such memory is the file's text, copied to huge pages by the
+ * apart in memory as in the file. This memory is the file's text, copied to huge pages by the
  * process. Leaves one of the mappings in node[].
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)

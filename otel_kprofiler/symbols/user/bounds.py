@@ -52,8 +52,8 @@ def read_bounds(
 ) -> Bounds | None:
     """Reads the bounds of a file's functions.
 
-    Returns None if the file has no unwind information, if the encodings are unusual, or if indexing
-    needs too much memory. Raises ``ElfError`` if the tables are malformed, are longer than
+    Returns None if the file has no unwind information, if the encodings are unsupported, or if
+    indexing needs too much memory. Raises ``ElfError`` if the tables are malformed, are longer than
     ``limit`` bytes, or exceed the budget.
     """
     frames = next((section for section in sections if section.name == b".eh_frame"), None)
@@ -142,7 +142,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Returns the address and table of ``.eh_frame_hdr``; None if missing or unusual."""
+    """Returns the address and table of ``.eh_frame_hdr``; None if missing or unsupported."""
     if elf.search is None:
         return None
     origin, size = elf.search

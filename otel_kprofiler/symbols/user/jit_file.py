@@ -65,8 +65,8 @@ class JitFile(ABC, Generic[EventT]):
     def update(self, now_ns: int) -> bool:
         """Read up to :data:`MAX_UPDATE_BYTES` of new data, and return whether there is more.
 
-        May block on file I/O. ``now_ns`` is the current boottime. Raises ``OSError`` if the process
-        has no such file, or if other users could have written it.
+        May block on file I/O. ``now_ns`` is the current boottime. Raises ``OSError`` if the file is
+        missing, or if other users could have written it.
         """
         self._open()
         size = os.fstat(self._fd).st_size

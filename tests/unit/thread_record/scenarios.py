@@ -257,7 +257,7 @@ def c_code():
 
 
 def c_code_in_part_of_a_page():
-    """A page that is only partly RELRO stays writable after loading and hooking."""
+    """A page that is only partly RELRO remains writable after loading and hooking."""
     global may_miss
     ends = []
     run = compile_runner(lambda library: ends.append(cut_relro(library)))

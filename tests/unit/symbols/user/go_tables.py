@@ -121,7 +121,7 @@ def make_table(version, functions, files=("a.go", "b.go")):
 
 
 def open_table(table, version):
-    """Opens a table that is followed by its module data in a file."""
+    """Opens a file that contains a table followed by its module data."""
     names = struct.unpack_from("<Q", table, 8 + 8 * (2 if version == 16 else 3))[0]
     module = [0] * 41
     module[0], module[1], module[22] = TABLE_AT, TABLE_AT + names, TEXT
