@@ -134,8 +134,7 @@ class TopState:
     def selected_row(self, sections: Sequence[Section]) -> int | None:
         """Returns the index of the selected row among all rows; None if no row is selected.
 
-        If the selected row no longer exists, selects the row at the same index, or else the last
-        row.
+        If the selected row was removed, selects the row at the same index, or else the last row.
         """
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:

@@ -26,8 +26,7 @@ from tests.servers import HttpServer, free_ports
 VERSIONS = ("0.161.0", "0.159.0")
 """The versions with all components that the tests need; the first can export to ClickHouse."""
 NEWEST = "0.165.0"
-"""The newest version, with a file exporter that does not build. A :class:`FileReceiver` replaces
-it."""
+"""The newest version. Its file exporter, which does not build, is replaced (``FileReceiver``)."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent

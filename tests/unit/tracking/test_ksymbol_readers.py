@@ -110,10 +110,7 @@ def facts(**more):
 
 
 def test_program_function_names_match_the_kernel(monkeypatch):
-    """The first function's name has the program's tag.
-
-    Without BTF, all other functions are named F.
-    """
+    """The first name contains the program's tag. Without BTF, other functions are named F."""
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",
                                                f"bpf_prog_{'c' * 16}_F"]  # fmt: skip
