@@ -40,8 +40,8 @@ from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 DATA = Path(__file__).parent.parent / "tests/data/otlp/mixed-load.txt.xz"
 """A recording made with perf: five seconds at 99 Hz on two CPUs under a mixed load.
 
-First come the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since the
-previous sample, CPU, process id, thread id minus process id, indices of frames, thread name.
+The file lists the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since
+the previous sample, CPU, process id, thread id minus process id, indices of frames, thread name.
 """
 
 START_NS = 1_750_000_000_123_456_789
@@ -163,7 +163,7 @@ def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields results for a window with only kernel stacks, then for one with user stacks too."""
+    """Yields results for a window of kernel stacks, then for one of kernel and user stacks."""
     runs = 5 if quick else 25
     for user in (False, True):
         window = mixed_load_window(user=user)

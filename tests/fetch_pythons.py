@@ -1,8 +1,8 @@
 """Fetches interpreters that Debian does not package: python-build-standalone's, in a Go module.
 
-``python -m tests.fetch_pythons`` prints the interpreters' directories. The interpreters come from
-Go's module proxy, for machines that can reach no other download site. The go command verifies
-checksums.
+``python -m tests.fetch_pythons`` prints the interpreters' directories. The interpreters are
+downloaded from the Go module proxy, for machines that cannot reach any other download site. The go
+command verifies checksums.
 """
 # ruff: noqa: T201 - a command prints for its user
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LOCK, _GATE = (
-    # Files of other users may not be writable.
+    # Files of other users might not be writable.
     Path(tempfile.gettempdir(), f"otel-kprofiler-host-settings-{os.getuid()}.{name}").open("w")  # noqa: SIM115
     for name in ("lock", "gate")
 )
@@ -18,7 +18,7 @@ _LOCK, _GATE = (
 def hold_settings(*, changes: bool) -> Iterator[None]:
     """Holds a lock on host settings: exclusive for a test that changes them, else shared.
 
-    While a test waits for the exclusive lock, no other test gets the lock.
+    While a test waits for the exclusive lock, no other test can acquire the lock.
     """
     fcntl.flock(_GATE, fcntl.LOCK_EX)
     fcntl.flock(_LOCK, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)

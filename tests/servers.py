@@ -26,8 +26,8 @@ def serve_grpc(
 ) -> tuple[grpc.Server, int]:
     """Starts a gRPC server whose method ``Export`` calls ``export``. Returns server and port.
 
-    ``export`` gets request and context, and returns the response or aborts. Without
-    ``credentials``, connections are in plain text.
+    ``export`` receives the request and context, and returns the response or aborts. Without
+    ``credentials``, connections are unencrypted.
     """
     options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)

@@ -32,12 +32,12 @@ def make_stack(*names) -> Stack:
 
 
 def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Window:
-    """Makes a window of one profile, like :func:`make_profile`. Times are Unix ns."""
+    """Builds a window of one profile, like :func:`make_profile`. Times are Unix ns."""
     return Window(start, end, [make_profile(*groups, kind=kind, period_ns=period_ns, **facts)])
 
 
 def make_profile(*groups, kind=ON_CPU, period_ns=10, **facts) -> Profile:
-    """Makes a profile of groups: attributes of a process, samples, and any totals of its waits."""
+    """Builds a profile of groups: attributes of a process, samples, and any totals of its waits."""
     resources = [ResourceSamples(Resource(attributes), *rest) for attributes, *rest in groups]
     return Profile(kind, period_ns, resources, **facts)
 

@@ -12,7 +12,7 @@ HEAD = """otel-kprofiler is under the Apache License, Version 2.0, see
 The virtual environment in /usr/lib/otel-kprofiler contains these packages too, unchanged except for
 debug symbols. The texts of their licences are in their *.dist-info directories.
 """
-SHORT = 60  # some packages give the license text instead of a name
+SHORT = 60  # some packages contain the license text instead of a name
 
 
 def find_licence(package: Distribution) -> str:

@@ -1,4 +1,4 @@
-"""Selects the frames of stacks by side, such as kernel or user."""
+"""Selects stack frames by type, such as kernel or user."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -8,7 +8,7 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """Returns the samples, reduced to the frames of the given sides or frame types.
+    """Returns the samples with only those frames whose side or frame type is in ``names``.
 
     Time spent in an omitted frame is attributed to the nearest remaining caller.
     """

@@ -172,7 +172,7 @@ class ProgramBtf(NamedTuple):
 
 
 def parse_program_btf(btf: bytes) -> ProgramBtf:
-    """Parse a program's BTF, skipping damaged parts."""
+    """Parse a program's BTF, skipping malformed sections."""
     try:
         types, texts = _split(btf)
     except ValueError:
@@ -186,7 +186,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 
 
 def _split(btf: bytes) -> tuple[bytes, bytes]:
-    """Returns the type section and the string section. Raises ``ValueError`` if there are none."""
+    """Returns the type and string sections. Raises ``ValueError`` if they are missing."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         raise ValueError("the data has no BTF header")
     _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)

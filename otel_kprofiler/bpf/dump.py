@@ -30,12 +30,12 @@ class DumpRow(NamedTuple):
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
         monotonic_ns: ``time_ns`` on ``CLOCK_MONOTONIC``.
         clock_ns: time on the scheduler's clock, as last read on the CPU that ran the dump.
-        arrived_ns: time at which the thread last got a CPU, on the scheduler's clock; 0 if unknown.
+        arrived_ns: when the thread was last scheduled, on the scheduler's clock; 0 if unknown.
         ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen
             time.
         ran_until_ns: time at which the thread last ran, on a clock that excludes interrupts and
             stolen time; 0 if unknown.
-        lacking_ns: how far the clock of ``ran_until_ns`` was behind the scheduler's clock at
+        lacking_ns: how far the clock of ``ran_until_ns`` lagged behind the scheduler's clock at
             ``time_ns``.
         queued_ns: time at which the thread was queued for a CPU, on the scheduler's clock; 0 if it
             is not queued.
@@ -70,7 +70,7 @@ class DumpRow(NamedTuple):
 
     @property
     def wait_state(self) -> WaitState | None:
-        """Returns why the thread is off the CPU; None while it is running."""
+        """Returns why the thread is off-CPU; None while it is running."""
         if self.flags & ON_A_CPU:
             return None
         if self.queued_ns or not self.state & _WAITING:
@@ -89,7 +89,7 @@ class DumpRow(NamedTuple):
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. The result precedes the event
         by the interrupt time and stolen time of the thread's last run. If the kernel does not
-        record when the thread last got a CPU, the result is too late by the interrupt time and
+        record when the thread was last scheduled, the result is too late by the interrupt time and
         stolen time of the whole wait.
         """
         if self.queued_ns:
@@ -107,7 +107,7 @@ def parse_dump_rows(data: bytes) -> list[DumpRow]:
 
 
 def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
-    """Encodes ``struct memory_layout``, with which the program searches for the direct map.
+    """Encodes ``struct memory_layout``, which the program uses to find the direct map.
 
     ``physical_mask`` selects the bits of a page table entry that hold the physical address.
     ``proof`` is the value of a word in resident memory, at address ``proof_at`` in this process.

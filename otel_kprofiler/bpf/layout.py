@@ -208,7 +208,7 @@ class ReaderFlag(MappedWords):
         self.wake_since(NO_WAKEUP_NS)
 
     def wake_since(self, start_time_ns: int) -> None:
-        """Let records wake the reader if their process started at or after ``start_time_ns``.
+        """Wake the reader for records of processes that started at or after ``start_time_ns``.
 
         Pass 0 to select all records, or :data:`NO_WAKEUP_NS` to select none.
         """
@@ -241,7 +241,7 @@ def parse_records(
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
     A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
-    ``kinds`` is from :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
+    ``kinds`` is from :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed, or
     contains samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
@@ -273,7 +273,7 @@ def parse_records(
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"
-            raise ValueError(f"the {side} stack of the record at byte {start} is damaged")
+            raise ValueError(f"the {side} stack of the record at byte {start} is malformed")
         kind = kinds.get(number) or _refuse_kind(number)
         kernel_words = shared(words := chunk[kernel:user], words)
         if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:

@@ -192,7 +192,7 @@ def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
 
 
 class WaitEnd(NamedTuple):
-    """A wait that has ended; see ``struct wait_end``."""
+    """A completed wait; see ``struct wait_end``."""
 
     since_ns: int
     asleep_ns: int

@@ -22,7 +22,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """A selection of samples, and of sides of their stacks, such as ``kernel`` (empty: all)."""
+    """A selection of samples, and of frames by side, such as ``kernel`` (empty: all)."""
 
     chosen: Filter
     start: Moment | None = None
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
         return cls(Filter(**fields), start, end, sides)
 
     def apply(self, samples: Samples) -> Samples:
-        """Returns the selected samples, with only the selected sides of their stacks."""
+        """Returns the selected samples, with only the frames on the selected sides."""
         if self.start or self.end:
             first, last = min(samples.times, default=0), max(samples.times, default=0)
             samples = samples.between(
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
         return self.apply_sides(self.chosen.apply(samples))
 
     def apply_sides(self, samples: Samples) -> Samples:
-        """Returns the samples with only the selected sides of their stacks, such as ``kernel``."""
+        """Returns the samples with only the frames on the selected sides, such as ``kernel``."""
         return select_sides(samples, self.sides) if self.sides else samples
 
 

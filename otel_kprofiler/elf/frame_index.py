@@ -41,7 +41,7 @@ class Cie(NamedTuple):
 def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
     """Builds the search table: the distances of each function and its FDE from ``origin``.
 
-    ``address`` is the address of ``.eh_frame``. Raises ``ValueError`` if an entry is damaged, or
+    ``address`` is the address of ``.eh_frame``. Raises ``ValueError`` if an entry is malformed, or
     has an encoding that compilers do not emit.
     """
     cies: dict[int, Cie] = {}
@@ -90,7 +90,7 @@ def _sort(values: array[int]) -> array[int]:
 def parse_cie(frames: bytes, at: int) -> Cie:
     """Returns the address encoding that the CIE at offset ``at`` declares.
 
-    Raises ``ValueError`` if the CIE is missing or damaged, or its format is unknown.
+    Raises ``ValueError`` if the CIE is missing or malformed, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
         raise ValueError("an FDE does not refer to a CIE")
@@ -102,13 +102,13 @@ def parse_cie(frames: bytes, at: int) -> Cie:
         encoding = _find_encoding(body)
         return Cie(struct.Struct(_FORMATS[encoding & 0x0F]), bool(encoding & _PC_RELATIVE))
     except (IndexError, KeyError, ValueError) as error:
-        raise ValueError(f"a CIE is damaged or unsupported ({error})") from error
+        raise ValueError(f"a CIE is malformed or unsupported ({error})") from error
 
 
 def _find_encoding(body: bytes) -> int:
     """Returns the argument of ``R`` in a CIE's augmentation, the encoding of pointers in FDEs.
 
-    Raises ``ValueError`` if the augmentation is damaged.
+    Raises ``ValueError`` if the augmentation is malformed.
     """
     end = body.index(0, 1)
     augmentation = body[1:end]

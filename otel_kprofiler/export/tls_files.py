@@ -2,7 +2,7 @@
 
 A renewal replaces the certificate and the key one after the other. For a moment, the certificate
 and the key do not match, or a file is missing. Until they match again, the existing connection
-stays in use.
+remains in use.
 """
 
 import os

@@ -26,7 +26,7 @@ class CpuChanges(NamedTuple):
 class EventPerCpu(abc.ABC, Generic[EventT]):
     """An event on each online CPU of ``cpus`` (empty: all); not thread-safe.
 
-    If a CPU goes offline, its event stays dead even after the CPU comes back online.
+    If a CPU goes offline, its event remains inactive even after the CPU comes back online.
     """
 
     def __init__(self, files: HostFiles, cpus: Iterable[int] = ()) -> None:

@@ -96,8 +96,8 @@ class LimitedChildren:
 
         The command reports the cause of a failure on standard error, and exits with
         ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel does not keep the exit status,
-        ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output
-        goes there instead. Raises ``ChildFailed``.
+        ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output is
+        written there instead. Raises ``ChildFailed``.
         """
 
         def start() -> MeteredChild:
@@ -108,7 +108,7 @@ class LimitedChildren:
     def serve(
         self, command: Sequence[str], words: Sequence[str], fd: int, limits: ChildLimits
     ) -> bytes:
-        """Let a :class:`ServedChild` read a file, wait for it, and return its reply.
+        """Have a :class:`ServedChild` read a file, wait for it, and return its reply.
 
         A child reads one file at a time, and only files that have the same owner. If a child that
         has already read other files fails, or runs out of memory, a new child reads the file.
@@ -199,7 +199,7 @@ class LimitedChildren:
     def end_idle(self, after_s: float = 0.0) -> float | None:
         """End children that have been idle for ``after_s`` seconds.
 
-        Returns the seconds until the next idle child is due; None if no child is idle.
+        Returns the seconds until the next idle child is due to be ended; None if no child is idle.
         """
         with self._lock:
             now_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The Python side of a sample, as recorded by the BPF program.
+"""The Python stack of a sample, as recorded by the BPF program.
 
 Layout: a header, then one word per frame, leaf first. The header is ``struct python_head`` in
 ``bpf/programs/``; change both together. Equal stacks of a process are encoded as identical bytes.
@@ -80,17 +80,17 @@ def parse_python_word(word: int) -> PythonFrame:
 
 
 def parse_python_stack(raw: bytes) -> PythonStack:
-    """Decodes the Python side of a sample. Raises ``ValueError`` if the data is damaged."""
+    """Decodes the Python stack of a sample. Raises ``ValueError`` if the data is malformed."""
     end, tag, words = split_python_stack(raw)
     return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """Returns a stack's end, tag and frame words. Raises ``ValueError`` if the stack is damaged."""
+    """Returns a stack's end, tag and frame words. Raises ``ValueError`` if it is malformed."""
     if not raw:
         return PythonEnd.COMPLETE, 0, memoryview(b"").cast("Q")
     if python_stack_bytes(raw, 0) != len(raw):
-        raise ValueError("the Python stack is damaged")
+        raise ValueError("the Python stack is malformed")
     end, _, _, tag = _HEAD.unpack_from(raw)
     return end, tag, memoryview(raw)[_HEAD.size :].cast("Q")
 

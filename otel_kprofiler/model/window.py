@@ -64,7 +64,7 @@ class WindowSample(NamedTuple):
         timestamps_unix_ns: time of each sample, in order of arrival; never empty.
         values: value at each timestamp, in the unit of the profile's kind; empty if all are 1.
         labels: labels that the service set in the sampled context.
-        wait: details of the waits; None for other kinds.
+        wait: details of the waits; None for other kinds of samples.
     """
 
     stack: Stack
@@ -112,8 +112,8 @@ class Profile:
         totals: cumulative counts of the stream, if known.
         threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;
             0 if unknown, or for kinds other than waits.
-        locks: totals of all kernel lock waits that ended in the window, sampled or not; empty for
-            other kinds.
+        locks: totals of all kernel lock waits that completed in the window, sampled or not; empty
+            for other kinds.
     """
 
     kind: ProfileKind

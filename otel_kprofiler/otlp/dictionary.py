@@ -55,7 +55,7 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""The statuses of the incomplete sides of a stack."""
+"""The incomplete sides of a stack, each with its status."""
 
 
 _FunctionKey = tuple[str, str, str, int]
@@ -271,7 +271,7 @@ class Dictionary:
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # attributes of an empty side would be unused entries
+            elif frames.addresses:  # attributes without addresses would be unused entries
                 if run:
                     parts.append(self._locations(run))
                     run = []

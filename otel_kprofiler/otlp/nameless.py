@@ -1,7 +1,7 @@
 """Finds locations without function names in OTLP profiles, and adds the names.
 
-Accepts payloads from any producer. Apart from the names, payloads stay the same, including unknown
-fields.
+Accepts payloads from any producer. Apart from the names, payloads remain unchanged, including
+unknown fields.
 """
 
 import json

@@ -122,10 +122,10 @@ def open_live(
 
     ``resources``, ``symbolizer``, ``user_names`` and ``resolvers`` are closed with the pipeline, or
     if this function fails. Adds the kernel's interrupt ranges to ``config``. ``resolvers`` replace
-    the default resolvers of all sides except the kernel's. ``raw_sink`` receives the raw records of
-    each drain. ``replaced_sink`` receives symbolized native frames that Python frames may replace.
-    ``loader`` is ``auto``, ``libbpf`` or ``bcc``. Raises ``DependencyError`` if the loader's
-    library is missing.
+    the default resolvers for all frames except kernel frames. ``raw_sink`` receives the raw records
+    of each drain. ``replaced_sink`` receives symbolized native frames that Python frames may
+    replace. ``loader`` is ``auto``, ``libbpf`` or ``bcc``. Raises ``DependencyError`` if the
+    loader's library is missing.
     """
     user_files = KnownFiles(on_opened=user_names.add if user_names else None)
     native = UserResolver(user_files, user_names)
@@ -176,7 +176,7 @@ def make_stacks(
 ) -> StackResolver:
     """Returns a resolver for whole stacks.
 
-    The resolver's ``close`` also closes the resolvers of the sides.
+    The resolver's ``close`` also closes the resolvers that it combines.
     """
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
@@ -243,7 +243,7 @@ def replay(
 
     Reads nothing from this host. Returns the stopped pipeline, whose account counts all samples. At
     the end, ``whole_sink`` receives all samples again, in a single window. ``resolvers`` are closed
-    with the pipeline. Raises ``KProfilerError`` if the recording is damaged.
+    with the pipeline. Raises ``KProfilerError`` if the recording is corrupt.
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})

@@ -15,7 +15,7 @@ OF_OTHERS: Final = tuple(_BY_CAPABILITY)
 
 
 def describe_sampling(config: SamplerConfig) -> str:
-    """Describes rates and stack sides: ``19 samples per second on each CPU, kernel stacks``."""
+    """Describes rates and stacks: ``19 samples per second on each CPU, kernel stacks``."""
     return ", ".join(_describe_kinds(config))
 
 

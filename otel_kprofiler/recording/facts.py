@@ -54,7 +54,7 @@ def parse_facts(header: dict[str, Any]) -> RecordingFacts:
     """Parses the header of a recording.
 
     Raises ``KProfilerError`` if the recording is in another format, and ``KeyError``, ``TypeError``
-    or ``ValueError`` if the header is damaged.
+    or ``ValueError`` if the header is malformed.
     """
     version = (header["version"], header["record_version"])
     if version != (FORMAT_VERSION, RECORD_VERSION):

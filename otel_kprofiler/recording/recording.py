@@ -216,7 +216,7 @@ class Recording:
     """A recording that is open for reading. Attributes are empty if their data was not recorded.
 
     Raises ``OSError`` if the file cannot be read, and ``KProfilerError`` if it is not a recording,
-    is damaged, or has an unknown version.
+    is corrupt, or has an unknown version.
     """
 
     def __init__(self, path: str) -> None:
@@ -281,7 +281,7 @@ class EventReader(Generic[_T]):
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
         """Returns new items, and the boottime (``now_ns`` or later) up to which they are complete.
 
-        Raises ``KProfilerError`` if the recording is damaged.
+        Raises ``KProfilerError`` if the recording is corrupt.
         """
         items: list[_T] = []
         while self._complete_ns < now_ns:

@@ -24,7 +24,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
     """Returns the paths of a program, of its script interpreters, and of its libraries.
 
     ``ld.so --list`` lists the libraries without running the program, and applies RPATH,
-    LD_LIBRARY_PATH and LD_PRELOAD. Files that cannot be determined in advance are left out.
+    LD_LIBRARY_PATH and LD_PRELOAD. Files that cannot be determined in advance are omitted.
     """
     paths: list[str] = []
     try:

@@ -37,11 +37,11 @@ def pack_config(
     """Returns the settings, encoded for the BPF program.
 
     ``thread_pointer`` is the offset of the user thread pointer in ``task_struct``; 0 disables
-    thread contexts. The program wakes the reader when the ring contains ``wakeup_bytes``. A stack
-    side takes up at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for
+    thread contexts. The program wakes the reader when the ring contains ``wakeup_bytes``. Each
+    stack occupies at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for
     ``regular_since_ns``.
 
-    Raises ``KernelFeatureError`` if descendants cannot be followed.
+    Raises ``KernelFeatureError`` if descendants cannot be tracked.
     """
     flags = 0 if config.stacks == "user" else KERNEL_STACKS
     flags |= 0 if config.stacks == "kernel" else USER_STACKS

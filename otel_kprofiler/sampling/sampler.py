@@ -36,9 +36,9 @@ class SamplerConfig:
 
     Attributes:
         samples_per_second: rate of on-CPU samples on each CPU, 1 to 10000.
-        stacks: stack sides to collect. If a single side is selected, samples without a frame on
-            that side are dropped.
-        max_frames: maximum number of frames per side, 1 to 127.
+        stacks: stacks to collect. With ``kernel`` or ``user``, samples without a frame in that
+            stack are dropped.
+        max_frames: maximum number of frames in a kernel or user stack, 1 to 127.
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` works only for code built
             with frame pointers.
@@ -74,14 +74,13 @@ class SamplerConfig:
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
         span_path: location of the current span in this process's threads, used if the loader
-            supports the program that reads it. Without such a program, spans are read from thread
-            contexts.
+            supports the program that reads it. Otherwise, spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
             outside this namespace contain ids of the initial namespace.
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
-        child_pid: process to follow, with all its descendants, from its next exec on; None to
+        child_pid: process to track, with all its descendants, from its next exec on; None to
             sample CPUs (see :class:`HeldCommand`).
         check_kernel: whether to reject old kernels without trying to load the program.
         verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
@@ -177,10 +176,10 @@ class SamplerCounts(NamedTuple):
         lost: samples that could not be delivered, by cause, counted by the BPF program.
         received: samples returned by ``drain``; ``taken`` is ``received`` plus the sum of ``lost``.
         filtered: dropped samples, by filter: ``idle`` (the idle task itself), ``target``, ``age``,
-            or ``empty`` (no frame on the only collected side).
+            or ``empty`` (no frame in the only collected stack).
         missed: samples that the kernel skipped; not included in ``taken``. The kernel skips a
             sample if the CPU is running another BPF program or bpf(2), has interrupts off, or is
-            preempted by its hypervisor. 0 if a command is followed.
+            preempted by its hypervisor. 0 if a command is tracked.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
         locks: totals of all lock waits, if these are sampled.
@@ -239,7 +238,7 @@ class Sampler(Protocol):
         """Returns each process's off-CPU time since the previous call.
 
         The totals are exact, and include the elapsed part of ongoing waits. Processes without waits
-        are absent. The result is empty if waits are not followed. Call this method once per window.
+        are absent. The result is empty if waits are not tracked. Call this method once per window.
         """
 
     @property

@@ -82,7 +82,7 @@ class WaitJoiner:
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     def join(self, records: Iterable[WaitRecord]) -> list[RawSample]:
-        """Returns samples for the waits that have ended."""
+        """Returns samples for the waits that have completed."""
         samples: list[RawSample] = []
         for sample, end in records:
             key = sample.tgid, sample.tid
@@ -134,7 +134,7 @@ class WaitJoiner:
 
         ``now_ns`` must have been read before ``threads``, from the clock that timestamps the
         threads. The samples have the timestamp ``boot_ns``. Skips waits from epochs other than
-        ``epoch``, because such waits may have ended.
+        ``epoch``, because those waits may have completed.
         """
         parts = [
             (thread, pending, passed)

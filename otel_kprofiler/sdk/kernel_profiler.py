@@ -65,9 +65,9 @@ class KernelProfiler(ForkAware):
     Args:
         provider: receives the profiles; by default, the global provider.
         samples_per_second: the rate on each CPU, 1 to 10000.
-        stacks: the stack sides to collect; with ``kernel``, time in user mode is not sampled.
+        stacks: the stacks to collect; with ``kernel``, time in user mode is not sampled.
         target: what to profile: this process, this process and its descendants, or the host.
-        max_frames: the maximum number of frames per side of a stack, 1 to 127.
+        max_frames: the maximum number of frames in a kernel or user stack, 1 to 127.
         python_frames: the maximum number of Python frames per stack, 0 to 127; 0 disables them.
         off_cpu: whether to also sample where the target's threads wait off-CPU, and for what.
         reporter_interval_s: the length of a window, in seconds.
@@ -200,7 +200,7 @@ class KernelProfiler(ForkAware):
         Raises:
             ConfigError: an environment variable has an invalid value. The message lists all
                 problems.
-            HostError: this host cannot be profiled, or this user may not profile it.
+            HostError: this host cannot be profiled, or this user is not permitted to profile it.
             SamplerError: the BPF program cannot be loaded.
             ExportError: an exporter cannot be opened.
         """
@@ -251,7 +251,7 @@ class KernelProfiler(ForkAware):
     def export_on_sigterm(self) -> None:
         """Export pending samples on SIGTERM, then let the signal take effect.
 
-        Without a handler, SIGTERM terminates a Python process at once, and up to one window of
+        Without a handler, SIGTERM terminates a Python process immediately, and up to one window of
         samples is lost. After this call, pending samples are exported for up to two seconds before
         the signal terminates the process. If the service has a handler, that handler runs without
         delay, while the samples are exported in the background.
@@ -306,7 +306,7 @@ class KernelProfiler(ForkAware):
         - ``python_frames``: ``problem`` and ``stacks`` (counts by outcome).
         - ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (counts by reason).
         - ``span_links``: ``source`` (``interpreter`` or ``thread_contexts``), ``possible``,
-          ``problem`` and ``unlinked_share`` (the share of samples without a link, 0 to 1).
+          ``problem`` and ``unlinked_share`` (the fraction of samples without a link, 0 to 1).
           ``local_roots`` counts samples with a name, samples without a name by reason, and tracked,
           forgotten and failed spans. ``other_classes`` describes spans of other SDKs, if any.
         """

@@ -200,7 +200,7 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget many of the oldest spans at once, because it takes a copy of all keys."""
+        """Forget many of the oldest spans at a time, because each call copies all keys."""
         # An iterator that a thread creates in one step and reads in the next would fail if another
         # thread changed the dictionary in between.
         for span_id in list(spans)[: max(1, self._limit // 16)]:
@@ -259,7 +259,7 @@ process_roots: Final = LocalRoots()
 
 
 class LocalRootSpanProcessor(SpanProcessor):
-    """Lets a :class:`KernelProfiler` name samples after the local root of their span.
+    """Allows a :class:`KernelProfiler` to name samples after the local root of their span.
 
     When the profiler starts, it adds a processor to the global TracerProvider. If the service uses
     a different provider, it must add a processor itself. To name spans that are already active when

@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, which are used like those of other signals."""
+"""The profiler provider and its processors, which work like their counterparts in other signals."""
 
 import abc
 import atexit
@@ -51,7 +51,7 @@ class ProfileProcessor(abc.ABC):
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
-        """Reset the processor in a forked child, in which inherited locks may never be released."""
+        """Reset the processor in a forked child, where inherited locks might never be released."""
 
 
 class BatchProfileProcessor(ProfileProcessor):
@@ -89,7 +89,7 @@ class BatchProfileProcessor(ProfileProcessor):
             self._reporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the outcomes of the samples handed to the exporter."""
+        """Returns the outcomes of the samples passed to the exporter."""
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
@@ -149,7 +149,7 @@ class SimpleProfileProcessor(ProfileProcessor):
         self._exporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the outcomes of the samples handed to the exporter."""
+        """Returns the outcomes of the samples passed to the exporter."""
         return (self._account,)
 
     def after_fork_in_child(self) -> None:

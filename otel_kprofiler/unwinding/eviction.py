@@ -14,7 +14,7 @@ class Limits(NamedTuple):
         total_bytes: limit for all tables together.
         file_bytes: limit for a single file's table.
         idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some stay loaded, so that tables do not keep evicting each other.
+            not all fit, some remain loaded, so that tables do not keep evicting each other.
     """
 
     total_bytes: int = 64 << 20

@@ -31,7 +31,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds code without unwind rules, in address order; empty if it is too small to matter.
+    """Returns code without unwind rules, in address order; empty if there is too little to matter.
 
     Raises ``ElfError`` if the file cannot be read.
     """
@@ -44,7 +44,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
     # musl's entry point has no unwind rule. main has no rule in programs compiled without tables.
-    # In other files, gaps are assembly or functions that V8 embeds. Filling such gaps is not worth
+    # In other files, gaps are assembly or functions that V8 embeds. Filling those gaps is not worth
     # delaying the tables that these files already have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
         gaps = _find(source, elf, tables, starts, 0)

@@ -82,7 +82,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread a user's credentials. libc's functions would affect all threads."""
+    """Give this thread a user's credentials by raw system calls; libc would affect all threads."""
     refused = f"cannot read files as user {user}"
     machine = platform.machine()
     if machine not in _SETGROUPS:

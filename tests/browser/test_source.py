@@ -1,4 +1,4 @@
-"""Source lines with their counts, from the page's server, or the reason why there are none."""
+"""Source lines with their counts, from the page's server, or the reason why they are missing."""
 
 import json
 import os

@@ -63,7 +63,7 @@ def damage(content, places, rng):
 
 
 @pytest.mark.parametrize("reader", ["symbolic", *further("drgn")])
-def test_damaged_dwarf_is_read_or_rejected(reader, program, tmp_path):
+def test_corrupt_dwarf_is_read_or_rejected(reader, program, tmp_path):
     content, places = program
     rng = random.Random(ROUNDS)
     path = tmp_path / "damaged"

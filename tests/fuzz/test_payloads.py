@@ -1,4 +1,4 @@
-"""Expensive and damaged OTLP profiles are rejected, or read at low cost."""
+"""Expensive and corrupt OTLP profiles are rejected, or read at low cost."""
 
 import contextlib
 import json
@@ -178,7 +178,7 @@ def small():
 @example([(0, 400, b'{"dictionary":{"stringTable":' + b"9" * 5000 + b"}}")])
 @example([(0, 400, b'{"resourceProfiles":{"a":1}}')])
 @settings(max_examples=300, deadline=10_000)
-def test_damaged_payloads_are_read_or_rejected(changes):
+def test_corrupt_payloads_are_read_or_rejected(changes):
     data = bytearray(small())
     for at, cut, new in changes:
         data[at : at + cut] = new

@@ -5,7 +5,7 @@
     python tests/kernels/mutations.py NAME …
 
 The checkout is never touched: each mutation is applied to a copy of the package, which the guest
-then sees in place of the checkout's. Exits with 0 if every mutation was caught.
+then uses instead of the original. Exits with 0 if every mutation was caught.
 """
 # ruff: noqa: T201 - a command prints for its user
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernel
 
 CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 if platform.machine() == "aarch64":
-    # The kernel follows frame records. A leaf creates none, so its caller is missing.
+    # The kernel follows frame records. A leaf function creates no record, so its caller is missing.
     CHAIN = (CHAIN[0], *CHAIN[2:])
 INSIDE = CHAIN[: CHAIN.index("kthread")]
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
@@ -64,7 +64,7 @@ def test_the_call_chain_of_a_module_is_resolved():
 
 
 def test_samples_before_and_after_a_module_reload_have_the_correct_names():
-    """After a reload with other code, old samples keep their names, new ones get new names."""
+    """After a reload with other code, old samples keep their names; new samples get new ones."""
     with spinning("spin") as first:
         symbolizer = KernelSymbolizer.live()
         before = sample(1)

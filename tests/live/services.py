@@ -57,7 +57,7 @@ def ask(place, timeout_s):
 
 
 def is_answered(place):
-    """Returns whether a server, which may not listen yet, answers a request."""
+    """Returns whether a server, which might not be listening yet, responds to a request."""
     with contextlib.suppress(OSError):
         ask(place, timeout_s=30)
         return True

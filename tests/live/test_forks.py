@@ -286,7 +286,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_receives_the_instance_id_of_the_childs_traces():
-    """A Resource with the traces' instance id gets the child's new id. Any other id is kept."""
+    """A Resource with the traces' instance id receives the child's new id. Any other id is kept."""
     done = run(
         """
         from opentelemetry import trace

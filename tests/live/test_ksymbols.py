@@ -1,4 +1,4 @@
-"""Each sample gets the exact name that a ksymbol of the running kernel had at that time."""
+"""Each sample is resolved to the exact name that a ksymbol had in the kernel at that time."""
 
 import contextlib
 import errno
@@ -84,7 +84,7 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Returns only the symbols of this module's programs. Other processes load programs too."""
+    """Returns only the symbols of this module's programs. Other processes also load programs."""
     return {symbol for symbol in symbols if "_kprof_" in symbol[1]}
 
 
@@ -177,7 +177,7 @@ def test_bpf_programs_loaded_by_either_loader_have_names_lines_and_details(loade
 
 
 def test_samples_of_an_unloaded_program_are_named():
-    """The dispatcher that the kernel creates for test runs of XDP programs is named, too."""
+    """The dispatcher that the kernel creates for test runs of XDP programs is also named."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
         sampler.start()
@@ -291,7 +291,7 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
     """The test runs for ``KPROFILER_CHURN_S`` seconds (4 by default)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     others = {*TASKS.iterdir()} - {TASKS / str(threading.get_native_id())}
-    # The rings have room for the records of some seconds in which this process does not run.
+    # The rings can hold several seconds of records while this process is not running.
     with watching(ring_bytes=4 << 20) as (symbolizer, watch):
         command = churn_command(seconds, "kprof_churn")
         fds, memory = len(os.listdir("/proc/self/fd")), []

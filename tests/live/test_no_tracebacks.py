@@ -99,7 +99,7 @@ PRINTERS = [
 
 @pytest.fixture
 def directory():
-    """Creates a directory with a profile, a configuration, and files that others cannot read."""
+    """Creates a directory with a profile, a configuration, and files other users cannot read."""
     directory = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot access pytest's directory
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000

@@ -150,7 +150,7 @@ def at_most(expected):
     return expected + 5 * math.sqrt(expected)
 
 
-def test_reloads_lose_no_samples_duplicate_none_and_leak_no_descriptors(agent, receiver):
+def test_reloads_neither_drop_nor_duplicate_samples_nor_leak_descriptors(agent, receiver):
     moments, open_files = [], []
     with Witness() as witness:
         time.sleep(2)

@@ -146,7 +146,7 @@ def encoder(script):
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience():
-    """Lets a shutdown wait for the running export, whose thread may have to wait for a CPU."""
+    """Allows a shutdown to wait for the running export, whose thread may have to wait for a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
         yield

@@ -44,7 +44,7 @@ def python(name):
 
 
 class Calls:
-    """The true frames of calls, and the native and Python sides that show them."""
+    """The true frames of calls, and the native and Python stacks that show them."""
 
     def __init__(self, calls, start):
         self.truth, self.native, self.python, self.entries = [], [], [], []
@@ -129,7 +129,7 @@ def test_functions_split_from_the_eval_loop_are_treated_as_part_of_it():
 
 
 def test_nameless_eval_loops_are_recognized_by_address():
-    """Recordings name the replaced frames, so that replays recognize these frames, too."""
+    """Recordings name the replaced frames, so that replays also recognize these frames."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     sides = one.sides()
     module = Module("python3", ModuleKind.USER, BUILD_ID, b"f" * 16, 0)

@@ -1,4 +1,4 @@
-"""Unit tests may not use the system outside their process, unless they are marked ``system``.
+"""Unit tests must not use the system outside their process, unless they are marked ``system``.
 
 An audit hook (PEP 578) keeps Python code from starting processes and opening sockets, and the
 package's bpf(2) call is replaced. A test that uses the system without the marker fails, even if it
@@ -29,7 +29,7 @@ class SystemUsedError(Exception):
 
 
 class Guard:
-    """Records and blocks a test's use of the system. ``uses`` is None while use is allowed."""
+    """Records and blocks a test's use of the system. ``uses`` is None while use is permitted."""
 
     def __init__(self):
         self.uses, self.threads = None, frozenset()
@@ -47,7 +47,7 @@ class Guard:
             raise SystemUsedError(f"{use}: {ADVICE}")
 
     def audit(self, event, args):
-        if self.uses is None:  # also at exit, when the module's names are gone
+        if self.uses is None:  # also at exit, after the module's globals are cleared
             return
         if event in FORBIDDEN:
             self.forbid(f"{event}{args!r}"[:200])

@@ -99,7 +99,7 @@ def test_slow_clients_do_not_end_requests_in_progress(kind):
     assert statuses == [200]
 
 
-def test_slow_clients_do_not_interrupt_responses_that_others_read_slowly():
+def test_slow_clients_do_not_interrupt_slow_responses_to_other_clients():
     body = b" " * (32 << 20)  # more than the kernel buffers for a connection
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
@@ -129,7 +129,7 @@ def reading_slowly(port, count):
         yield made
 
 
-def test_clients_that_stop_reading_are_disconnected_to_serve_others():
+def test_clients_that_stop_reading_are_disconnected_to_serve_other_clients():
     body = b" " * (32 << 20)
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,

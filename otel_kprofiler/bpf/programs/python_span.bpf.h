@@ -28,7 +28,7 @@ enum {
 	SPAN_CLASSES = 4,
 };
 
-/* Places where instances of a class store their attributes. */
+/* Locations where instances of a class store their attributes. */
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
 	VALUES_TAGGED,	   /* 3.12: a tagged word points to the values or a dictionary */

@@ -140,7 +140,7 @@ struct python_line {
 	u64 count[PYTHON_OUTCOMES];
 };
 
-/* The Python stack in a record: a head, then a word per frame; see model/python_stack.py. */
+/* The Python stack in a record: a header, then a word per frame; see model/python_stack.py. */
 struct python_head {
 	u8 end; /* 0: complete; 1: truncated at the frame limit */
 	u8 version;

@@ -3,7 +3,7 @@
  * The sampler: runs at every overflow of a perf event and writes one record to a ring.
  *
  * Uses only helpers: no kernel header, no kernel struct and no processor register, so that one
- * little-endian object serves every kernel from 5.10 on, on x86-64 and arm64. layout.py reads and
+ * little-endian object supports every kernel since 5.10, on x86-64 and arm64. layout.py reads and
  * writes the structs below; change both together.
  */
 
@@ -41,7 +41,7 @@ enum flags {
 	START_TIME = 16,
 	SPAN_LINKS = 32,
 	NAMESPACE = 64, /* ids are from the pid namespace that contains the targets */
-	DESCENDANTS = 128, /* descendants of targets are targets, too */
+	DESCENDANTS = 128, /* descendants of targets are also targets */
 	A64 = 256,	   /* return addresses must follow arm64 call instructions */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
@@ -49,7 +49,7 @@ enum flags {
 	THREAD_CONTEXTS = 4096,
 };
 
-/* Ways in which the programs in this object collect user frames. */
+/* How the programs in this object collect user frames. */
 enum user_frames {
 	BY_FRAME_POINTERS,
 	BY_TABLES,	/* registers from bpf_task_pt_regs */
@@ -209,8 +209,8 @@ INLINE void free_scratch(struct scratch *own)
 }
 
 /*
- * Returns the length of a stack from a helper's result; 0 for errors. The mask lets the verifier of
- * every kernel version see the bounds; the asm keeps the compiler from removing the mask.
+ * Returns the length of a stack from a helper's result; 0 for errors. The mask proves the bounds to
+ * the verifiers of all kernel versions; the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
 {

@@ -39,7 +39,7 @@ struct span {
 
 #define TYPE_AT 8
 
-/* Reads a non-negative integer of exactly this type, if it fits MAX_DIGITS; returns success. */
+/* Reads a non-negative integer of exactly this type, if it fits in MAX_DIGITS; returns success. */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 		    struct python_int *number)
 {

@@ -1,9 +1,9 @@
 """Converts snapshots of the module list to and from JSON values, for recordings.
 
-A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
-new: {number: [main, init, init_until_ns]}}``. ``new`` contains the modules that are new or have
-changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are
-pending]``.
+A :class:`ModuleReading` is stored as ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]},
+modules: [number, …], new: {number: [main, init, init_until_ns]}}``. ``new`` contains the modules
+that are new or have changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether
+symbols are pending]``.
 """
 
 from typing import Any, Final
@@ -27,7 +27,7 @@ class ReadingPacker:
         self._known: dict[int, LoadedModule] = {}
 
     def pack(self, reading: ModuleReading) -> dict[str, Any]:
-        """Pack the next reading."""
+        """Pack the next :class:`ModuleReading`."""
         loaded = {module.main.module.generation: module for module in reading.modules}
         new = {
             number: module for number, module in loaded.items() if self._known.get(number) != module
@@ -56,7 +56,7 @@ class ReadingUnpacker:
         self._known: dict[int, LoadedModule] = {}
 
     def unpack(self, row: Any) -> ModuleReading:
-        """Unpack the next reading of the module list.
+        """Unpack the next :class:`ModuleReading`.
 
         Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if the row is
         malformed.

@@ -1,8 +1,8 @@
 """Finds the BPF function, trampoline, ftrace page or kprobe page at a given address and time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times. One thread changes the table while others look up symbols without a lock. A change replaces
-values in atomic steps, and does not affect lookups for earlier times.
+times. One thread changes the table while other threads look up symbols without a lock. A change
+replaces values in atomic steps, and does not affect lookups for earlier times.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Snapshot:
         freed: symbols that ftrace keeps for init functions whose memory was freed.
         since_ns: boottime from which the snapshot is valid.
         hidden: why symbols are hidden; None if they are not hidden.
-        problems: one sentence for each unreadable or damaged file.
+        problems: one sentence for each unreadable or corrupt file.
         bad_lines: number of lines skipped in kallsyms and the module list.
         builtin: built-in modules, by address in vmlinux.
     """

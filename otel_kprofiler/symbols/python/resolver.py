@@ -135,7 +135,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the stack side with the latest names; the same object until a name is added."""
+        """Returns the frames with their latest names; the same object until a name is added."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

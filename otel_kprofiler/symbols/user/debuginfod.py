@@ -74,8 +74,8 @@ class Debuginfod:
     minutes.
 
     Args:
-        servers: http or https URLs, in order of preference; others are ignored with a warning.
-        cache: keeps downloaded files, and the build ids for which no server has a file.
+        servers: http or https URLs, by preference; invalid URLs are ignored with a warning.
+        cache: stores downloaded files, and the build ids for which no server has a file.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Debuginfod:
         self._lock = threading.Lock()
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields the opened debug file with the wanted build id, if a server has it."""
+        """Yields the opened debug file with the requested build id, if a server has it."""
         build_id = wanted.build_id
         if build_id and (fd := self.fetch(build_id)) is not None:
             source = FileSource(fd, os.fstat(fd).st_size)
@@ -106,7 +106,7 @@ class Debuginfod:
             path = os.path.join(self._cache.path, name)
             try:
                 elf = read_debug_elf(source)
-            except ElfError as error:  # damaged on disk
+            except ElfError as error:  # corrupt on disk
                 _log.warning("%s: %s", path, error)
                 self._cache.remove(name)
                 os.close(fd)

@@ -178,8 +178,8 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
             if decompressor.needs_input and not part:
                 raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is truncated")
             rest = rest[len(part) :]
-            # Decompressing all at once would hold two copies of the result while its parts are
-            # being joined.
+            # Decompressing everything in one call would hold two copies of the result while joining
+            # its chunks.
             content += decompressor.decompress(part, _PIECE_BYTES)
     except (lzma.LZMAError, MemoryError) as error:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error

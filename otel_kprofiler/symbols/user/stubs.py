@@ -75,8 +75,8 @@ def read_stubs(
 ) -> list[Stub]:
     """Reads a file's PLT stubs; returns none for machines other than x86-64 and arm64.
 
-    ``symbols`` is ``.dynsym``, to which the relocations refer. Raises ``ElfError`` if a section is
-    damaged, has more than ``limit`` bytes, or exceeds the budget.
+    ``symbols`` is ``.dynsym``, which the relocations reference. Raises ``ElfError`` if a section is
+    malformed, has more than ``limit`` bytes, or exceeds the budget.
     """
     find = _FINDERS.get(elf.machine)
     if find is None:

@@ -70,8 +70,8 @@ def read_table(
 ) -> SymbolTable | None:
     """Reads a symbol table with its names; None if the table is missing or empty.
 
-    ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is damaged, or if
-    the table or its names exceed ``limit`` bytes.
+    ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is malformed, or
+    if the table or its names exceed ``limit`` bytes.
     """
     table = next((section for section in sections if section.kind == kind), None)
     content = (

@@ -141,7 +141,7 @@ class Proxy:
             self.manner(connection, lambda **how: self._connect(connection, **how))
 
     def _connect(self, connection, *, there=None, back=None, pause_s=0.0, piece=65536) -> None:
-        """Copies in both directions, up to ``there`` and ``back`` bytes, in pieces with pauses."""
+        """Copies in both directions, up to ``there`` and ``back`` bytes, in chunks with pauses."""
         with socket.create_connection(self.behind.address) as other:
             thread = threading.Thread(
                 target=_copy, args=(connection, other, there, pause_s, piece), daemon=True

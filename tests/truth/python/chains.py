@@ -1,4 +1,4 @@
-"""Generated call chains whose stacks are known: each function is called from a single place.
+"""Generated call chains whose stacks are known: each function has a single call site.
 
 A function stores a mark on entry and another mark on return, so a mark shows which functions may be
 on top. This module runs in every tested version of CPython and imports only the standard library.
@@ -78,10 +78,10 @@ class Chains:
         roots: the names of the first functions, by thread.
         callers: the caller and calling line of each function, by qualified name; None for the first
             function of a thread, ``END`` for that of a greenlet.
-        tops: for each line, the marks that a thread may have while the line is on top; None: any.
-        frameless: the marks with which a thread may be in a greenlet without a Python frame,
-            because the interpreter allocates or frees the greenlet's frames.
-        system_calls: a part of the name of the system call that each line makes.
+        tops: for each line, the marks that a thread may have while the line is on top; None: all.
+        frameless: the marks that a thread may have in a greenlet without a Python frame, because
+            the interpreter is allocating or freeing the greenlet's frames.
+        system_calls: a substring of the name of the system call that each line makes.
         styles: the style in which each function is called.
     """
 

@@ -51,7 +51,7 @@ def latencies(*windows):
 
 
 def program(threads, jitter_ms=0.0):
-    """Returns 1 s on one thread, then 1 s on several threads whose timers have random phases."""
+    """Returns rows for 1 s on one thread, then 1 s on several threads with random timer phases."""
     rows = [row("serial", 1, times(0, 1000, 3.0, jitter_ms))]
     for number in range(threads):
         phase = 10 * random.Random(number).random()
@@ -75,7 +75,7 @@ def test_threads_of_other_processes_do_not_affect_the_latency_weight():
     assert sums == {"serial": 1000, "other": 1000}
 
 
-def test_a_thread_that_changes_its_cpu_counts_as_one_thread():
+def test_a_thread_that_migrates_between_cpus_counts_as_one_thread():
     rows = [row("serial", 1, times(0, 500, 3.0)), row("serial", 1, times(500, 1000, 8.0), cpu=1)]
     assert latencies(window((7, rows))) == {"serial": 1000}
 

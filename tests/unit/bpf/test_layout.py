@@ -149,7 +149,7 @@ def test_a_failed_stack_capture_does_not_affect_the_other_stack():
 @pytest.mark.parametrize(
     ("end", "status"), [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)]
 )
-def test_python_frames_are_parsed_as_a_separate_stack_side(user, end, status):
+def test_python_frames_are_parsed_as_a_separate_stack(user, end, status):
     stack = pack_python_stack(end, [(7, 2, True)], tag=3)
     sizes = {"kernel": 8, "user": len(USER_STACK) if user else -32768, "python": len(stack)}
     sample = parse(pack((1,), **sizes) + b"".join(user) + stack)
@@ -159,7 +159,7 @@ def test_python_frames_are_parsed_as_a_separate_stack_side(user, end, status):
 
 def test_an_inconsistent_python_stack_is_rejected():
     stack = pack_python_stack(PythonEnd.COMPLETE, [(7, 2, True)])[:-8]
-    with pytest.raises(ValueError, match="Python stack of the record at byte 8 is damaged"):
+    with pytest.raises(ValueError, match="Python stack of the record at byte 8 is malformed"):
         parse(pack(python=len(stack)) + stack)
 
 
@@ -174,11 +174,11 @@ def test_a_user_stack_records_why_it_ends(end):
 @pytest.mark.parametrize("damage", [b"\0\2", b"\0\0\2", b"\0\0\1\0\2"])
 def test_an_inconsistent_user_stack_is_rejected(damage):
     stack = damage + USER_STACK[len(damage) :]
-    with pytest.raises(ValueError, match="user stack of the record at byte 8 is damaged"):
+    with pytest.raises(ValueError, match="user stack of the record at byte 8 is malformed"):
         parse(pack(user=len(stack)) + stack)
 
 
-def test_unrequested_sides_are_omitted_and_stacks_at_the_limit_marked_truncated():
+def test_unrequested_stacks_are_omitted_and_stacks_at_the_limit_are_marked_truncated():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
     assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK

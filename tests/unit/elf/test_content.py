@@ -43,7 +43,7 @@ def test_compressed_sections_are_decompressed(form):
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_damaged_sections_are_rejected(form):
+def test_corrupt_sections_are_rejected(form):
     for content in (PACKED[form][:-9], b"", b"\xff" * 40):
         assert problem(packed(form, content), flags=SHF_COMPRESSED) is ElfProblem.DAMAGED_SECTION
     longer = packed(form, PACKED[form], len(TEXT) + 1)

@@ -413,7 +413,7 @@ def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
 
 
 def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter, batch, caplog):
-    """The response has the credentials, and a bad header that would make urllib3 log the query."""
+    """The response contains credentials, and a bad header that would make urllib3 log the query."""
     caplog.set_level(logging.DEBUG)
 
     def echo(handler):

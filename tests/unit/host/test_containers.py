@@ -1,4 +1,4 @@
-"""Containers are listed with the names that their runtimes give them, and with their cgroups."""
+"""Containers are listed with the names that their runtimes assign, and with their cgroups."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_containers_are_listed_with_their_names_and_cgroups(host):
     docker, podman, pod = find_containers(host)
     assert docker[:3] == (DOCKER, ("web",), f"/system.slice/docker-{DOCKER}.scope")
     assert sorted(docker.pids) == [10, 11]
-    # Damaged rows for another container do not hide the name.
+    # Malformed rows for another container do not hide the name.
     assert podman == (PODMAN, ("db",), "", (20,))
     assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
 

@@ -1,4 +1,4 @@
-"""The CPython binaries on this machine are read, and damaged binaries rejected."""
+"""The CPython binaries on this machine are read, and corrupt binaries are rejected."""
 
 import contextlib
 import json
@@ -103,7 +103,7 @@ def test_files_for_other_machines_yield_none(own_file):
     assert find_interpreter(ImageSource(own_file), "aarch64") is None
 
 
-def test_damaged_interpreter_files_are_parsed_or_rejected(own_file):
+def test_corrupt_interpreter_files_are_parsed_or_rejected(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
     tables = [section for section in read_sections(source, elf) if section.kind in (2, 3, 11)]

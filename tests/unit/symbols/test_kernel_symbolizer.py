@@ -73,7 +73,7 @@ def host(tmp_path):
         (lambda text: text.replace("T first", "TT first"), "1 of 10 lines are malformed"),
     ],
 )
-def test_a_damaged_kallsyms_is_reported(tmp_path, damage, message):
+def test_a_malformed_kallsyms_is_reported(tmp_path, damage, message):
     symbolizer = KernelSymbolizer.live(make_host(tmp_path, damage(KALLSYMS)))
     assert any(message in problem for problem in symbolizer.problems), symbolizer.problems
 

@@ -66,7 +66,7 @@ SAVED, RETURN = ("OFFSET", -16), ("OFFSET", -8)
 UNKNOWN, OUTERMOST = ("VAL_EXPRESSION", []), ("UNDEFINED", None)
 
 
-def test_unwind_rows_follow_the_frame_size():
+def test_unwind_rows_match_the_frame_size():
     assert rows() == [
         (0, (RSP, 8), None, RETURN),
         (1, (RSP, 16), SAVED, RETURN),
@@ -240,7 +240,7 @@ def children():
 
 
 class Target(NamedTuple):
-    """A processor for which Go compiles: its names and register numbers."""
+    """An architecture that Go targets: its names and register numbers."""
 
     architecture: str
     machine: str
@@ -327,7 +327,7 @@ def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path, 
 
 
 @pytest.mark.system
-def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, monkeypatch, children):
+def test_a_malformed_table_is_rejected_with_a_reason_and_read_once(tmp_path, monkeypatch, children):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"
     path.write_bytes(file[: table.offset] + bytes(table.size))

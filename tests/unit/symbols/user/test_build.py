@@ -61,7 +61,7 @@ def test_a_symbol_is_found_at_every_address_in_its_range(program):
         assert behind is None or behind.start >= start + size
 
 
-def test_global_names_are_preferred_over_weak_ones_and_short_over_long_ones(program):
+def test_global_names_are_preferred_over_weak_names_and_short_names_over_long_names(program):
     table = functions_of(program)
     start, size, *_ = symbols_of(program)["shown"]
     assert table.names_at(start) == ("shown", "same_longer", "weak_one")
@@ -269,13 +269,13 @@ def test_no_debug_file_is_searched_for_if_all_functions_have_names(program):
         read_functions(source, read_elf(source, None), lambda: pytest.fail("unneeded search"))
 
 
-def test_a_damaged_source_does_not_affect_names_of_earlier_sources(program, folder):
+def test_a_corrupt_source_does_not_affect_names_of_earlier_sources(program, folder):
     path = with_minidebuginfo(program, folder, b"no xz", "--keep-symbol=main")
     assert functions_of(path).lookup(symbols_of(program)["main"][0]).name == "main"
 
 
 @pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])
-def test_damaged_minidebuginfo_is_rejected(program, folder, damage):
+def test_corrupt_minidebuginfo_is_rejected(program, folder, damage):
     content = damage or lzma.compress(os.urandom(4096))[:-50]
     with pytest.raises(ElfError):
         functions_of(with_minidebuginfo(program, folder, content))

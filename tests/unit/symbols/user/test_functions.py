@@ -76,7 +76,7 @@ def test_a_limited_number_of_aliases_is_compared():
     assert table.lookup(8) == rows[0]
 
 
-def test_the_longest_of_too_many_functions_with_the_same_start_is_found():
+def test_the_longest_function_is_found_even_if_too_many_functions_share_its_start():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])
