@@ -82,7 +82,7 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Measures the BPF program's nanoseconds per run, in each state of :data:`STATES` in turn."""
+    """Measures the BPF program's run time, in nanoseconds, in each state of :data:`STATES`."""
     with tempfile.TemporaryDirectory() as directory, program_times():
         process = _start(model, Path(directory))
         config = SamplerConfig(

@@ -1,4 +1,4 @@
-"""Walks of user stacks: cost per sample and frame, compared with the kernel's own walk."""
+"""User stack walks: cost per sample and per frame, compared with the kernel's stack walk."""
 
 import contextlib
 import statistics

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One measured figure.
+    """One measurement.
 
     ``ratio`` compares two values measured in the same run, because absolute times say little on a
-    shared machine. ``goal`` is the limit that the figure, or the ratio, should meet.
+    shared machine. ``goal`` is the limit that the value, or the ratio, should satisfy.
     """
 
     what: str

@@ -22,7 +22,7 @@ def document_package(package: str, documented: set[str]) -> Iterator[str]:
 
     Args:
         package: full name of the package.
-        documented: full names of all packages that have such a page.
+        documented: full names of all packages with an API page.
     """
     module = importlib.import_module(package)
     if not hasattr(module, "__all__"):

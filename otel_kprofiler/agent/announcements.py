@@ -12,7 +12,7 @@ from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.text import describe_count
 
 _USUAL_MISSED_SHARE: Final = 0.05
-"""Share of missed ticks that is normal in a virtual machine."""
+"""Fraction of missed ticks that is normal in a virtual machine."""
 _MISSED: Final = (
     "the kernel skips a tick if the CPU runs another BPF program, has interrupts off or is not "
     "scheduled by its hypervisor, or if kernel.perf_event_max_sample_rate throttles the sampler"
@@ -22,7 +22,7 @@ _MISSED: Final = (
 def describe_start(
     sampler: EbpfSampler, exporters: Iterable[ProfileExporter], user_symbols: str, files: HostFiles
 ) -> str:
-    """Describes what the agent samples, where the samples go, and which data is left out."""
+    """Describes what the agent samples, where the samples go, and which data is omitted."""
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(

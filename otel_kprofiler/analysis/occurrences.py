@@ -116,7 +116,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
 
 
 def place_of(entry: Entry) -> str:
-    """Returns an entry's module, or else its source file, or else its stack side in brackets."""
+    """Returns an entry's module, or else its source file, or else its frame type in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 

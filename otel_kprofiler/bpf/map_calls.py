@@ -58,7 +58,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 
 
 def create_inner_map(pages: int, name: str) -> int:
-    """Create a mappable array of ``pages`` elements, to be put into an array of maps.
+    """Create a mappable array of ``pages`` elements, as an element of an array of maps.
 
     See :func:`create_map` for errors.
     """

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
-_HEAD: Final = struct.Struct("=QII")  # code id or image; kind; piece size or process id
+_HEAD: Final = struct.Struct("=QII")  # code id or image; kind; fragment size or process id
 _PROGRAM: Final = struct.Struct("=3Q")
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
 _PIECE, _WHOLE, _SEEN = 0, 1, 2
@@ -49,14 +49,14 @@ class CodeParser:
     """Assembles code objects from their descriptions; must not be used concurrently."""
 
     def __init__(self) -> None:
-        # Each CPU describes one code object at a time: the line table in pieces, then the rest.
+        # Each CPU describes one code object at a time: line table fragments, then the other fields.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
         """Yields the code objects whose descriptions end in a chunk, and newly seen processes.
 
         Strings are unchecked copies of the process's memory, truncated to 508 bytes. Raises
-        ``ValueError`` if the chunk is damaged.
+        ``ValueError`` if the chunk is malformed.
         """
         for start, end in record_spans(chunk):
             if end - start < _HEAD.size:
@@ -74,7 +74,7 @@ class CodeParser:
 
     def _keep(self, code_id: int, piece: bytes, size: int) -> None:
         if len(piece) != size:
-            raise ValueError(f"a piece of a line table has {len(piece)} bytes instead of {size}")
+            raise ValueError(f"a line table fragment has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
         if pending_id != code_id:  # left over from a failed description

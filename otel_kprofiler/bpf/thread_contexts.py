@@ -81,7 +81,7 @@ class ContextPlace(NamedTuple):
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
-    """Returns the offset of the user thread pointer in ``task_struct``; None if there is none."""
+    """Returns the offset of the user thread pointer in ``task_struct``; None if not found."""
     if platform.machine() == "aarch64":
         return types.offset("task_struct", "thread", "uw", "tp_value")
     return types.offset("task_struct", "thread", "fsbase")

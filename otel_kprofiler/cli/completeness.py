@@ -1,4 +1,4 @@
-"""Reports the share of user stacks that are complete, and where most incomplete stacks end."""
+"""Reports the fraction of user stacks that are complete, and where most incomplete stacks end."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -66,7 +66,7 @@ class Completeness:
 
     @property
     def share(self) -> float | None:
-        """Returns the share of user stacks that are complete; None if there are no user stacks."""
+        """Returns the fraction of complete user stacks; None if there are no user stacks."""
         total = self.complete + self.ends.total()
         return self.complete / total if total else None
 
@@ -99,7 +99,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the user-space sides of a stack that have frames or an error."""
+    """Yields a stack's native user frames, if there are any frames or an error."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side

@@ -29,7 +29,7 @@ _LONGEST: Final = 32
 
 
 class KeyParser:
-    """Parses keys in terminal input, which may arrive in pieces."""
+    """Parses keys in terminal input, which may be split at any byte."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -57,7 +57,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """Returns the keys in the pending input; call only when no more input follows."""
+        """Returns the keys in the pending input; call only when no more input is expected."""
         keys = []
         while self._text:
             keys += self._take()

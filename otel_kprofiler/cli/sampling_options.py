@@ -69,7 +69,7 @@ def _describe_tracepoints() -> Iterator[str]:
     except OSError:
         number = ""
     yield f"{number}kernel tracepoints, such as sched:sched_process_fork or, for a system call,"
-    yield "sys_enter:openat; the subsystem may be left out. Events count 1; these count bytes:"
+    yield "sys_enter:openat; the subsystem may be omitted. Events count 1; these count bytes:"
     yield ", ".join(VALUES)
 
 
@@ -100,7 +100,7 @@ _OPTIONS: Final = (
         "context-switches, cpu-migrations, lock-contention, cycles, and tracepoints such as "
         "block_rq_issue or sys_enter:openat. EVENT:period=N samples every Nth event, and "
         "EVENT:freq=N takes about N samples per second on each CPU. May be repeated. `-e help` "
-        "lists all events, and shows why some are not available on this host.",
+        "lists all events, and states why some events are not available on this host.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",

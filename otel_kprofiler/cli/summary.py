@@ -18,7 +18,7 @@ from otel_kprofiler.model import ON_CPU, Account, Losses, Window
 from otel_kprofiler.sampling import HeldCommand
 
 _BUSY_SHARE: Final = 0.01
-"""Share of CPU time below which a recording shows hardly any work."""
+"""Fraction of CPU time below which a recording contains hardly any work."""
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:

@@ -35,11 +35,11 @@ _GROUP_HINTS: Final = {
 
 @dataclass(slots=True)
 class Targets:
-    """The processes to sample, which are followed until all of them have exited.
+    """The processes to sample, which are tracked until all of them have exited.
 
     Attributes:
-        follower: follows the processes of ``--pid``, and of containers, pods and units without a v2
-            cgroup; None if there are none.
+        follower: tracks the processes selected by ``--pid``, and those of containers, pods and
+            units without a v2 cgroup; None if there are no such processes.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 
@@ -173,7 +173,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
 
 
 def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
-    """Returns the containers with a name or id; raises ``KProfilerError`` if none exist."""
+    """Returns the containers with a name or id; raises ``KProfilerError`` if none matches."""
     matching = [container for container in listed if container.is_called(name)]
     if matching:
         return matching

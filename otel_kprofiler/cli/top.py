@@ -65,7 +65,7 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "-n", "--lines", "rows", type=click.IntRange(1),
-    help="Maximum number of rows. Default: as many as fit the screen, or 20.",
+    help="Maximum number of rows. Default: as many as fit on the screen, or 20.",
 )  # fmt: skip
 @click.option(
     "--from", "table", metavar="ADDRESS",

@@ -83,9 +83,9 @@ class Status:
         host: name of the host, or address of the table.
         kernel: release of the host's kernel; empty if samples come from a database table.
         rate: the sampling rate, or the name of the sampled events.
-        own_share: CPU usage of this process, as a share of one CPU; None before the first
+        own_share: CPU usage of this process, as a fraction of one CPU; None before the first
             measurement.
-        has_ended: whether all targets have exited, so that no more samples follow.
+        has_ended: whether all targets have exited, so that no more samples will arrive.
         is_stale: whether the last attempt to read new samples from the table failed.
         remarks: sentences that describe which data is missing from samples, and why.
     """

@@ -128,9 +128,9 @@ _PAGE: Final = """\
 
 `otel-kprofiler run -c agent.yaml` reads one YAML file in the format of the OpenTelemetry
 Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key, and
-[`config/schema.json`](../config/schema.json) lets editors complete and check keys.
+[`config/schema.json`](../config/schema.json) allows editors to complete and check keys.
 
-- `otel-kprofiler validate -c agent.yaml` reports all mistakes at once, with line and column.
+- `otel-kprofiler validate -c agent.yaml` reports all errors in one run, with line and column.
   Unknown keys are errors.
 - `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets. With
   `--origins`, the command also shows where each value was set.

@@ -170,7 +170,7 @@ class SendingQueue(Section):
     storage: str = Field(
         default="",
         description="Directory for an on-disk queue that survives restarts and crashes. Each "
-        "exporter has a subdirectory. A batch stays on disk until the receiver has responded, "
+        "exporter has a subdirectory. A batch remains on disk until the receiver has responded, "
         "regardless of retry_on_failure. If empty, the queue is in memory.",
     )
     max_megabytes: int = Field(

@@ -152,7 +152,7 @@ class Receiver(Section):
         default=5000,
         ge=100,
         le=1_000_000,
-        description="Limit on the work of unwinding one user stack, in units of at most 25 ns of "
+        description="Limit on the cost of unwinding one user stack, in units of at most 25 ns of "
         "interrupt time (see docs/unwinding.md). Deeper stacks are truncated.",
     )
     max_unwind_table_megabytes: int = Field(
@@ -308,7 +308,7 @@ class Receiver(Section):
         description="What to do with on-CPU samples of services that profile themselves with this "
         "package. leave_out: drop the samples and count them as lost with the cause self_profiled, "
         "so that the CPU time is not reported twice. mark: send the samples. In both cases, the "
-        "Resource of such a service has the otel_kprofiler.self_profiled attribute (see "
+        "service's Resource has the otel_kprofiler.self_profiled attribute (see "
         "docs/fleet.md).",
     )
     resources: Annotated[

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
-    "interpreters": "Python is unwound (see python_frames), but no other interpreted language is; "
-    "remove this setting",
-    "tracers": "Python is unwound (see python_frames), but no other interpreted language is; "
+    "interpreters": "Python is unwound (see python_frames), but other interpreted languages are "
+    "not; remove this setting",
+    "tracers": "Python is unwound (see python_frames), but other interpreted languages are not; "
     "remove this setting",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "kernel and user probes are not supported; remove this setting, or sample a "
     "tracepoint with events",
     "include_env_vars": "only service attributes from OTEL_SERVICE_NAME and "
-    "OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may hold secrets; put fixed "
+    "OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may hold secrets; set fixed "
     "attributes under resource",
     "send_error_frames": "unresolved frames are always exported, as addresses with the reason why "
     "they have no name; remove this setting",
@@ -39,7 +39,7 @@ RECEIVER: Final[Mapping[str, str]] = {
 }
 
 QUEUE: Final[Mapping[str, str]] = {
-    "num_consumers": "an exporter's queue has only one worker, so that batches stay in order; "
+    "num_consumers": "an exporter's queue has only one worker, so that batches remain in order; "
     "remove this setting",
     "block_on_overflow": "sampling never waits for a receiver, and a full queue drops the oldest "
     "batch and counts it as lost; remove this setting",
@@ -53,7 +53,7 @@ TLS: Final[Mapping[str, str]] = {
     "cert_pem": "use cert_file",
     "key_pem": "use key_file",
     "min_version": "the TLS library's default (1.2 or newer) applies; remove this setting",
-    "max_version": "the newest version that both sides support is used; remove this setting",
+    "max_version": "the newest version that client and server support is used; remove this setting",
 }
 GRPC_TLS: Final[Mapping[str, str]] = {
     **TLS,
@@ -100,17 +100,17 @@ ROTATION: Final[Mapping[str, str]] = {
 DEBUG: Final[Mapping[str, str]] = {
     "sampling_initial": "every batch is printed; remove this setting",
     "sampling_thereafter": "every batch is printed; remove this setting",
-    "use_internal_logger": "output goes to standard output; remove this setting",
-    "output_paths": "output goes to standard output; remove this setting",
+    "use_internal_logger": "output is written to standard output; remove this setting",
+    "output_paths": "output is written to standard output; remove this setting",
 }
 
 LOGS: Final[Mapping[str, str]] = {
-    "output_paths": "logs go to standard error; redirect standard error",
-    "error_output_paths": "logs go to standard error; redirect standard error",
+    "output_paths": "logs are written to standard error; redirect standard error",
+    "error_output_paths": "logs are written to standard error; redirect standard error",
     "sampling": "the agent always limits repeated warnings; remove this setting",
     "processors": "logs go to standard error; remove this setting",
     "development": "use level: debug",
-    "initial_fields": "put attributes under receivers.kprofiler.resource",
+    "initial_fields": "set attributes under receivers.kprofiler.resource",
 }
 METRICS: Final[Mapping[str, str]] = {
     "readers": "the agent sends metrics to the pipeline's OTLP receivers at intervals of "
@@ -137,7 +137,7 @@ TOP: Final[Mapping[str, str]] = {
     "connectors": "the agent has no connectors; configure them in the Collector",
     "extensions": "the agent has no extensions; use service.health for a health endpoint",
     "resource": "use receivers.kprofiler.resource",
-    "profiling": "put the sampler's settings under receivers.kprofiler",
+    "profiling": "move the sampler's settings to receivers.kprofiler",
 }
 RECEIVERS: Final[Mapping[str, str]] = {"profiling": "use kprofiler, which has the same keys"}
 EXPORTERS: Final[Mapping[str, str]] = {

@@ -98,8 +98,8 @@ class Part(NamedTuple):
 def sum_results(parts: Sequence[Part]) -> ExportResult:
     """Combines the results of a batch's parts; requires at least one part.
 
-    The outcome is success if any part succeeded. The message and the error type come from the first
-    part that lost samples.
+    The outcome is success if any part succeeded. The message and the error type are those of the
+    first part that lost samples.
     """
     results = [part.result for part in parts]
     if len(results) == 1:

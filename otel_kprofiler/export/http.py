@@ -43,7 +43,7 @@ _BROKEN: Final = (
 )
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Exceptions raised when a read or write times out; urllib3 raises its own while a body is read."""
+"""Exceptions for timeouts of reads and writes; those of urllib3 occur while a body is read."""
 
 
 class OtlpHttpExporter(OtlpSender):

@@ -35,7 +35,7 @@ def pprof(windows: Iterable[Window]) -> bytes:
     pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof drops a
     numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
     frames have an address and a mapping, but no function. Unresolved Python frames have a function
-    whose name is in brackets.
+    with a bracketed name.
     """
     windows = list(windows)
     encoder = _Encoder(
@@ -154,7 +154,7 @@ class _Encoder:
 
 
 def _stand_ins(frame: Frame) -> tuple[Line, ...]:
-    """Returns placeholder functions for an unnamed frame; none for native frames."""
+    """Returns placeholder functions for an unnamed frame; empty for native frames."""
     if not frame.side.has_files:
         return ()
     return tuple(Line(entry.name) for entry in frame_entries(frame))

@@ -1,4 +1,4 @@
-"""Fairly schedules the agent's work on behalf of processes, within a long-term share of one CPU."""
+"""Fairly schedules the agent's work on behalf of processes, within a long-term CPU budget."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -11,9 +11,9 @@ from otel_kprofiler.host.process_stat import read_owner
 TURN_NS: Final = 100_000
 """Fixed cost of a turn, in nanoseconds, so that owners alternate even if turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
-"""Time after a turn, in nanoseconds, during which the turn's owner may not use the reserve."""
+"""Time after a turn, in nanoseconds, during which the turn's owner cannot use the reserve."""
 RESERVE: Final = 0.2
-"""Fraction of the share set aside as the reserve."""
+"""Fraction of the CPU budget that is set aside as the reserve."""
 MAX_OWNERS: Final = 1024
 """Maximum number of owners, and of groups, with a recorded cost. Excess idle owners are dropped."""
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple, Generic[T]):
-    """A piece of work, its owner (a process), and the CPU budget that pays for it."""
+    """A work item, its owner (a process), and the CPU budget to charge."""
 
     owner: Hashable
     item: T
@@ -36,18 +36,18 @@ def find_user(owner: Hashable) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """A queue of work in which the owner with the lowest cost has the next turn; not thread-safe.
+    """A queue of work in which the owner with the lowest cost is next; not thread-safe.
 
-    The group of owners with the lowest cost is served first, so that a group with many owners does
-    not deprive other groups of their turns.
+    The group with the lowest cost is scheduled first, so that a group with many owners does not
+    deprive other groups of their turns.
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
     had the last turn in its group, so that idle time earns no credit. Among owners with equal
     costs, the one that has waited longest is next.
 
-    All owners together may use ``share`` seconds of CPU time per second. A fifth of ``share`` is
-    reserved for owners that had no turn in the last minute, so that they need not wait while the
-    rest pays for another owner's expensive work.
+    All owners together may use ``share`` seconds of CPU time per second. A fifth of this time is
+    reserved for owners without a turn in the last minute, so that they need not wait while another
+    owner's expensive work exhausts the remaining time.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FairQueue(Generic[T]):
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
-        """Take the next piece of work; None if there is no work, or no CPU time for it."""
+        """Take the next work item; None if there is no work, or no CPU time for it."""
         if not self._waiting:
             return None
         wait_ns, owner, share = self._choose()
@@ -111,7 +111,7 @@ class FairQueue(Generic[T]):
         """Account for the CPU time of a turn.
 
         The CPU time of child processes, ``children_ns``, is charged to the owner's later turns, but
-        not to the CPU share common to all owners.
+        not to the CPU budget common to all owners.
         """
         turn.share.spend(cpu_ns)
         if turn.owner in self._groups:
@@ -165,7 +165,7 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:
-        """Returns the time until the next turn, the turn's owner, and the CPU share to charge."""
+        """Returns the time until the next turn, the turn's owner, and the CPU budget to charge."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
         owner = min(self._waiting, key=self._rank)
@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
         return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
-        """Forget the idle owner with the least recent turn."""
+        """Drop the idle owner with the least recent turn."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]
@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Maps each key to its cost. A key with new work starts at the cost of the key served last."""
+    """Maps each key to its cost. A key with new work starts at the cost of the last key."""
 
     def __init__(self) -> None:
         super().__init__()

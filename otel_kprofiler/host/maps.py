@@ -113,8 +113,8 @@ class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
     Finds no mappings once the process has exited or executed a different program. Raises
-    ``OSError`` if there is no such process, or if it may not be traced (ptrace(2),
-    PTRACE_MODE_READ).
+    ``OSError`` if there is no such process, or if the caller is not permitted to trace it
+    (ptrace(2), PTRACE_MODE_READ).
     """
 
     def __init__(self, pid: int, files: HostFiles | None = None) -> None:

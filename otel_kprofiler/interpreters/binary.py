@@ -1,7 +1,7 @@
 """Finds CPython in an ELF file (an executable or libpython).
 
-``_PyRuntime`` has its own section, ``.PyRuntime``, since CPython 3.10. All addresses except
-``_PyRuntime`` come from dynamic symbols, which strip(1) keeps.
+``_PyRuntime`` is in a separate section, ``.PyRuntime``, since CPython 3.10. All other addresses are
+looked up in the dynamic symbols, which strip(1) keeps.
 """
 
 import mmap
@@ -90,7 +90,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # damaged, not ELF, or for a different machine
+        return None  # malformed, not ELF, or for a different machine
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None

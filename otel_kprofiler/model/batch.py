@@ -20,7 +20,7 @@ class AttributeForm(enum.Enum):
     INLINE = "inline"
     """As text, which every receiver can read."""
     REFERENCES = "references"
-    """Indices into the string table: smaller, but most receivers see empty keys."""
+    """Indices into the string table: smaller, but most receivers read them as empty keys."""
 
 
 class UnnamedFrames(enum.Enum):
@@ -29,8 +29,8 @@ class UnnamedFrames(enum.Enum):
     ADDRESSES = "addresses"
     """Frames have a file and an address, but no function; back ends resolve the names."""
     NAMES = "names"
-    """Frames are given a function name made of their file, address and reason, such as
-    ``vmlinux+0x40 [no_symbol]``, for back ends that drop frames without a function."""
+    """Frames without a function receive a name composed of their file, address and reason, such as
+    ``vmlinux+0x40 [no_symbol]``, for back ends that drop unnamed frames."""
 
 
 class Encoding(NamedTuple):

@@ -33,7 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Lock type of waits whose start or end was not seen; such waits have a total time of 0."""
+"""Lock type of waits whose start or end was not observed; such waits have a total time of 0."""
 
 
 def name_lock(flags: int) -> str:

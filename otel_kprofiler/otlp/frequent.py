@@ -48,7 +48,7 @@ def intern_frequent(
 
 
 class _RawAddresses:
-    """Represents raw addresses, each with its side and reason, as negative numbers."""
+    """Represents raw addresses, each with its frame type and reason, as negative numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -58,7 +58,7 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
-        if number == 0:  # most requests have only this side and reason
+        if number == 0:  # most requests have only this frame type and reason
             return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 

@@ -1,6 +1,6 @@
 """Edits a request's dictionary: adds functions to locations, and removes unused entries.
 
-A protobuf message and the JSON that it was parsed from are edited identically, in place.
+A protobuf message and the JSON from which it was parsed are edited identically, in place.
 """
 
 from bisect import bisect_left
@@ -35,9 +35,9 @@ class Edit(NamedTuple):
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
     """Add functions to locations, and remove the attributes that explain missing names.
 
-    All indices of the message must be within its tables. ``tree`` is the JSON that the message was
-    parsed from, and receives the same changes; None for protobuf. ``lines`` maps location indices
-    to functions, innermost inlined function first.
+    All indices of the message must be within its tables. ``tree`` is the JSON from which the
+    message was parsed, and receives the same changes; None for protobuf. ``lines`` maps location
+    indices to functions, innermost inlined function first.
     """
     if not lines:
         return

@@ -1,4 +1,4 @@
-"""Reads fields from binary data, checking that each lies within the data."""
+"""Reads fields from binary data, checking that each field lies within the data."""
 
 import struct
 from typing import Final

@@ -1,7 +1,7 @@
 """Reads the container format of ``perf.data`` files: header, sections, features and records.
 
 The format is described in Linux's ``tools/perf/Documentation/perf.data-file-format.txt``. Names in
-capital letters come from ``tools/perf/util/header.h`` and ``include/uapi/linux/perf_event.h``.
+capital letters are those of ``tools/perf/util/header.h`` and ``include/uapi/linux/perf_event.h``.
 """
 
 import struct
@@ -88,12 +88,12 @@ class PerfFile:
 class Reader:
     """Reads a ``perf.data`` file, either seekable or written to a pipe (``perf record -o -``).
 
-    Raises ``PayloadError`` if the file is not supported, or its header is damaged.
+    Raises ``PayloadError`` if the file is not supported, or its header is malformed.
 
     Attributes:
         file: the contents other than the records. A piped file interleaves these contents with the
             records, so read all records before using this attribute.
-        problem: why data is missing or damaged; empty if the file is intact.
+        problem: why data is missing or malformed; empty if the file is intact.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -149,7 +149,7 @@ class Reader:
                     self.problem = error.message
 
     def records(self) -> Iterator[RawRecord]:
-        """Yields the kernel's records, up to the first damaged record.
+        """Yields the kernel's records, up to the first malformed record.
 
         Raises ``PayloadError`` if the records are compressed.
         """
@@ -230,7 +230,7 @@ class Reader:
 
 def _parse_attr(raw: bytes) -> EventAttr:
     if len(raw) < _ATTR_MIN_BYTES:
-        raise PayloadError("an event of the perf.data file is damaged")
+        raise PayloadError("an event of the perf.data file is malformed")
     type_, _, config, period, sample_type, read_format, flags = _ATTR_FIELDS.unpack_from(raw)
     has_rate, has_ids = bool(flags >> 10 & 1), bool(flags >> 18 & 1)
     period = 1 if has_rate else period

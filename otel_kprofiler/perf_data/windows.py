@@ -67,15 +67,15 @@ def read_perf_data(
     """Reads a file written by ``perf record``, seekable or piped. Returns a list with one window.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
-    separate kind, whose values are event counts. Frames are symbolized if this host has the file,
-    or runs the kernel, with the same build id. Frames that are not symbolized consist of only a
-    file and an offset.
+    separate kind of sample, with event counts as values. Frames are symbolized if this host has the
+    file, or runs the kernel, with the same build id. Frames that are not symbolized consist of only
+    a file and an offset.
 
     ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
     of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a sentence about missing data. ``names`` finds the names of code addresses; by
-    default, in this host's files. Raises ``PayloadError`` if the file is damaged, not supported, or
-    contains no samples.
+    default, in this host's files. Raises ``PayloadError`` if the file is malformed, is not
+    supported, or contains no samples.
     """
     reader = Reader(data)
     records = read_records(reader)

@@ -74,12 +74,12 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """Returns the grain of the reported Resources, such as process or host."""
+    """Returns the granularity of the reported Resources, such as process or host."""
     return Grain(receiver.resources)
 
 
 def target_groups(receiver: Receiver) -> Groups:
-    """Returns the containers, pods and units to sample; all processes if none is configured."""
+    """Returns the containers, pods and units to sample; empty for all processes."""
     return Groups(
         tuple(receiver.target_containers),
         tuple(receiver.target_pods),

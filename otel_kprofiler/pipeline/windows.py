@@ -355,7 +355,7 @@ def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
 def find_latest(
     resources: Collection[Resource], renewed: Mapping[Resource, Resource]
 ) -> dict[Resource, Resource]:
-    """Maps each Resource to its latest replacement, or to itself if there is none."""
+    """Maps each Resource to its latest replacement, or to itself if it was not replaced."""
     latest = {}
     for first in resources:
         resource = first

@@ -69,7 +69,7 @@ class RecordedKsymbols:
 
 
 class ReplayedKsymbols:
-    """Replays ksymbol changes. Raises ``KProfilerError`` if the recording is damaged."""
+    """Replays ksymbol changes. Raises ``KProfilerError`` if the recording is malformed."""
 
     def __init__(self, recording: Recording) -> None:
         self._changes = EventReader(recording, _CHANGES, _parse_changes)

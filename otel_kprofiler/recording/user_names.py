@@ -153,7 +153,7 @@ class RecordedNames:
 def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
     """Unpacks the rows that :meth:`UserNameCollector.rows` returned.
 
-    Raises ``KeyError``, ``TypeError`` or ``ValueError`` if a row is damaged.
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` if a row is malformed.
     """
     named = {}
     for build_id, file_id, address, *rest in rows:

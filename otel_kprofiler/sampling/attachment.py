@@ -106,11 +106,11 @@ class Attachment:
     Attributes:
         follows_spans: whether the current span is read from this process's interpreter.
         stack_limit: minimum size, in bytes, of a stack that is counted as truncated.
-        tables: unwind tables of user files; None if unwinding does not use them.
+        tables: unwind tables of user files; None if unwinding uses no tables.
         python: processes whose Python frames are read; None if Python frames are not read.
         python_problem: why Python frames are not read although they are configured.
         contexts: processes whose thread contexts are read.
-        waits: programs that follow off-CPU threads; None unless configured.
+        waits: programs that track off-CPU threads; None unless configured.
         tracepoints: programs at raw tracepoints; None unless configured.
         locks: programs for lock contention; None unless configured.
     """
@@ -243,7 +243,7 @@ def _find_stack_limit(config: SamplerConfig, files: HostFiles) -> int:
 
 
 def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> bool:
-    """Let the program read the current span from the interpreter, if possible."""
+    """Configure the program to read the current span from the interpreter, if possible."""
     if config.span_path is None or config.span_layout is None or loader != "libbpf":
         return False
     set_span_path(program.map_fd("span_path"), config.span_path)

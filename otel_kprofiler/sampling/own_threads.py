@@ -22,7 +22,7 @@ class OwnThreads:
     def update(self) -> None:
         """Add the profiling threads that have started since the last call.
 
-        Exited threads stay in the set, because records of their waits may still arrive.
+        Exited threads remain in the set, because records of their waits may still arrive.
         """
         if self._leaves_out == "threads":
             self._tids |= {

@@ -23,18 +23,18 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
 
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
-"""Stack sides to collect: ``both`` (default), ``user``, or ``kernel``. With ``kernel``, time in
-user mode is not sampled."""
+"""Stacks to collect: ``both`` (default), ``user``, or ``kernel``. With ``kernel``, time in user
+mode is not sampled."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
 """Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
 
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
-"""Maximum number of frames per side of a stack, 1 to 127."""
+"""Maximum number of kernel frames and of user frames per stack, 1 to 127."""
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
-"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Each frame
-names a function and a line."""
+"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for no Python
+frames. Each frame names a function and a line."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
 """``true`` to also sample off-CPU waits: where threads wait, and for what."""

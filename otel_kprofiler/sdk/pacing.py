@@ -16,8 +16,8 @@ class Pacer:
     """Sleeps briefly after every 0.3 ms of CPU time, if called repeatedly.
 
     A busy thread keeps the GIL for 5 ms before other threads can run (``sys.getswitchinterval()``),
-    which would be noticeable in a service. CPU time is measured rather than elapsed time, because a
-    thread that has waited has let others run. For use in a single thread.
+    which would be noticeable in a service. CPU time is measured rather than elapsed time, because
+    other threads can run while a thread waits. For use in a single thread.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ _TRIES: Final = 20
 
 
 class UnprovenError(Exception):
-    """Raised if the path cannot be followed in this interpreter. The message gives the reason."""
+    """Raised if the path cannot be followed in this interpreter. The message states the reason."""
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:

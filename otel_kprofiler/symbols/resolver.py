@@ -1,4 +1,4 @@
-"""Resolves the kernel, native and Python sides of stacks separately, and joins the results."""
+"""Resolves kernel, native and Python frames separately, and joins them into stacks."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
-"""Function that arranges the sides of a stack, from leaf to root."""
+"""Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # words, status, and state of the resolver
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, words and states of all sides
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, words and states of all stacks
 
 
 class VariableSide(Protocol):
-    """A side that may resolve differently for samples with the same raw side and state."""
+    """Frames that may resolve differently for samples with the same raw frames and state."""
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side for a sample; equal sides are the same object."""
+        """Returns the frames for a sample; equal results are the same object."""
 
 
 class SideResolver(Protocol[StateT]):
-    """Resolves one side of stacks: the kernel, native user, or Python frames.
+    """Resolves the kernel, native user, or Python frames of stacks.
 
     A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
-    at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
+    at the time of the sample, and :meth:`resolve` resolves the raw frames in that state. Lookups
     happen seconds after the sample, when the process may have changed its mappings, or its pid may
     have been reused.
 
@@ -60,11 +60,11 @@ class SideResolver(Protocol[StateT]):
 
         States should be small, because caches keep them. For example, a state may pair a process
         with a counter that is incremented whenever the process's mappings change. If two states are
-        equal, equal raw sides must resolve to equal results.
+        equal, equal raw frames must resolve to equal results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolves a raw stack side in a state from :meth:`state`. The result must be immutable."""
+        """Resolves raw frames in a state from :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
@@ -91,13 +91,13 @@ class Stateless:
 
 
 class RawAddresses(Stateless):
-    """Leaves addresses unresolved, for sides without a resolver."""
+    """Leaves addresses unresolved, for frames without a resolver."""
 
     def __init__(self, kind: SideKind) -> None:
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
 
     def resolve(self, raw: RawSide, state: None) -> Side:
-        """Returns the side with unresolved frames."""
+        """Returns the frames without names."""
         if raw.kind is USER_SIDE:
             addresses = find_user_addresses(raw.words)
         else:
@@ -116,11 +116,11 @@ class RawAddresses(Stateless):
 
 
 class StackResolver:
-    """Resolves the stacks of samples, using one resolver per stack side.
+    """Resolves the stacks of samples, with separate resolvers for kernel, native and Python frames.
 
-    Only one thread may use it. The sides of a stack are its kernel, native and Python frames.
-    Addresses on sides without a resolver stay unresolved. The resolvers are closed with this
-    object. ``arrange`` puts the sides of a stack into calling order.
+    Must not be used concurrently. Frames without a resolver remain unresolved. The resolvers are
+    closed with this object. ``arrange`` merges a stack's kernel, native and Python frames in call
+    order.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class StackResolver:
         )
 
     def finish(self, timeout_s: float) -> None:
-        """Let the resolvers wait for pending reads, for at most ``timeout_s`` in total."""
+        """Wait for the resolvers' pending reads, for at most ``timeout_s`` in total."""
         until = time.monotonic() + timeout_s
         for resolver in self._resolvers.values():
             resolver.finish(max(0.0, until - time.monotonic()))
@@ -224,7 +224,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack, which is the same object until a side changes."""
+        """Returns a sample's stack, which is the same object until its frames change."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

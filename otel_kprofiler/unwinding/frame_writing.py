@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 1 << 30
-"""Limit, in bytes, on the address space of a process that makes tables."""
+"""Limit, in bytes, on the address space of a process that builds tables."""
 COUNT: Final = struct.Struct("<I")
 """Format of the number of pairs, which precedes the pairs in the output."""
 PAIR: Final = struct.Struct("<ii")
@@ -25,7 +25,7 @@ CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f
 SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 """Code of a signal trampoline."""
 BY_RSP: Final = b"\x0c\7"
-"""CFA instruction def_cfa rsp; its offset follows."""
+"""CFA instruction ``def_cfa rsp``, without its offset operand."""
 RBP_KEPT: Final = b"\xc6"
 """CFA instruction ``restore rbp``."""
 RBP_LOST: Final = b"\7\6"

@@ -91,9 +91,9 @@ def make_rows(
 
     Args:
         sizes: frame sizes, by code offset.
-        frame: size of the first frame, in which x30 and x29 are saved; 0 if they stay in registers.
+        frame: size of the first frame, in which x30 and x29 are saved; 0 if neither is saved.
         pushed: CFA minus the stack pointer at function entry, in bytes.
-        keeps_link: whether the return address also stays in x30.
+        keeps_link: whether the return address also remains in x30.
         fp_lost: whether the caller's x29 is unknown where the function has no frame.
     """
     slot = frame + pushed
@@ -145,7 +145,7 @@ class Arm64:
         }
 
     def make_packed_shape(self, packed: bytes) -> Shape | None:
-        """Returns the shape for the given packed frame sizes; None if the sizes are damaged."""
+        """Returns the shape for the given packed frame sizes; None if they are malformed."""
         try:
             return self.make_shape(parse_sizes(packed, 0, self.QUANTUM))
         except (IndexError, ValueError):
@@ -208,7 +208,7 @@ class _Proof(NamedTuple):
 def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
     """Returns facts about x30 and x29; None if the frame sizes do not suffice to find the caller.
 
-    From ``left`` to ``back``, the stack pointer may change, but x29 may not.
+    From ``left`` to ``back``, the stack pointer may change, but x29 must not.
     """
     if any(size < 0 or size % _SLOT for _, size in sizes):
         return None
@@ -236,7 +236,7 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 
 
 def _find_detour(code: bytes) -> tuple[int, int]:
-    """Finds the range in which a function keeps its stack pointer in x20; zeros if it never does.
+    """Finds the range in which a function keeps its stack pointer in x20; zeros if there is none.
 
     Functions with such a range call the vDSO on another stack. C code preserves x20 and x29.
     """
@@ -289,7 +289,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Generates the rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
+    """Generates the unwind rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
     switched = _find_switch(code, 0)
     is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
     kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)

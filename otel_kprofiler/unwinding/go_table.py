@@ -54,7 +54,7 @@ class Function(NamedTuple):
 
 
 class Table:
-    """Parses ``.gopclntab``. Raises ``ValueError`` if the table is damaged or unsupported.
+    """Parses ``.gopclntab``. Raises ``ValueError`` if the table is malformed or unsupported.
 
     ``quantum`` is the size of the smallest instruction, in bytes.
     """
@@ -79,7 +79,7 @@ class Table:
     def functions(self, step: int = 1) -> Iterator[tuple[int, int, int, int]]:
         """Returns every ``step``-th function, with the fields of :class:`Function`.
 
-        Raises ``struct.error`` if a row is damaged.
+        Raises ``struct.error`` if a row is malformed.
         """
         data, rows_at = self._data, self._rows_at
         rows = struct.unpack_from(f"<{2 * self.count}I", data, rows_at)[1 :: 2 * step]
@@ -91,7 +91,7 @@ class Table:
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns the frame sizes. Raises ``IndexError`` or ``ValueError`` for damaged data."""
+        """Returns the frame sizes; raises ``IndexError`` or ``ValueError`` if malformed."""
         return parse_sizes(self._data, at + self._sizes_at, self._quantum)
 
     def packed_sizes(self, at: int) -> bytes:
@@ -101,7 +101,7 @@ class Table:
 
 
 def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
-    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if the data is damaged."""
+    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if they are malformed."""
     sizes: list[tuple[int, int]] = []
     size, end = -1, 0
     while True:

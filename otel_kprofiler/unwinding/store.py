@@ -49,14 +49,14 @@ from otel_kprofiler.unwinding.table import Tables
 
 _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
 OPEN_SHARE: Final = 0.05
-"""Long-term share of one CPU for opening files and reading headers; a burst may take 1 s."""
+"""Long-term fraction of one CPU for opening files and reading headers; a burst may use 1 s."""
 CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for loading tables. Child processes that make tables have a separate
-share of the same size, so that a large Go program does not delay other files."""
+"""Long-term fraction of one CPU for loading tables. Child processes that build tables have a
+separate budget of the same size, so that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = min(_LOADERS - 1, max(1, (os.cpu_count() or 1) // 2))
-"""Number of tables built concurrently before the first sample. Later, tables are built in turn.
+"""Number of tables built concurrently before the first sample; later, one at a time.
 
 At most half of the CPUs build tables. Each builder decodes its first Go file in full; later files
 take an eighth of the time.
@@ -138,7 +138,7 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load as many tables as fit, before samples request them, and wait until they are loaded.
+        """Load as many tables as possible before samples request them, and wait for the loading.
 
         Elapsed time is limited, not CPU time, because loading the tables of a Go program may take
         half a second of CPU time. ``requests`` are for files that are not pending, the most
@@ -195,7 +195,7 @@ class TableStore:
             )
 
     def close(self) -> None:
-        """Stop the threads and release the maps. Pending files stay pending.
+        """Stop the threads and release the maps. Pending files remain pending.
 
         In a forked child, the threads do not exist, and only inherited resources are released.
         """
@@ -238,9 +238,9 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self, idle_s: float | None) -> float | None:
-        """Returns the seconds until work other than requests is due; None if there is none.
+        """Returns the seconds until work other than requests is due; None if there is no such work.
 
-        ``idle_s`` is the time until an idle child has to be ended; None if there is none.
+        ``idle_s`` is the time until an idle child must be stopped; None if no child is idle.
         """
         waits_s = [] if idle_s is None else [idle_s]
         with self._lock:
@@ -404,7 +404,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Build the tables of only a few files at a time, so that other threads stay available."""
+        """Build tables for only a few files at a time, so that other threads remain available."""
         with self._lock:
             if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)
@@ -426,7 +426,7 @@ class TableStore:
                 self._turn_ns += 0 if self._is_preloading else cpu_ns
 
     def _take_turn(self) -> FileRequest | None:
-        """Let the next process in line make its tables. The caller must hold the lock."""
+        """Allow the next queued process to build its tables. The caller must hold the lock."""
         most = _EARLY_MAKERS if self._is_preloading else 1
         turn = self._postponed.take() if len(self._turns) < most else None
         if turn is not None:

@@ -1,7 +1,7 @@
 """Receives OTLP profiles over gRPC, even while many clients send slowly or not at all.
 
 gRPC assigns a thread to a call before the call's message has arrived. A call whose message never
-arrives would block that thread, so no call waits long for its message while others wait for a
+arrives would block that thread, so no call waits long for its message while other calls wait for a
 thread. Senders retry cancelled calls.
 """
 
@@ -37,7 +37,7 @@ _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
 _STOP_S: Final = 2.0
 _PATIENCE_S: Final = 0.5
-"""Maximum time in seconds that a call may wait for its message while others need its thread."""
+"""Seconds that a call may wait for its message while other calls require its thread."""
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -103,7 +103,7 @@ class _Methods(grpc.GenericRpcHandler):
         return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
 
     def cancel_slow(self) -> None:
-        """Cancel calls that have waited too long for their message while others need a thread."""
+        """Cancel calls that have waited too long for their message while other calls wait."""
         end = time.monotonic() - _PATIENCE_S
         with self._lock:
             if self._calls <= THREADS:

@@ -70,7 +70,7 @@ def test_clicking_a_row_selects_its_thread_and_clicking_it_again_selects_all_thr
     assert page.evaluate("document.getElementById('thread').value") == ""
 
 
-def test_thread_rows_follow_filters_and_transforms(page):
+def test_thread_rows_reflect_filters_and_transforms(page):
     page.press("2", "g", "ArrowDown", "h")  # hides stacks with the widest leaf, "wait: disk"
     rows = {row["title"]: ms_by_state(row["cells"]) for row in page.evaluate(DRAWN)}
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
@@ -101,7 +101,7 @@ def test_recordings_without_waits_show_thread_rows_on_demand(browser):
     ]
 
 
-def test_the_rows_of_many_threads_leave_room_for_the_graph(browser):
+def test_the_rows_of_many_threads_leave_space_for_the_graph(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     profile = recording([ran(5)], waits)
     for width, height, rows in ((1500, 900, 8), (1000, 700, 5), (390, 844, 5), (390, 420, 2)):

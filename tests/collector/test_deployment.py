@@ -37,7 +37,7 @@ PROFILES = '"otelcol.signal": "profiles"'
 
 
 class Namespaces:
-    """Mount and network namespaces in which the unit's paths and the default ports are free."""
+    """Mount and network namespaces in which the unit's paths and the default ports are unused."""
 
     def __init__(self, directory):
         etc = directory / "etc"

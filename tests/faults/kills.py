@@ -40,7 +40,7 @@ from tests.faults.table.receivers import HttpReceiver, Request
 LONGEST_S = 2.5
 LAST_RUN_S = 5.0
 SHARE_OF_RUNS = 0.8
-"""The share of agents killed after their first sample; others may be killed during start-up."""
+"""Fraction of agents killed after the first sample; other agents may be killed during start-up."""
 
 CONFIG = """
 receivers:
@@ -61,7 +61,7 @@ service:
 
 
 def unless_stored(refuse):
-    """Returns a handler that accepts batches stored earlier, and rejects others with ``refuse``."""
+    """Returns a handler that accepts batches stored earlier; ``refuse`` rejects other batches."""
 
     def answer(request):
         is_stored = request.body in request.receiver.payloads
@@ -84,7 +84,7 @@ def check_unknown(received: Received) -> list[str]:
 
 
 def kill(agent: Agent) -> None:
-    """Kills an agent, which may still be starting, but must not have ended by itself."""
+    """Kills an agent, which may still be starting, but must not have exited on its own."""
     assert agent.process.poll() is None, agent.log
     agent.kill()
 

@@ -1,4 +1,4 @@
-"""The agent's sample counts stay exact when its receiver fails and when the agent is killed.
+"""The agent's sample counts remain exact when its receiver fails and when the agent is killed.
 
 Received samples are compared with the eBPF program's counts, which the agent both sends and prints.
 """

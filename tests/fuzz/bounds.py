@@ -1,4 +1,4 @@
-"""Reads crafted input in a child process whose memory and time are limited."""
+"""Parses crafted input in a child process with limited memory and time."""
 
 import os
 import resource

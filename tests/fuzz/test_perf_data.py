@@ -42,7 +42,7 @@ def damaged(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(damaged())
-def test_damaged_perf_data_files_are_partially_read_or_rejected(data):
+def test_corrupt_perf_data_files_are_partially_read_or_rejected(data):
     try:
         read(data)
     except PayloadError as error:

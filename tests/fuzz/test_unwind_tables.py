@@ -47,7 +47,7 @@ def damaged():
 @given(damaged())
 @example(SEEDS[0])
 @example(SEEDS[1])
-def test_unwind_tables_are_rejected_or_meet_the_bpf_programs_assumptions(data):
+def test_unwind_tables_are_rejected_or_satisfy_the_bpf_programs_assumptions(data):
     source = ImageSource(data)
     try:
         elf = read_elf(source, "x86_64")
@@ -72,7 +72,7 @@ def test_unwind_tables_are_rejected_or_meet_the_bpf_programs_assumptions(data):
 @EXAMPLES
 @given(damaged())
 @example(SEEDS[2])
-def test_damaged_eh_frame_sections_are_indexed_or_rejected(data):
+def test_corrupt_eh_frame_sections_are_indexed_or_rejected(data):
     source = ImageSource(data)
     try:
         frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
@@ -112,7 +112,7 @@ def damaged_go_tables(draw):
 @given(damaged_go_tables())
 @example((62, GO_FILES[62][0]))
 @example((183, GO_FILES[183][0]))
-def test_go_tables_are_rejected_or_meet_the_bpf_programs_assumptions(damaged):
+def test_go_tables_are_rejected_or_satisfy_the_bpf_programs_assumptions(damaged):
     machine, data = damaged
     _, table, segments = GO_FILES[machine]
     address = 0x700000

@@ -1,4 +1,4 @@
-"""Debug files of containerized programs come from the container's root and match the program."""
+"""Debug files of containerized programs are found in the container, and match the program."""
 
 import os
 import subprocess
@@ -87,7 +87,7 @@ def address_of(path, function):
 
 
 def name_in(container, process, path="/works"):
-    """Returns the name found for the address of ``hot``, or the reason why there is no name."""
+    """Returns the name for the address of ``hot``, or the reason why there is no name."""
     with loading() as names:
         key = add(names, process, path)
         names.finish(60)

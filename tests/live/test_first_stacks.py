@@ -30,7 +30,7 @@ BUSY = [sys.executable, "-c", "print(flush=True)\nwhile True: sorted(map(str, ra
 def find_mapped_files(pid):
     try:
         return {row.path for row in parse_mappings(read_maps(Access(), pid)) if row.is_executable}
-    except OSError:  # the process has ended
+    except OSError:  # the process has exited
         return None
 
 
@@ -54,7 +54,7 @@ def record(pids=(), **options):
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
     with started(EbpfSampler(config)) as sampler:
         samples, until = [], time.monotonic() + SECONDS
-        # On a busy machine, a process may not run for a while.
+        # On a busy machine, a process might not run for a while.
         while time.monotonic() < until or (len(samples) < 50 and time.monotonic() < until + 60):
             sampler.wait(0.1)
             samples += sampler.drain()

@@ -1,4 +1,4 @@
-"""With hidden kallsyms, the BPF iterator provides the symbols that root sees in kallsyms."""
+"""With hidden kallsyms, the BPF iterator yields the symbols that kallsyms shows to root."""
 
 import json
 import os
@@ -110,10 +110,10 @@ def run_as_nobody(python, capabilities, code, *arguments):
 
 
 @pytest.mark.changes_host
-def test_frames_have_the_names_root_sees_in_kallsyms(
+def test_frames_have_the_names_that_kallsyms_shows_to_root(
     symbolizer, hidden, load, request, public_python
 ):
-    """With only CAP_BPF and CAP_PERFMON, 10,000 kernel frames have the names that root sees."""
+    """10,000 kernel frames are compared, with only CAP_BPF and CAP_PERFMON."""
     assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
     cause, frames = run_as_nobody(public_python, TWO, SAMPLE_FRAMES, FRAMES)
     assert cause is None

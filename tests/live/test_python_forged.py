@@ -27,7 +27,7 @@ _TYPE, _SIZE, _STATE = 8, 16, 32
 
 
 class Forgery:
-    """Memory that looks like an interpreter's. ``spoil`` overwrites parts of this memory."""
+    """Memory that imitates an interpreter's data. ``spoil`` overwrites parts of this memory."""
 
     def __init__(self, generator, tid):
         self._generator = generator
@@ -63,7 +63,7 @@ class Forgery:
         kind.from_address(at).value = value
 
     def make_frame(self, number):
-        """Makes a frame, called by the next frame or, rarely, by any frame, even itself."""
+        """Creates a frame, called by the next frame or, rarely, by any frame, even itself."""
         choose, at = self._generator.choice, self._frames[number]
         following = [*self._frames, 0][number + 1]
         self._put(at + LAYOUT.frame_previous, choose((following,) * 30 + (choose(self._frames), 0)))

@@ -101,7 +101,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """Stops the target, whose child then reads end of file and exits as well."""
+        """Stops the target, whose child then reads end of file and also exits."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -155,14 +155,14 @@ def test_python_processes_are_tracked_as_they_start_fork_and_exit(start, minor):
             wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
-def test_python_processes_already_running_are_found(start):
+def test_python_processes_already_running_are_detected(start):
     target = start()
     pid, runtime = target.heard()
     with tracked() as journal:
         wait_until(lambda: is_registered(journal, pid, runtime))
 
 
-def test_an_interpreter_started_by_exec_is_found(start, changes):
+def test_an_interpreter_started_by_exec_is_detected(start, changes):
     with tracked() as journal:
         pythons = find_pythons()
         target = start(pythons[0].command)
@@ -177,7 +177,7 @@ def test_an_interpreter_started_by_exec_is_found(start, changes):
         assert target.is_running
 
 
-def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
+def test_an_interpreter_loaded_after_startup_is_detected(tmp_path):
     own = open_own()
     text = own.interpreter.texts[0]
     offset = text.offset & ~4095
@@ -196,7 +196,7 @@ def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
         wait_until(lambda: run.pid in journal.now)
 
 
-def test_only_target_processes_and_their_descendants_are_found(start):
+def test_only_target_processes_and_their_descendants_are_detected(start):
     process, other = start(), start()
     other.heard()
     process.heard()
@@ -261,7 +261,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):
-                return False  # execve(2) or the last mmap(2) is still to come
+                return False  # execve(2) or the last mmap(2) is still pending
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
             return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 

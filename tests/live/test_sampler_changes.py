@@ -19,7 +19,7 @@ FAST = {
     "samples_per_second": 999,
     "send_idle_frames": True,
     "stacks": "both",
-    "map_scale_factor": 3,  # room for samples of a few seconds in which this process does not run
+    "map_scale_factor": 3,  # space for a few seconds of samples while this process does not run
 }
 
 
@@ -35,7 +35,7 @@ def times_by_cpu(samples):
 
 
 def changes():
-    """Yields successive settings, none of which filters samples."""
+    """Yields successive settings that do not filter samples."""
     yield from (
         {**FAST, "samples_per_second": 499},
         {**FAST, "samples_per_second": 997, "min_process_age_ns": 1},
@@ -117,7 +117,7 @@ def test_cpus_can_be_added_and_removed_while_other_cpus_are_sampled():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
-    # The timers of an idle CPU that was offline may not fire.
+    # The timers of an idle CPU that was offline might not fire.
     with load("while True: pass", cpu=last), sampling(**FAST) as sampler:
         collect(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))

@@ -20,9 +20,9 @@ class Program(NamedTuple):
     """A program that runs until it is stopped.
 
     Attributes:
-        command: ``{made}`` stands for a file that ``make`` writes, ``{source}`` for the source
-            directory.
-        share: the minimum share of complete stacks.
+        command: ``{made}`` is replaced with a file that ``make`` writes, and ``{source}`` with the
+            source directory.
+        share: the minimum fraction of complete stacks.
     """
 
     name: str
@@ -47,7 +47,7 @@ def _go(
 
 _ALL = ("signals", "threads")
 _GO_SHARE = 0.95
-"""The required share for Go, lower since a busy Go runtime often switches stacks."""
+"""The required fraction for Go; lower, because a busy Go runtime often switches stacks."""
 PROGRAMS = (
     _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),

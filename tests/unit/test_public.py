@@ -65,7 +65,7 @@ def test_an_interpreter_in_an_inaccessible_directory_is_copied(public_directory)
 
 
 def test_tests_that_switch_users_use_the_public_environment():
-    """With another environment, such tests would fail in a clone that only root may enter."""
+    """With a different environment, these tests would fail in a clone that only root can access."""
     results = {
         path.name
         for path in TESTS.rglob("test_*.py")

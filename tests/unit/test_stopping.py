@@ -1,4 +1,4 @@
-"""When the profiler stops, the log states why each remaining thread has not ended."""
+"""When the profiler stops, the log states why each remaining thread has not exited."""
 
 import threading
 
@@ -41,7 +41,7 @@ def test_the_file_system_is_blamed_only_for_threads_reading_a_file(release, capl
     assert "file system" not in busy
 
 
-def test_resources_are_released_after_the_last_thread_has_ended(release):
+def test_resources_are_released_after_the_last_thread_has_exited(release):
     released = threading.Event()
     threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(2)]
     for thread in threads:

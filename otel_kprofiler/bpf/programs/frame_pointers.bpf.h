@@ -2,7 +2,7 @@
 /*
  * Collects user stacks without an unwinder: the kernel follows frame pointers. In code without
  * frame pointers, the kernel reports arbitrary words on the stack as return addresses, so the stack
- * is cut off at the first address that does not follow a call.
+ * is truncated at the first address that does not follow a call.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "user_stack.bpf.h"
 
 /*
- * Turns plain addresses into a user stack. `at` begins with space for a head; `bytes` bytes of
+ * Converts plain addresses to a user stack. `at` begins with space for a head; `bytes` bytes of
  * addresses follow. Returns the stack's size in bytes; the stack may be incomplete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
@@ -38,7 +38,7 @@ INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 				      i ? FROM_FRAME_POINTER : FROM_REGISTERS);
 		head->frames = i + 1;
 	}
-	/* Reading the count back lets the verifier see one state at the end of the loop. */
+	/* Reloading the count leaves the verifier with one state at the end of the loop. */
 	checked = *(volatile u16 *)&head->frames;
 	BOUND(checked, MAX_USER_FRAMES);
 	return sizeof(*head) + checked * 8;

@@ -66,7 +66,7 @@ struct lock_line {
 	struct lock_sums by_flags[LOCK_FLAGS];
 };
 
-/* A wait in progress. A task has several if its waits are nested or interrupts wait, too. */
+/* A wait in progress. A task has several entries if its waits are nested or interrupts wait. */
 struct lock_wait {
 	u64 task; /* 0: free */
 	u64 lock;

@@ -88,7 +88,7 @@ INLINE u64 block_word(struct unwind_work *w, u64 at)
 	return *(u64 *)((u8 *)w->block + at);
 }
 
-/* Makes a block the source of the registers. */
+/* Selects a block as the source of the registers. */
 INLINE void take_block(struct unwind_work *w, u32 registers)
 {
 	w->registers = registers;

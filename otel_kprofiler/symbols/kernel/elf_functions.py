@@ -22,7 +22,7 @@ _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _LABEL: Final = b".L"
 """Prefix of assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
-_MAX_NAME_BYTES = 1 << 12  # a damaged string table may lack terminators
+_MAX_NAME_BYTES = 1 << 12  # a malformed string table may lack terminators
 
 
 class ElfSymbol(NamedTuple):
@@ -114,8 +114,8 @@ class ElfSymbols:
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
         base, section = self._sections[at]
-        # The extra byte lets the last function end where its symbol ends, rather than with the
-        # section.
+        # The extra byte makes the last function end where its symbol ends, not where the section
+        # ends.
         symbol = self._table.lookup(rva, (base, base + section.size + 1))
         if symbol is None:
             return None
@@ -156,7 +156,7 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
 def read_code_symbols(
     image: ElfImage, symtab: Section, bases: dict[int, int]
 ) -> Iterator[ElfSymbol]:
-    """Yields functions and labels in code sections, with their RVAs, skipping damaged entries."""
+    """Yields functions and labels in code sections, with RVAs, skipping malformed entries."""
     shift = {
         index: base - (0 if image.relocatable else image.sections[index].address)
         for index, base in bases.items()

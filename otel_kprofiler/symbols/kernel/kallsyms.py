@@ -31,10 +31,10 @@ _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
 _MAX_ALIAS_LINES = 256  # per address, to bound the memory for hostile input
 _MAX_REST_BYTES = 1 << 20
-_SORTED_LINES = 1024  # lines added to a module's table at once
+_SORTED_LINES = 1024  # lines added to a module's table per batch
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # enough to know whether functions have preambles
+_MANY_FUNCTIONS = 500  # enough to determine whether functions have preambles
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -105,9 +105,9 @@ class _Fields(NamedTuple):
 
 
 class KallsymsParser:
-    """Parses a kallsyms file in pieces; not thread-safe.
+    """Parses a kallsyms file in chunks; not thread-safe.
 
-    If ``hidden`` is true after a piece, the rest of the file need not be read.
+    If ``hidden`` is true after a chunk, no more chunks are required.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class KallsymsParser:
             self._parse(self._fold_preambles(text[:cut]))
 
     def finish(self) -> Kallsyms:
-        """Returns the symbol tables. Call this once, after the last piece."""
+        """Returns the symbol tables. Call this once, after the last chunk."""
         cut = bool(self._rest) and not self.hidden
         if cut:
             cut = not self._rest.endswith(b"\n")
@@ -293,7 +293,7 @@ class KallsymsParser:
             return
         fields, self._open = self._open, None
         name = _block_name(self._module)
-        if name in self._blocks:  # a module has one block; later ones are clones
+        if name in self._blocks:  # a module has one block; later blocks are clones
             self._add_freed(fields, name)
             return
         is_module = name not in NO_MODULES
@@ -319,7 +319,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parses a whole file, given in pieces of any size. Malformed content raises no exception."""
+    """Parses a whole file, given in chunks of any size. Malformed content raises no exception."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)

@@ -118,7 +118,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Scans the next piece. Returns False if no further piece is needed."""
+        """Scans the next chunk. Returns False if no more input is required."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]

@@ -15,16 +15,13 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """Builds the kernel side of a stack.
-
-    The side is provisional if a frame may be resolved later.
-    """
+    """Builds the kernel part of a stack; provisional if a frame may be resolved later."""
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 
 
 class MixedSide:
-    """The kernel side of a stack with addresses outside vmlinux and modules.
+    """The kernel part of a stack with addresses outside vmlinux and modules.
 
     In ``side``, only addresses in vmlinux and modules are resolved. All other addresses are
     resolved by ``table``.
@@ -42,7 +39,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side as of ``time_ns``; the same object if no frame has changed."""
+        """Returns the kernel frames as of ``time_ns``; the same object if no frame has changed."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(
@@ -61,7 +58,7 @@ class MixedSide:
         return side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side as of the time of a sample."""
+        """Returns the kernel frames as of the time of a sample."""
         return self.at(sample.time_ns)
 
 

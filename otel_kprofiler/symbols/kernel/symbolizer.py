@@ -140,7 +140,7 @@ class KernelSymbolizer:
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
-            KProfilerError: a copy is damaged, or an ELF file belongs to no loaded module.
+            KProfilerError: a copy is malformed, or an ELF file belongs to no loaded module.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -209,7 +209,7 @@ class KernelSymbolizer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Returns one sentence for each unreadable or damaged file."""
+        """Returns one sentence for each unreadable or malformed file."""
         return self._views[0].snapshot.problems
 
     @property
@@ -274,7 +274,7 @@ class KernelSymbolizer:
         return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | VariableSide:
-        """Resolves the kernel side of a stack with the snapshot whose generation is ``state``."""
+        """Resolves the kernel frames of a stack with the snapshot of generation ``state``."""
         view = self._views[0]
         for view in self._views:
             if view.generation == state:
@@ -339,7 +339,7 @@ class KernelSymbolizer:
         return self.snapshot.interrupt_ranges()
 
     def scheduler_rvas(self) -> range:
-        """Returns the RVAs in vmlinux of the functions in which threads wait."""
+        """Returns the vmlinux RVAs of the functions in which threads wait."""
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:

@@ -1,9 +1,9 @@
-"""Keeps the history of loaded modules: builds a snapshot from each reading of the module list.
+"""Keeps the history of loaded modules: builds a snapshot from each scan of the module list.
 
 A module runs before the kernel announces it. A new module therefore counts as loaded since the
-previous reading, or since the module that last used its memory was removed, whichever was later.
-The time at which a module was removed is known only to lie between two polls for announcements.
-Between these two polls, the module's addresses belong to no module.
+previous scan, or since the module that last used its memory was removed, whichever was later. The
+time at which a module was removed is known only to lie between two polls for announcements. Between
+these two polls, the module's addresses belong to no module.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class LoadedModule(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Boottimes at which a module was last seen loaded, and first seen gone."""
+    """Boottimes at which a module was last seen loaded, and first seen unloaded."""
 
     there_ns: int
     gone_ns: int
 
 
 class ModuleReading(NamedTuple):
-    """All loaded modules, as read at ``looked_ns``.
+    """A scan of the loaded modules, at ``looked_ns``.
 
     Attributes:
         looked_ns: boottime at which the list of modules was read.
-        free_ns: boottime of the previous reading; modules that are not in it were loaded later.
+        free_ns: boottime of the previous scan; modules missing from that scan were loaded later.
         removed: times of removals, by module number. A module that was removed but has no entry was
             unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
@@ -75,13 +75,13 @@ class ModuleCounts(NamedTuple):
 
 
 class ModuleSource(Protocol):
-    """Provides readings of the loaded modules, from the running kernel or a recording."""
+    """Provides scans of the loaded modules, from the running kernel or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start from the modules in the first snapshot. Call this only once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns new readings, and the boottime up to which all readings have been returned."""
+        """Returns new scans, and the boottime up to which all scans have been returned."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -130,7 +130,7 @@ class Timeline:
         self._live: dict[int, list[ModuleSymbols]] = {}  # modules, by the snapshot's ``since_ns``
 
     def apply(self, reading: ModuleReading) -> None:
-        """Apply a reading of the module list. Readings must be applied in chronological order."""
+        """Apply a scan of the module list. Scans must be applied in chronological order."""
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), lifetime in self._lifetimes.items():
             if number not in now and lifetime.until_ns == FOREVER:

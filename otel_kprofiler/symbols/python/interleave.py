@@ -44,7 +44,7 @@ class _Chains(NamedTuple):
 
 
 class _Mark(enum.IntEnum):
-    """The role of a native frame in the interpreter; fits into a byte."""
+    """The role of a native frame in the interpreter; fits in one byte."""
 
     OTHER = 0
     LOOP = 1
@@ -57,8 +57,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, used to recognize frames without a name.
-        on_replaced: called with each native frame that may be replaced. An unnamed frame is given
-            the evaluation loop's name, so that a replay replaces it too.
+        on_replaced: called with each native frame that may be replaced. An unnamed frame receives
+            the evaluation loop's name, so that a replay also replaces this frame.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Replaces the evaluation loops in a stack's sides (leaf to root) with Python frames."""
+        """Replaces the evaluation loops in a stack (leaf to root) with Python frames."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:
@@ -148,7 +148,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 
 
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
-    """Merges the native and Python sides into alternating runs.
+    """Merges native and Python frames into alternating runs.
 
     The outermost run of native frames is assigned the status of ``native``, and the outermost run
     of Python frames that of ``python``.
@@ -191,5 +191,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # tuple.__new__ takes half the time of Side(…), and a stack may have ten sides.
+    # tuple.__new__ takes half the time of Side(…), and a stack may have ten runs of frames.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

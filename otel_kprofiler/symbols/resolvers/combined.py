@@ -11,7 +11,7 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 
 
 class ChainResolver:
-    """Queries resolvers in turn, each for the addresses that earlier resolvers could not name.
+    """Queries resolvers one after the other, each for the addresses without a name so far.
 
     If no resolver has a name, uses the most complete result: one with function bounds, else one
     with a module. The resolvers are closed with the chain.

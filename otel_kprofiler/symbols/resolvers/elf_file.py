@@ -21,7 +21,7 @@ class ElfResolver:
 
     Raises:
         OSError: the file cannot be opened.
-        KProfilerError: the file is not a 64-bit ELF file, or its headers are damaged.
+        KProfilerError: the file is not a 64-bit ELF file, or its headers are malformed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ElfResolver:
         self.path = self._code.details.path
         """Path of the file, as given."""
         self.build_id = self._code.details.build_id
-        """GNU build id; None if the file has none."""
+        """GNU build id; None if the file has no build id."""
         self.file_id = self._code.details.file_id
         """The file's hash (htlhash)."""
 

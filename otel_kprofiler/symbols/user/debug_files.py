@@ -25,7 +25,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed. Summing such a file takes half a second."""
+"""Maximum size of a file whose checksum is computed. Computing the checksum takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -91,13 +91,13 @@ class DebugFileFinder(Protocol):
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """Returns the search keys for a debug file. Raises ``ElfError`` if the headers are damaged."""
+    """Returns the search keys for a debug file. Raises ``ElfError`` if a header is malformed."""
     content = _read_small(source, read_sections(source, elf), _LINK)
     return WantedDebugFile(path, root, elf.build_id, parse_debug_link(content))
 
 
 def parse_debug_link(content: bytes) -> DebugLink | None:
-    """Parses ``.gnu_debuglink``; None if it is damaged, or its name is not a plain file name.
+    """Parses ``.gnu_debuglink``; None if it is malformed, or its name is not a plain file name.
 
     The section contains a name, a zero byte, padding to a multiple of four bytes, and a CRC-32 (GDB
     manual, "Separate Debug Files").
@@ -144,7 +144,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files that have the debug link's name and the wanted build id or checksum."""
+        """Yields open files with the debug link's name and the expected build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -162,7 +162,7 @@ def find_alternate(
 ) -> DebugFile | None:
     """Opens the alternate debug file written by dwz(1); None if there is no such file.
 
-    Raises ``ElfError`` if the section headers of ``debug`` are damaged.
+    Raises ``ElfError`` if the section headers of ``debug`` are malformed.
     """
     content = _read_small(debug.source, read_sections(debug.source, debug.elf), _ALTERNATE_LINK)
     name, _, build_id = content.partition(b"\0")
@@ -187,7 +187,7 @@ def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
 
 
 def _path_below(files: ReferableFiles, root: str, path: str) -> str:
-    """Returns a path as a process sees it, without the directories above the process's root."""
+    """Returns a path relative to a process's root directory."""
     try:
         above = files.read_link(root).rstrip("/") if root else ""
     except OSError:  # the process has exited, or root is not a link

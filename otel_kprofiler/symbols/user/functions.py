@@ -86,7 +86,7 @@ class Bounds(NamedTuple):
     samples: list[int] = []  # noqa: RUF012 - never changed
 
     def around(self, svma: int) -> tuple[int, int] | None:
-        """Returns the function ``[start, end)`` that contains an address; None if there is none."""
+        """Returns the function ``[start, end)`` that contains an address; None if not found."""
         starts, offset = self.starts, svma - self.base
         following = bisect_by(self.samples, starts, offset)
         if not following:

@@ -38,7 +38,7 @@ MAX_WAITING: Final = 256
 """Limit on queued files; each file holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU that reading may use. A burst may use 1 s of CPU time."""
+"""Long-term fraction of one CPU for reading files. A burst may use 1 s of CPU time."""
 _UNUSED_WEIGHT: Final = 4
 """Factor by which the size of an unused table is multiplied when tables are chosen for eviction."""
 _DEBUG_FILES: Final = "debug files"
@@ -65,7 +65,7 @@ class SymbolLoader(ForkAware):
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for symbol tables and for reading files. Large tables and tables not
             used recently are evicted first. A table larger than half of the limit is refused.
-        cpu_share: share of one CPU for reading, in CPU seconds per second.
+        cpu_share: limit on CPU time for reading files, in CPU seconds per second.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SymbolLoader(ForkAware):
         """Queue a file, and return immediately.
 
         ``content`` is the open file, which the caller closes, or its image in memory. ``owner`` is
-        the pid of a process that has mapped the file. The loader serves processes in turn.
+        the pid of a process that has mapped the file. The loader alternates between processes.
         """
         # Files without a build id may differ in bytes that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -204,7 +204,7 @@ class SymbolLoader(ForkAware):
         return found
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all files are read, ignoring the CPU share."""
+        """Wait until all files are read, ignoring the CPU limit."""
         with self._changed:
             self._waiting.lift_limit()
             self._changed.notify_all()
@@ -318,7 +318,7 @@ class SymbolLoader(ForkAware):
         with self._changed:
             self._code_waits &= turn.item is not None
         # Code without a file is assigned a separate device, so that a process that does not respond
-        # delays no other.
+        # delays no other process.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device

@@ -1,8 +1,8 @@
-"""The machines of the matrix, with how to emulate them and the root that their guests see.
+"""The machines of the matrix: how to emulate them, and the root directory of their guests.
 
-A guest of the host's machine type sees the host's root. A guest of another type needs programs and
-libraries built for it: Debian packages and wheels are unpacked into a directory in the cache.
-Nothing in this directory runs on the host.
+A guest of the host's machine type uses the host's root directory. A guest of another type needs
+programs and libraries built for it: Debian packages and wheels are unpacked into a directory in the
+cache. Nothing in this directory runs on the host.
 """
 # ruff: noqa: T201 - a command prints for its user
 

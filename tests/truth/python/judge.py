@@ -28,12 +28,12 @@ class Report:
 
     Attributes:
         right: samples that match the running code exactly.
-        frameless: samples without Python frames, from threads that may have had none. The sampler
-            must report the same number (``no_frame`` in ``outcomes``).
+        frameless: samples without Python frames, from threads that might not have had Python
+            frames. The sampler must report the same number (``no_frame`` in ``outcomes``).
         absent: samples without Python frames, from threads that had some.
         unknown: samples with a frame whose code object was not described.
-        styles: right samples by the style in which their functions were called.
-        in_system_calls: right samples in a system call of the function on top.
+        styles: correct samples, by the call style of their functions.
+        in_system_calls: correct samples in a system call of the innermost function.
     """
 
     def __init__(self) -> None:

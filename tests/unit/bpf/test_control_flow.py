@@ -126,7 +126,7 @@ def read_calls(path):
 
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
-def test_nested_calls_fit_the_bpf_stack_limit(name):
+def test_nested_calls_fit_in_the_bpf_stack(name):
     """Since Linux 6.13, the limit may apply per function; older kernels limit the total."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 

@@ -40,20 +40,20 @@ def parse(*records):
     return list(CodeParser().parse(aligned(*records)))
 
 
-def test_a_line_table_is_reassembled_from_its_pieces():
+def test_a_line_table_is_reassembled_from_its_fragments():
     assert parse(piece(b"abc"), piece(b"de"), description(table=5)) == [
         PythonCode(ID, 77, 0xC0DE, 0x1, "f.py", "f", 40, 2, b"abcde")
     ]
 
 
-def test_a_line_table_is_assembled_from_pieces_in_an_earlier_chunk():
+def test_a_line_table_is_assembled_from_fragments_in_an_earlier_chunk():
     parser = CodeParser()
     assert not list(parser.parse(aligned(piece(b"abc"))))
     (code,) = parser.parse(aligned(description(table=3)))
     assert code.line_table == b"abc"
 
 
-def test_pieces_of_a_failed_description_are_dropped():
+def test_fragments_of_a_failed_description_are_dropped():
     (code,) = parse(piece(b"old", ID + 1), piece(b"new"), description(table=3))
     assert code.line_table == b"new"
 

@@ -25,7 +25,7 @@ def refuse(code, text="no", details=None):
 
 
 def accept_only(receiver, fits, status=413, text=b""):
-    """Makes an HTTP receiver reject bodies that do not fit, and returns the accepted ones."""
+    """Makes an HTTP receiver accept only bodies that satisfy ``fits``, and returns these bodies."""
     taken = []
 
     def answer(handler):

@@ -94,7 +94,7 @@ def http_exporter(http_receiver, quick):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver reject large requests (uncompressed). Returns the accepted requests."""
+    """Makes a receiver accept up to ``limit`` uncompressed bytes; returns accepted requests."""
     return accept_only(receiver, lambda content: len(content) <= limit, status, body)
 
 
@@ -120,8 +120,8 @@ def test_a_grpc_receivers_size_limit_is_learned(limited, quick, compression, cap
 
 
 @pytest.mark.parametrize(("status", "body"), [(413, b""), (400, b"http: request body too large")])
-def test_an_http_receivers_size_limit_is_learned(http_receiver, http_exporter, status, body):
-    """A Collector responds with 400, nginx and others with 413."""
+def test_an_http_receivers_size_limit_is_detected(http_receiver, http_exporter, status, body):
+    """A Collector responds with 400, nginx and other servers with 413."""
     (batch,) = make()
     taken = limit_http(http_receiver, len(batch.payload) // 3, status, body)
     check_all_arrived(http_exporter, make(), taken)
@@ -144,7 +144,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
         for batch in make(1, 4000, max_bytes=exporter.encoding.max_bytes):
             assert exporter.export(batch).lost == {}
         assert max(asked) <= 100_000
-        # An existing batch, such as one in a queue, is split before it is sent.
+        # An existing batch, such as a queued batch, is split before it is sent.
         asked.clear()
         assert exporter.export(*make(2, 4000)).lost == {}
         assert max(asked) <= 100_000

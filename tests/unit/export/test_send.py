@@ -250,7 +250,7 @@ def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_
     assert os.listdir() == ["x.otlp"]
 
 
-def test_damaged_parts_of_a_file_are_skipped_and_reported(http_receiver, tmp_path, capsys):
+def test_corrupt_data_in_a_file_is_skipped_and_reported(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1

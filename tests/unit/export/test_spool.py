@@ -148,7 +148,7 @@ def test_a_truncated_segment_is_recovered_up_to_its_last_intact_record(tmp_path)
 
 
 @pytest.mark.system
-def test_a_damaged_byte_loses_only_its_record(tmp_path):
+def test_a_corrupt_byte_invalidates_only_its_record(tmp_path):
     stored, whole = written(tmp_path / "whole", 4, fsync=False)
     data = whole.read_bytes()
     for position in range(len(data)):
@@ -169,7 +169,7 @@ def test_a_damaged_byte_loses_only_its_record(tmp_path):
         again.close()
 
 
-def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, caplog):
+def test_corruption_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, caplog):
     stored, path = written(tmp_path, 3)
     damage(path, stored[1].offset + 20)
     queue = ExportQueue(Nowhere(), spool=Spool(str(tmp_path)))
@@ -263,7 +263,7 @@ def change_version(path):
 
 
 def aside(by_segment, *positions):
-    """Changes the format version of some segments, and returns the batches of the others."""
+    """Changes the format version of some segments, and returns the other segments' batches."""
     for position in positions:
         change_version(list(by_segment)[position])
     left = [path for path in by_segment if path.read_bytes().startswith(MAGIC)]
@@ -293,7 +293,7 @@ def test_a_kill_after_segments_have_been_set_aside_changes_no_counts(tmp_path, o
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
-def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path, open_spool, is_delivered):
+def test_corruption_is_counted_if_other_segments_are_set_aside(tmp_path, open_spool, is_delivered):
     spool, by_segment = rotated(tmp_path)
     (path, first), *_, (last_path, last) = by_segment.items()
     kept = path.read_bytes()
@@ -341,7 +341,7 @@ def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path, open_spool):
     again.append(numbered(3))
 
 
-def test_a_record_that_claims_to_be_a_gigabyte_causes_no_other_loss(tmp_path, open_spool):
+def test_a_record_that_claims_to_be_a_gigabyte_invalidates_only_itself(tmp_path, open_spool):
     stored, path = written(tmp_path, 3)
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, stored[1].offset + 4, 1 << 30)
@@ -559,7 +559,7 @@ def test_settled_segments_free_space_on_a_full_disk(tmp_path, open_spool, monkey
     assert not again.damaged
 
 
-def test_damage_is_counted_once_across_restarts(tmp_path):
+def test_corruption_is_counted_once_across_restarts(tmp_path):
     spool, stored = fill(tmp_path, 3, max_bytes=2000)
     abandon(spool)
     path = next(path for path in segments(tmp_path) if int(path.stem) == stored[1].segment)

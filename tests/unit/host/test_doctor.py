@@ -1,4 +1,4 @@
-"""The doctor reports observations, requirements, and fixes that fit the cause."""
+"""The doctor reports observations, requirements, and fixes that match the cause."""
 
 import io
 import os
@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host whose files come from a dictionary. Reading a value that is an exception raises it."""
+    """A host with files from a dictionary. Reading a value that is an exception raises it."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {

@@ -39,7 +39,7 @@ def make(online, cpus=()):
     return Host(online.parents[4], cpus)
 
 
-def test_events_follow_cpu_hotplug(online):
+def test_events_track_cpu_hotplug(online):
     host = make(online)
     assert host.update() == ([0, 1, 2], [], {})
     online.write_text("0,2-3\n")

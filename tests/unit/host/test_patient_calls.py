@@ -42,7 +42,7 @@ def test_the_caller_waits_for_a_function_that_uses_the_cpu(calls):
     assert read == [1]
 
 
-def test_a_failing_function_does_not_affect_others(calls, caplog):
+def test_a_failing_function_does_not_affect_other_functions(calls, caplog):
     assert calls.call(HERE, lambda: 1 // 0)
     assert "ZeroDivisionError" in caplog.text
     assert calls.call(HERE, lambda: None)

@@ -1,4 +1,4 @@
-"""CPython layouts come from tables or from the offsets that builds export."""
+"""CPython layouts are read from tables or from the offsets that builds export."""
 
 import contextlib
 import struct
@@ -102,7 +102,7 @@ def test_offsets_of_another_version_or_build_are_rejected(name):
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_damage_to_any_word_is_detected_unless_the_word_is_unused(name):
+def test_corruption_of_any_word_is_detected_unless_the_word_is_unused(name):
     right = make_layout(version(name), bytes(captured(name)))
     for at in range(0, 1024, 8):
         data = captured(name)

@@ -158,7 +158,7 @@ def test_a_program_with_an_interpreter_is_not_skipped(processes, journal, own):
 
 
 def test_a_process_whose_file_could_not_be_read_is_examined_again(journal, own, monkeypatch):
-    """A program is reported only once, so a temporary fault must not be final."""
+    """A program is reported only once, so a temporary failure must not be final."""
     code = own_code(own)
     pages = (code.end - code.start) // mmap.PAGESIZE
     failures = [OSError(errno.EIO, "temporary"), MappedFileError(FileProblem.GONE)]
@@ -220,7 +220,7 @@ def test_a_process_that_unmaps_its_interpreter_is_released(processes, journal, o
     assert journal.now == {}
 
 
-def test_processes_that_do_not_fit_into_the_map_are_counted(own):
+def test_processes_that_do_not_fit_in_the_map_are_counted(own):
     journal = Journal(room=1)
     processes = PythonProcesses(journal, Access())
     processes.apply(mapped(5, own))

@@ -1,4 +1,4 @@
-"""Values survive a round trip through protobuf's wire format, and damaged data is rejected."""
+"""Values survive a round trip through protobuf's wire format, and malformed data is rejected."""
 
 import pytest
 from google.protobuf.internal.decoder import _DecodeVarint

@@ -1,4 +1,4 @@
-"""Only a process above its budget gets coarser samples."""
+"""Samples are coarsened only for processes that exceed their budgets."""
 
 import struct
 
@@ -188,7 +188,7 @@ def test_budgets_refill_over_time(parts):
 
 
 @pytest.mark.system
-def test_the_long_term_cost_of_a_process_is_limited_to_its_share(parts):
+def test_the_long_term_cost_of_a_process_is_limited_to_its_budget(parts):
     start_ns, spent_ns, number = parts.time.ns, 0, 0
     while parts.time.ns < start_ns + 1000 * SECOND_NS:
         before_ns = parts.time.ns
@@ -255,7 +255,7 @@ def test_short_lived_processes_share_a_budget(parts):
 
 
 @pytest.mark.parametrize("other", [{"age_ns": 2 * YOUNG_NS}, {"owner": 1001}], ids=str)
-def test_short_lived_processes_do_not_consume_the_budget_of_others(parts, other):
+def test_short_lived_processes_do_not_consume_the_budgets_of_other_processes(parts, other):
     if "age_ns" in other:
         parts.add(sample(GOOD))
     storm(parts)

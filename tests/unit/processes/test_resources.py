@@ -152,7 +152,7 @@ def test_a_fixed_resource_changes_only_if_its_owner_changes(proc):
         assert result.get(program(1, 0x7000, owner=33)) is after
 
 
-def test_the_resource_of_an_exited_process_comes_from_the_sample(proc):
+def test_the_resource_of_an_exited_process_is_built_from_the_sample(proc):
     attributes = resources(proc).get(raw(99, 7 * TICK_NS, comm=b"cc1")).attributes
     assert attributes["process.executable.name"] == "cc1"
     assert "process.creation.time" in attributes
@@ -321,7 +321,7 @@ def moved(proc, tgid, cgroup_id):
     return raw(tgid, 300 * TICK_NS)._replace(cgroup_id=cgroup_id)
 
 
-def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
+def test_a_process_that_moves_to_a_container_receives_a_new_resource(proc):
     proc(5, 300, cgroup="0::/system.slice/runtime.service\n")
     result = resources(proc)
     before = result.get(moved(proc, 5, 1))

@@ -155,8 +155,8 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
     assert pids(follower) == (5, 6)
 
 
-def test_processes_are_followed_by_pid_if_the_cgroup_filter_cannot_be_used(host):
-    """bcc lacks the filter, and the BPF program sees only the topmost 15 levels of cgroups."""
+def test_processes_are_tracked_by_pid_if_the_cgroup_filter_cannot_be_used(host):
+    """bcc lacks the filter, and the BPF program checks only the topmost 15 levels of cgroups."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
     follower = host.follow(loader="bcc", units=("a",))
@@ -170,7 +170,7 @@ def test_processes_are_followed_by_pid_if_the_cgroup_filter_cannot_be_used(host)
     assert pids(follower) == (6,)
 
 
-def test_no_process_is_sampled_if_none_matches(host):
+def test_no_process_is_sampled_if_no_process_matches(host):
     follower = host.follow(loader="bcc", units=("a",))
     follower.look()
     assert pids(follower) == (1 << 22 | 1,)

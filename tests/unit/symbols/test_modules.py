@@ -143,7 +143,7 @@ def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, 
 
 
 @pytest.mark.parametrize("sections", [{".text": 0, ".exit.text": BASE + 0x1000}, {".text": 0}])
-def test_a_module_whose_text_address_is_zero_gets_its_range_from_symbols(sections):
+def test_the_range_of_a_module_with_a_zero_text_address_is_derived_from_symbols(sections):
     table = parse_kallsyms([b"%016x t f\t[m]\n" % (BASE + 0x40)]).blocks["m"]
     listed = ProcModule("m", 0x4000, "Live", BASE)
     files = ModuleFiles(sections, None, "", "")
@@ -213,7 +213,7 @@ def test_malformed_lines_of_proc_modules_are_counted():
 
 
 def test_module_ranges_are_derived_from_symbols_if_sysfs_is_unreadable(clones, clones_folder):
-    """Without root, the base comes from /proc/modules and the size from text symbols."""
+    """Without root, /proc/modules contains the base, and text symbols determine the size."""
     bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
     )

@@ -1,4 +1,4 @@
-"""Python stacks get functions and lines from descriptions, even from those that arrive later."""
+"""Python frames obtain functions and lines from descriptions, even if these arrive later."""
 
 import tracemalloc
 from pathlib import Path

@@ -84,7 +84,7 @@ def compile_helper(compiler, folder):
     return library
 
 
-def test_the_thread_local_variable_is_found_where_the_linker_put_it(tmp_path):
+def test_the_thread_local_variable_is_found_where_the_linker_placed_it(tmp_path):
     helper = compile_helper("x86_64-linux-gnu-gcc-12", tmp_path)
     subprocess.run(
         [sys.executable, PLACE, helper], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True

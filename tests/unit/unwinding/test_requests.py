@@ -50,7 +50,7 @@ def test_new_files_are_opened_before_tables_of_open_files_are_loaded(requests):
     taken.item.code.close()
 
 
-def test_files_are_opened_even_if_loading_has_used_up_its_share_of_time(requests, clock):
+def test_files_are_opened_even_if_loading_has_exhausted_its_cpu_budget(requests, clock):
     requests.put_opened(opened(1))
     taken = requests.take()
     taken.item.code.close()
@@ -100,14 +100,14 @@ def test_closing_wakes_workers_and_closes_files_opened_afterwards(requests):
     assert not is_open(late.code.file.fd)
 
 
-def test_files_are_opened_for_processes_in_turn(requests):
+def test_file_opening_alternates_between_processes(requests):
     for inode in range(1, 100):
         requests.put(request(inode))
     requests.put(request(100, tgid=2))
     assert [requests.take().item.key.inode for _ in range(3)] == [1, 100, 2]
 
 
-def test_tables_are_loaded_for_processes_in_turn(requests):
+def test_table_loading_alternates_between_processes(requests):
     for inode in range(1, 9):
         requests.put_opened(opened(inode))
     requests.put_opened(opened(9, tgid=2))

@@ -66,7 +66,7 @@ def main():
 
 
 def read(client):
-    """Reads from a client. Returns a falsy value if the connection has ended."""
+    """Reads from a client. Returns a falsy value if the connection has been closed."""
     try:
         return client.recv(1 << 16)
     except BlockingIOError:

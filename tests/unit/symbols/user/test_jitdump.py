@@ -121,7 +121,7 @@ def test_file_names_freed_by_v8_are_taken_from_function_names(file):
     [lines(0x100, (0x100, 7, b"a"), (0x121, 8, b"a")), record(2, 1, b"short"),
      record(2, 1, struct.pack("=QQ", 0x100, 9) + b"x" * 20)],
 )  # fmt: skip
-def test_a_function_with_damaged_lines_keeps_its_name(damaged):
+def test_a_function_with_malformed_lines_keeps_its_name(damaged):
     with written(header(), damaged, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
         assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
@@ -153,7 +153,7 @@ ENDS = st.just(("close",))
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_functions_have_the_correct_name_at_any_time(rounds):
-    """Events occur at times 10, 20 and so on. Each round ends with a read of the dump."""
+    """Events occur at times 10, 20 and so on. Each iteration ends with a read of the dump."""
     codes = []  # [start, end, name] of present functions
     history = [[]]  # the code between each two events
     with written(header()) as (dump, path):
@@ -262,13 +262,13 @@ def test_records_larger_than_a_chunk_are_read():
      load(1, (1 << 64) - 1, 2, b"beyond"), load(1, 1, 1 << 40, b"huge")],
     ids=["short", "without a name", "beyond memory", "huge"],
 )  # fmt: skip
-def test_a_damaged_jitdump_record_is_skipped(damaged):
+def test_a_malformed_jitdump_record_is_skipped(damaged):
     with written(header(), record(99, 1, b"whatever"), damaged, load(1, 5, 1, b"a")) as (dump, _):
         dump.update(10)
         assert name_at(dump, 5, 10) == "a"
 
 
-def test_reading_stops_at_a_record_of_size_zero():
+def test_parsing_stops_at_a_record_of_size_zero():
     with written(header(), load(1, 1, 1, b"a"), bytes(16), load(1, 2, 1, b"b")) as (dump, _):
         assert not dump.update(10)
         assert (name_at(dump, 1, 10), name_at(dump, 2, 10)) == ("a", None)

@@ -110,7 +110,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
     inlined = compared = stale = 0
     for address, expected in zip(addresses, symbolize(path, addresses), strict=True):
         found = [(line.function, line.file, line.line) for line in table.lookup(address)]
-        if not expected[-1][0]:  # padding, for which llvm has lines
+        if not expected[-1][0]:  # padding, for which llvm reports lines
             assert not found, hex(address)
         elif len(expected) == 1 and not expected[0][2]:  # the function is only in the symbol table
             assert not found or found == expected, hex(address)
@@ -297,7 +297,7 @@ def test_a_full_disk_is_treated_as_a_temporary_failure(build, tmp_path, most_byt
     assert (ran.returncode, cause in ran.stderr) == (status, True), ran.stderr
 
 
-def test_a_file_on_a_frozen_file_system_does_not_delay_others(build, opened, tmp_path, monkeypatch):
+def test_a_frozen_file_system_does_not_delay_other_files(build, opened, tmp_path, monkeypatch):
     """The headers are in the page cache, so that only the child waits."""
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
@@ -334,7 +334,7 @@ def test_the_cpu_limit_is_based_on_the_decompressed_size_of_dwarf(build, opened,
 
 
 def test_lines_that_cannot_be_cached_are_not_written_to_a_temporary_file(build, cache, opened):
-    """A temporary file might stay in memory for as long as the lines are used."""
+    """A temporary file might remain in memory for as long as the lines are used."""
     os.rmdir(cache.path)
     with pytest.raises(LinesError, match=f"cannot be kept in {cache.path}: No such file") as caught:
         SymbolicLines(cache).open(opened(build("pie")))
@@ -400,7 +400,7 @@ def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     assert kept_bytes < 6 << 20  # for 14 million characters
 
 
-def test_damaged_symcaches_are_read_or_rejected(build, cache, opened):
+def test_corrupt_symcaches_are_read_or_rejected(build, cache, opened):
     SymbolicLines(cache).open(opened(build("pie")))
     (name,) = os.listdir(cache.path)
     content = Path(cache.path, name).read_bytes()[24:]
