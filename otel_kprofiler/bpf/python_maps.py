@@ -170,7 +170,7 @@ class PythonMaps(LockedForForks):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Start reading a process's Python frames, and return whether the map had room.
+        """Start reading a process's Python frames, and return whether the map had a free slot.
 
         After execve(2), no Python frames are read until the process is registered again. ``tgid``
         is the process id, as in samples. ``image`` identifies the program that the process must be

@@ -46,7 +46,7 @@ class LazyCommands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command's module, and return the command; None if there is no such command."""
+        """Import a command's module, and return the command; None if the command does not exist."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")

@@ -395,7 +395,7 @@ class EbpfSampler(ForkAware):
 
 
 def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
-    """Returns the new settings, or the old settings if the new ones require different programs."""
+    """Returns the new settings, or the old settings if the new settings require other programs."""
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new

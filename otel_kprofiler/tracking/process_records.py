@@ -74,7 +74,7 @@ class ProcessRecords(NamedTuple):
 
 
 def parse_process_records(data: bytes) -> ProcessRecords:
-    """Parse process event records, skipping others; never raises."""
+    """Parse process event records, skipping other records; never raises."""
     records: list[ProcessRecord] = []
     at, end = 0, len(data)
     while at < end:

@@ -132,7 +132,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the unwind tables of a file, which must stay open.
+    """Finds the unwind tables of a file, which must remain open.
 
     Raises :class:`TableRefused` on failure.
     """
@@ -165,7 +165,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 
 
 def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index) -> Tables | None:
-    """Builds the search table of ``.eh_frame``; None if the file has no such section."""
+    """Builds the search table of ``.eh_frame``; None if the file lacks this section."""
     try:
         frames = find_section(source, elf, _FRAMES)
     except ElfError as error:

@@ -43,7 +43,7 @@ class Storage:
 
 
 def trust(directory):
-    """Returns options that make pip trust the CAs that this host trusts, such as a mirror's."""
+    """Returns options that make pip trust the CAs that this host trusts, such as a mirror's CA."""
     certificates = find_certificates()
     if not certificates:
         return []

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Dumps threads, including sleeping ones: an iterator over tasks writes a row for each thread of
+ * Dumps threads, including sleeping threads: an iterator over tasks writes a row for each thread of
  * the targets, and writes its stacks to the ring in the sampler's record format. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *

@@ -17,7 +17,7 @@ enum {
 	TABLE_HEADER_BYTES = 256,
 	MAX_SEARCH = 28,     /* steps of a binary search */
 	MAX_TABLE_BYTES = 0x0fffffff,
-	WINDOW = 256,	     /* bytes of a table loaded at once; a power of two */
+	WINDOW = 256,	     /* bytes of a table loaded at a time; a power of two */
 	MARGIN = 16,	     /* length of the longest known instruction */
 	OPS_PER_CALL = 16,
 	MAX_OP_CALLS = 192,

@@ -107,7 +107,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
     words = memoryview(frames)[: len(frames) & -4].cast("I")
     sizes = array("I")
     try:
-        for part in range(0, len(entries), _PART):  # small lists stay in the CPU's cache
+        for part in range(0, len(entries), _PART):  # small lists remain in the CPU's cache
             indices = _word_indices(entries[part : part + _PART], first)
             # With a single index, an itemgetter would not return a tuple.
             sizes.extend(itemgetter(*indices, indices[0])(words)[:-1])

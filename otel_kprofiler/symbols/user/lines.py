@@ -227,8 +227,8 @@ def _map(fd: int) -> SymCache:
         data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         magic, base, is_partial = HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise LinesError("the converted line table is damaged")
+            raise LinesError("the converted line table is corrupt")
         return SymCache(memoryview(data)[HEADER.size :], base, is_partial=bool(is_partial))
     except (OSError, ValueError, struct.error) as error:
-        text = f"the converted line table is damaged: {describe_error(error)}"
+        text = f"the converted line table is corrupt: {describe_error(error)}"
         raise LinesError(text, may_pass=isinstance(error, OSError)) from error

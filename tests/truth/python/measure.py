@@ -1,4 +1,4 @@
-"""Samples programs with the package's sampler, and compares the stacks with the expected ones."""
+"""Samples programs with the package's sampler, and compares the stacks with the expected stacks."""
 
 from __future__ import annotations
 

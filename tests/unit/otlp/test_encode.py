@@ -247,7 +247,7 @@ UNNAMED = {"unnamed_frames": UnnamedFrames.NAMES}
 
 
 @pytest.mark.parametrize("form", Form)
-def test_nameless_frames_get_a_placeholder_on_request(window, form):
+def test_unnamed_frames_receive_a_placeholder_on_request(window, form):
     raw = Side(USER_SIDE, RawFrames(USER_SIDE, [0x7F00AA, 0x7F00BB], Unresolved.USER_ADDRESS))
     gap = Frame(
         Module("/lib/libz.so.1", ModuleKind.USER, None, FileId("9" * 32), 0), 0x99, (), 0,

@@ -186,7 +186,7 @@ def test_a_delayed_read_does_not_displace_newer_symbols_at_a_reused_address():
     assert name_at(result, A + 640, 169) == "unseen"
 
 
-def test_the_history_stays_sorted_if_a_read_removes_symbols_late():
+def test_the_history_remains_sorted_if_a_read_removes_symbols_late():
     """A lookup scans the history backwards and stops at the requested time."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 8192, "kprobe_insn_page", 4096, OOL)),
