@@ -1,4 +1,4 @@
-"""Thread contexts: the cost of reading one for a sample, and of publishing one at a span change."""
+"""Cost of reading a thread context for a sample, and of publishing a context at a span change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes a thread hold a kernel lock for a known time, while other threads wait for the lock.
+"""Holds a kernel lock in one thread for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page that has no memory yet. The holder takes the file's lock,
+The holder writes to a file from a page that has no memory yet. The holder acquires the file's lock,
 and its page fault waits until this program supplies the memory through userfaultfd(2).
 """
 

@@ -90,9 +90,9 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span, flags and attributes of a thread context.
 
-    Returns the span (None if there is none), and the attributes after two bytes: ``valid`` and the
-    trace flags. If ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`).
-    Raises ``ValueError`` if the record is too short.
+    Returns the span, if any, and the attributes, preceded by two bytes: ``valid`` and the trace
+    flags. If ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`). Raises
+    ``ValueError`` if the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")

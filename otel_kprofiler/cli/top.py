@@ -219,7 +219,7 @@ class Live:
         self.pipeline.wake()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return early; callable from any thread or signal handler."""
+        """Interrupt a running :meth:`step`; callable from any thread or signal handler."""
         self._woken.set()
         self.pipeline.request_stop()
 

@@ -77,7 +77,7 @@ Any key closes this page."""
 
 @dataclass(slots=True)
 class Status:
-    """Contents of the header line that do not come from the samples.
+    """Fields of the header line that are not derived from samples.
 
     Attributes:
         host: name of the host, or address of the table.

@@ -1,4 +1,4 @@
-"""The interface of exporters, which follows that of OpenTelemetry's exporters."""
+"""Defines the interface of exporters, modeled on OpenTelemetry's exporters."""
 
 from __future__ import annotations
 

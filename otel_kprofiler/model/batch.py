@@ -34,7 +34,7 @@ class UnnamedFrames(enum.Enum):
 
 
 class Encoding(NamedTuple):
-    """How windows are encoded. ``max_bytes`` limits uncompressed batches; None for no limit."""
+    """How windows are encoded. ``max_bytes`` limits the uncompressed size; None: no limit."""
 
     form: Form = Form.PROTOBUF
     max_bytes: int | None = None

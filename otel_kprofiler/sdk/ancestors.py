@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def describe_sampling_ancestor() -> str:
-    """Logs and returns which ancestor samples this process. Returns "" if there is none."""
+    """Logs and returns which ancestor samples this process; "" if no ancestor does."""
     pid = find_sampling_ancestor()
     if pid is None:
         return ""
@@ -26,7 +26,7 @@ def describe_sampling_ancestor() -> str:
 
 
 def find_sampling_ancestor() -> int | None:
-    """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
+    """Returns the pid of the nearest ancestor that samples its descendants; None if not found.
 
     An ancestor that samples its descendants publishes :data:`SAMPLES_DESCENDANTS` in its process
     context. This process must be allowed to read the ancestor's context, and must share its pid

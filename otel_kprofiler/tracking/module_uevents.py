@@ -42,7 +42,7 @@ def parse_uevent(data: bytes) -> ModuleEvent | None:
 
 
 class ModuleEvents(Protocol):
-    """Source of the kernel's module announcements; see ``otel_kprofiler.host.Uevents``."""
+    """Source of the kernel's uevents for modules; see ``otel_kprofiler.host.Uevents``."""
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until a datagram arrives, ``wake`` is called, or the timeout expires."""

@@ -106,7 +106,7 @@ class Symbols:
 def follow(
     file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
 ) -> Flow:
-    """Follows the code in gaps between described functions, and the code called from there.
+    """Analyzes code in gaps between functions with unwind rules, and the code called from there.
 
     ``starts`` contains the addresses of the program's entry point (0 if there is none) and of
     ``main``, if known.

@@ -45,7 +45,7 @@ Rows = list[tuple[int, bytes]]
 
 
 class Segment(NamedTuple):
-    """A part of a file, and the address at which it is mapped."""
+    """A range of a file, and the address at which the range is mapped."""
 
     offset: int
     size: int

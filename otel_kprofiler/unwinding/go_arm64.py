@@ -145,14 +145,14 @@ class Arm64:
         }
 
     def make_packed_shape(self, packed: bytes) -> Shape | None:
-        """Returns the shape for the given packed frame sizes; None if they are malformed."""
+        """Returns the result of :meth:`make_shape` for packed sizes; None if they are malformed."""
         try:
             return self.make_shape(parse_sizes(packed, 0, self.QUANTUM))
         except (IndexError, ValueError):
             return None
 
     def make_shape(self, sizes: Sizes) -> Shape:
-        """Returns the shape of functions with the given frame sizes."""
+        """Returns the prologue and CFA program of functions with the given frame sizes."""
         size, first = sizes[-1][0], sizes[0][0]
         frame = next((depth for _, depth in sizes if depth), 0)
         if min(depth for _, depth in sizes) < 0 or frame % _SLOT or sizes[0][1]:
@@ -206,7 +206,7 @@ class _Proof(NamedTuple):
 
 
 def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
-    """Returns facts about x30 and x29; None if the frame sizes do not suffice to find the caller.
+    """Returns facts about x30 and x29; None if the frame sizes are insufficient to find callers.
 
     From ``left`` to ``back``, the stack pointer may change, but x29 must not.
     """

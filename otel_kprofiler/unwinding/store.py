@@ -1,4 +1,4 @@
-"""Serves the BPF program's requests for files' unwind tables.
+"""Handles the BPF program's requests for unwind tables.
 
 One thread reads requests from a ring. A few more threads open files, and load and publish tables.
 Publishing waits for an RCU grace period, about 15 ms, which several threads may share.

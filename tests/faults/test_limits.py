@@ -42,7 +42,7 @@ def test_the_sampling_rate_drops_at_the_cpu_limit_and_each_profile_records_its_p
 
 
 @pytest.mark.long
-def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver):
+def test_memory_usage_remains_within_its_limit_at_the_highest_rate(run_agent, receiver):
     """The agent shrinks its ring buffer and windows. Samples lost by a full ring are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")

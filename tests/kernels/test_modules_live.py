@@ -160,7 +160,7 @@ def test_rapid_module_loads_at_one_address_never_yield_a_wrong_name():
                     started_ns = boot_ns()
                     with spinning(("spin", "other", "other", "spin")[number % 4]) as file:
                         loaded_ns = boot_ns()
-                        # Every other module stays loaded long enough to be named.
+                        # Every other module remains loaded long enough to be named.
                         time.sleep((3, 0)[number % 2] + chance.uniform(0, 0.3))
                         ended_ns = boot_ns()
                     phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))

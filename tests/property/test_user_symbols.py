@@ -131,7 +131,7 @@ def addresses(truth, count, rng):
 
 
 def symbolize(path, wanted, *options):
-    """Returns the name of the physical function at each address; empty if there is none."""
+    """Returns the name of the physical function at each address; empty if not found."""
     done = subprocess.run(
         [SYMBOLIZER, f"--obj={path}", "--functions=linkage", "--no-demangle", "--inlines",
          "--output-style=JSON", *options],

@@ -120,7 +120,7 @@ def build(
     Args:
         folder: the output directory.
         kind: a key of :data:`KINDS`.
-        files: the number of alternating files, each of which has a mapping and a table.
+        files: the number of alternating files, each with a mapping and a table.
         entries: the approximate number of entries in each file's search table.
         frame_bytes: the size of the smallest stack frame, which is 8 plus a multiple of 16.
         alike: whether all files are equal; otherwise, each function's frame size differs between

@@ -20,7 +20,7 @@ class RecordedStack(NamedTuple):
 
     Attributes:
         dump: the registers by DWARF number with the program counter, and a copy of the stack.
-        frames: all frames that the BPF program found, leaf first.
+        frames: all frames that the BPF program reported, leaf first.
         signal: whether a signal interrupted one of the frames.
     """
 

@@ -1,4 +1,4 @@
-"""The agent stays within its limits, and its watchdog detects stalls."""
+"""The agent remains within its limits, and its watchdog detects stalls."""
 
 import signal
 import subprocess

@@ -14,7 +14,7 @@ def release():
     event.set()
 
 
-def test_the_file_system_is_blamed_only_for_threads_reading_a_file(release, caplog):
+def test_the_file_system_is_reported_only_for_threads_reading_a_file(release, caplog):
     def work(path):
         if path:
             with reading(path):

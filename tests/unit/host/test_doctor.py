@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host with files from a dictionary. Reading a value that is an exception raises it."""
+    """A host with files from a dictionary. A value that is an exception is raised when read."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {
@@ -157,7 +157,7 @@ def test_causes_of_hidden_symbols_are_distinguished(restrict, effective, cause, 
     assert fix in findings(host)["kernel symbols"].fix
 
 
-def test_an_empty_kallsyms_counts_as_missing():
+def test_an_empty_kallsyms_is_treated_as_missing():
     assert read_symbols_visibility(FakeHost(**{"/proc/kallsyms": ""})) is SymbolsVisibility.NO_FILE
 
 

@@ -34,7 +34,7 @@ PAST_ALL_PIDS = 1 << 22  # PID_MAX_LIMIT
 
 
 class OwnFiles(Access):
-    """Access to this host that records the files opened for reading."""
+    """Provides access to this host, and records the files opened for reading."""
 
     def __init__(self):
         super().__init__()

@@ -294,7 +294,7 @@ def test_a_resource_states_the_parent_and_owner_of_its_process(proc):
 
 
 def test_a_user_without_a_name_is_identified_by_number(proc):
-    """In a container, /etc/passwd comes from the container's image."""
+    """In a container, /etc/passwd is part of the container's image."""
     proc(5, 300)
     passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n", cgroup=f"docker/{CONTAINER}")
     result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes

@@ -137,7 +137,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
 @pytest.mark.parametrize(
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )
-def test_memory_stays_bounded_for_any_number_of_code_objects(codes, resolver, shape, most_mib):
+def test_memory_usage_is_bounded_for_any_number_of_code_objects(codes, resolver, shape, most_mib):
     """Descriptions have the longest names with wide characters, or tables with the most runs."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)
