@@ -37,7 +37,7 @@ class Choice(NamedTuple):
         return cls(Filter(**fields), start, end, sides)
 
     def apply(self, samples: Samples) -> Samples:
-        """Returns the selected samples, with only the frames on the selected sides."""
+        """Returns the selected samples, with only the frames of the selected types."""
         if self.start or self.end:
             first, last = min(samples.times, default=0), max(samples.times, default=0)
             samples = samples.between(
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
         return self.apply_sides(self.chosen.apply(samples))
 
     def apply_sides(self, samples: Samples) -> Samples:
-        """Returns the samples with only the frames on the selected sides, such as ``kernel``."""
+        """Returns the samples with only the frames of the selected types, such as ``kernel``."""
         return select_sides(samples, self.sides) if self.sides else samples
 
 

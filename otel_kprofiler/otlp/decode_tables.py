@@ -62,7 +62,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the kind of side for a frame type, creating a kind for an unknown type."""
+        """Returns the :class:`SideKind` of a frame type, creating a kind for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE
