@@ -129,8 +129,8 @@ PACKAGES = {
     "thread_record": Package("The C library that publishes the current span of each thread"),
     "sdk": Package(
         "Embeds the profiler in services, with component names as in opentelemetry-sdk",
-        "bpf clock config delivery errors export forks host model otlp pipeline processes sampling "
-        "symbols thread_record workers",
+        "bpf clock config delivery errors export forks host late model otlp pipeline processes "
+        "sampling symbols thread_record workers",
     ),
     "cli": Package(
         "Commands, one module each",

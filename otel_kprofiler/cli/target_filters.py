@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from otel_kprofiler.bpf import MAX_CGROUP_LEVEL, VMLINUX_BTF
+from otel_kprofiler.bpf import MAX_CGROUP_LEVEL
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import (
     Access,
@@ -24,6 +24,7 @@ from otel_kprofiler.sampling import (
     Groups,
     ProcessFollower,
     SamplerConfig,
+    has_btf,
 )
 
 _GROUP_HINTS: Final = {
@@ -52,7 +53,7 @@ class Targets:
         return replace(
             config,
             target_pids=self.follower.pids if self.follower else (),
-            target_descendants=self.follower is not None and _has_btf(access),
+            target_descendants=self.follower is not None and has_btf(access),
             target_comms=tuple(map(os.fsencode, self.comms)),
             target_cgroups=tuple((cgroup.level, cgroup.id) for cgroup in self.cgroups),
         )
@@ -184,11 +185,3 @@ def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
         f"there is no running container {name}",
         hint=f"running containers: {running}" if running else "no containers are running",
     )
-
-
-def _has_btf(access: Access) -> bool:
-    try:
-        os.close(access.open_fd(VMLINUX_BTF))
-    except OSError:
-        return False
-    return True

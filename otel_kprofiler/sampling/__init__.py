@@ -4,6 +4,7 @@ from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import CommandError, HeldCommand
 from otel_kprofiler.sampling.follower import ProcessFollower
 from otel_kprofiler.sampling.groups import GroupFollower, Groups
+from otel_kprofiler.sampling.loading import has_btf
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.on_cpu import EbpfSampler, RawSink
 from otel_kprofiler.sampling.sampler import MAX_RING_BYTES, Sampler, SamplerConfig, SamplerCounts

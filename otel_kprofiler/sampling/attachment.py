@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_kprofiler.bpf import (
@@ -34,20 +33,19 @@ from otel_kprofiler.bpf import (
     set_span_path,
     update_map,
 )
-from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
+from otel_kprofiler.errors import KernelFeatureError, SamplerError
 from otel_kprofiler.host import (
     OLDEST_KERNEL,
     HostFiles,
     KernelRelease,
     ReferableFiles,
-    find_open_files_error,
     find_sysctl,
-    get_privilege_error,
     read_possible_cpus,
     read_release,
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.host_events import choose_events, plan_events
+from otel_kprofiler.sampling.loading import find_offsets, load_spec
 from otel_kprofiler.sampling.locks import (
     LOCK_PROGRAMS,
     LockPlan,
@@ -182,7 +180,7 @@ class Attachment:
                 open_tracepoints(
                     plans.tracepoints,
                     program,
-                    lambda plan: _load_spec(
+                    lambda plan: load_spec(
                         _add_tracepoint(spec._replace(programs=(), maps_of=program), plan, choice),
                         files,
                         loader,
@@ -297,7 +295,8 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         plan_unwinding(config, read_types, loader),
         *plan_python(config, read_types, loader),
         plan_waits(config, read_types, loader),
-        _find_task_offsets(read_types),
+        # Without these offsets, only /proc distinguishes processes.
+        find_offsets(find_task_offsets, read_types),
         plan_contexts(read_types),
         plan_events(config, read_types, loader),
         plan_tracepoints(config, read_types, files),
@@ -324,7 +323,7 @@ def _load(
     for choice in choices:
         spec = _make_spec(choice, config=config, cpus=cpus, entries=entries, plans=plans)
         try:
-            loaded = _load_spec(spec, files, loader)
+            loaded = load_spec(spec, files, loader)
         except SamplerError as error:  # the kernel lacks a helper or rejects the code
             if choice is choices[-1]:
                 raise
@@ -375,27 +374,3 @@ def _add_tracepoint(spec: ObjectSpec, plan: TracepointPlan, choice: _Choice) -> 
         programs=(*spec.programs, TRACEPOINT_PROGRAM),
         constants={**spec.constants, TRACEPOINT: plan.pack(choice.name)},
     )
-
-
-def _load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObject:
-    try:
-        return loader.load(spec)
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            raise get_privilege_error("loading the BPF program", files) from error
-        if error.errno == errno.ENOMEM:
-            raise HostError(
-                f"the kernel cannot allocate a ring buffer of {spec.map_entries['ring']} bytes",
-                hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
-            ) from error
-        raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
-            f"the kernel cannot load BPF programs: {error}",
-            hint="use a kernel built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
-        ) from error
-
-
-def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:
-    try:
-        return find_task_offsets(read_types())
-    except (OSError, ValueError):  # without BTF, only /proc distinguishes processes
-        return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from otel_kprofiler.bpf import MAX_CGROUP_LEVEL, VMLINUX_BTF, get_loader
+from otel_kprofiler.bpf import MAX_CGROUP_LEVEL, get_loader
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import (
     Cgroup,
@@ -27,6 +27,7 @@ from otel_kprofiler.host import (
     read_pods,
     walk_cgroups,
 )
+from otel_kprofiler.sampling.loading import has_btf
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import SLOTS, check_cgroups
 from otel_kprofiler.text import describe_count
@@ -90,7 +91,7 @@ class GroupFollower:
         self._known = KnownContainers(files, monotonic)
         self._uids: frozenset[str] = frozenset()
         self._names: dict[int, CgroupNames] = {}
-        self._has_btf = _has_btf(files)
+        self._has_btf = has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
         self._pids: tuple[int, ...] | None = None  # pids of the groups, if selected by id
@@ -224,13 +225,5 @@ def _can_filter_cgroups(files: HostFiles, loader: str) -> bool:
     try:
         check_cgroups(files, get_loader(loader).name)
     except (HostError, OSError, ValueError):
-        return False
-    return True
-
-
-def _has_btf(files: HostFiles) -> bool:
-    try:
-        os.close(files.open_fd(VMLINUX_BTF))
-    except OSError:
         return False
     return True

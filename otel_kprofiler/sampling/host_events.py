@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from otel_kprofiler.bpf import EventOffsets, KernelTypes, find_event_offsets
-from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import EventSpec, HostFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, PerCpuEvents
+from otel_kprofiler.sampling.loading import get_offsets, require_libbpf
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 
@@ -111,21 +111,8 @@ def plan_events(
     if not config.events:
         return None
     names = " and ".join(event.name for event in config.events)
-    if loader != "libbpf":
-        raise HostError(
-            f"the loader {loader} cannot load the program for {names}",
-            hint="apt-get install libbpf1, and use the loader libbpf",
-        )
-    try:
-        offsets = find_event_offsets(read_types())
-    except (OSError, ValueError):
-        offsets = None
-    if offsets is None:
-        raise KernelFeatureError(
-            f"sampling {names} needs BTF, which this kernel lacks",
-            hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or sample cpu-clock",
-        )
-    return offsets
+    require_libbpf(loader, f"load the program for {names}")
+    return get_offsets(find_event_offsets, read_types, f"sampling {names}", "sample cpu-clock")
 
 
 def choose_events(

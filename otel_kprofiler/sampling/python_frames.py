@@ -12,6 +12,7 @@ from otel_kprofiler.bpf import (
     find_python_offsets,
 )
 from otel_kprofiler.model import KnownCodes
+from otel_kprofiler.sampling.loading import find_offsets
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 PYTHON_SUFFIX: Final = "_python"
@@ -29,10 +30,7 @@ def plan_python(
         return None, None
     if loader != "libbpf":
         return None, f"the loader {loader} cannot load the program"
-    try:
-        offsets = find_python_offsets(read_types())
-    except (OSError, ValueError):
-        offsets = None
+    offsets = find_offsets(find_python_offsets, read_types)
     return offsets, None if offsets else "the kernel has no BTF, or an unsupported struct layout"
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.bpf import COMM_BYTES, delete_from_map, update_map
-from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.errors import KernelFeatureError
 from otel_kprofiler.host import HostFiles, read_release
+from otel_kprofiler.sampling.loading import require_libbpf
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -59,11 +60,7 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 def check_cgroups(files: HostFiles, loader: str) -> None:
     """Raise ``HostError`` if the loader or the kernel does not support filters by cgroup."""
-    if loader != "libbpf":
-        raise HostError(
-            f"the loader {loader} cannot filter by cgroup",
-            hint="apt-get install libbpf1, and use the loader libbpf",
-        )
+    require_libbpf(loader, "filter by cgroup")
     release = read_release(files)
     if release[:2] < _CGROUPS_SINCE:
         raise KernelFeatureError(

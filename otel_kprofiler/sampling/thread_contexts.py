@@ -10,14 +10,12 @@ from otel_kprofiler.bpf import (
     ThreadContexts,
     find_thread_pointer,
 )
+from otel_kprofiler.sampling.loading import find_offsets
 
 
 def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
     """Returns the thread pointer's offset in ``task_struct``; 0 if contexts cannot be read."""
-    try:
-        return find_thread_pointer(read_types()) or 0
-    except (OSError, ValueError):  # no BTF
-        return 0
+    return find_offsets(find_thread_pointer, read_types) or 0
 
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:

@@ -47,13 +47,12 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
 from otel_kprofiler.host import (
     ReferableFiles,
-    find_open_files_error,
-    get_privilege_error,
     parse_mappings,
     read_maps,
     read_possible_cpus,
 )
 from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample, WaitState
+from otel_kprofiler.sampling.loading import load_spec
 from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
@@ -280,23 +279,12 @@ class ThreadReader:
                 programs += (_FIND_MEMORY,)
             spec = ObjectSpec(DUMP_SOURCE, DUMP_OBJECT, programs, entries)
             try:
-                return self._load_spec(loader, spec), name + suffix, bool(suffix)
+                return load_spec(spec, self._files, loader), name + suffix, bool(suffix)
             except SamplerError as error:  # the kernel lacks a helper
                 if (suffix, name) == choices[-1]:
                     raise
                 _log.debug("the kernel rejected %s: %s\n%s", name + suffix, error, error.log)
         raise AssertionError("unreachable: the last choice returns or raises")
-
-    def _load_spec(self, loader: Loader, spec: ObjectSpec) -> LoadedObject:
-        try:
-            return loader.load(spec)
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.EACCES):
-                raise get_privilege_error("loading the BPF program", self._files) from error
-            raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
-                f"the kernel cannot load the BPF program: {error}",
-                hint="use a kernel built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
-            ) from error
 
     def _find_memory(self) -> None:
         """Find the kernel's direct map of physical memory, by searching it for a random word."""

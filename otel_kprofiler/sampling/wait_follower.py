@@ -27,9 +27,9 @@ from otel_kprofiler.bpf import (
     open_iterator,
     parse_threads,
 )
-from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
 from otel_kprofiler.model import ProcessKey, RawSample, WaitTotals
+from otel_kprofiler.sampling.loading import get_offsets, require_libbpf
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.own_threads import OwnThreads
 from otel_kprofiler.sampling.sampler import SamplerConfig
@@ -60,21 +60,10 @@ def plan_waits(
     """
     if config.off_cpu is None:
         return None
-    if loader != "libbpf":
-        raise HostError(
-            f"the loader {loader} cannot load the programs for off-CPU time",
-            hint="apt-get install libbpf1, and use the loader libbpf",
-        )
-    try:
-        offsets = find_wait_offsets(read_types())
-    except (OSError, ValueError):
-        offsets = None
-    if offsets is None:
-        raise KernelFeatureError(
-            "measuring off-CPU time needs BTF, which this kernel lacks",
-            hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile without off-CPU time",
-        )
-    return offsets
+    require_libbpf(loader, "load the programs for off-CPU time")
+    return get_offsets(
+        find_wait_offsets, read_types, "measuring off-CPU time", "profile without off-CPU time"
+    )
 
 
 def wait_map_entries(

@@ -3,8 +3,9 @@
 Names are imported on first use, because importing the OpenTelemetry SDK is slow.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.late import late_names
 
 if TYPE_CHECKING:
     from otel_kprofiler.export import (
@@ -58,37 +59,22 @@ __all__ = [
     "withdraw_process_context",
 ]
 
-_MODULES = {
-    "otel_kprofiler.export": {
-        "ExportOutcome",
-        "ExportResult",
-        "FileExporter",
-        "OtlpGrpcExporter",
-        "OtlpHttpExporter",
-        "ProfileExporter",
-    },
-    "otel_kprofiler.otlp": {"ProcessContext"},
-    "otel_kprofiler.processes": {"read_process_context"},
-    "otel_kprofiler.sdk.exporters": {"ConsoleProfileExporter", "InMemoryProfileExporter"},
-    "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
-    "otel_kprofiler.sdk.label_sets": {"labels"},
-    "otel_kprofiler.sdk.local_roots": {"LocalRootSpanProcessor"},
-    "otel_kprofiler.sdk.process_context": {"publish_process_context", "withdraw_process_context"},
-    "otel_kprofiler.sdk.provider": {
-        "BatchProfileProcessor",
-        "ProfileProcessor",
-        "ProfilerProvider",
-        "SimpleProfileProcessor",
-        "get_profiler_provider",
-        "set_profiler_provider",
-    },
-    "otel_kprofiler.sdk.thread_contexts": {"start_thread_contexts", "stop_thread_contexts"},
+_LATE = {
+    ".export": (
+        "ExportOutcome ExportResult FileExporter OtlpGrpcExporter OtlpHttpExporter ProfileExporter"
+    ),
+    ".otlp": "ProcessContext",
+    ".processes": "read_process_context",
+    "exporters": "ConsoleProfileExporter InMemoryProfileExporter",
+    "kernel_profiler": "KernelProfiler",
+    "label_sets": "labels",
+    "local_roots": "LocalRootSpanProcessor",
+    "process_context": "publish_process_context withdraw_process_context",
+    "provider": (
+        "BatchProfileProcessor ProfileProcessor ProfilerProvider SimpleProfileProcessor "
+        "get_profiler_provider set_profiler_provider"
+    ),
+    "thread_contexts": "start_thread_contexts stop_thread_contexts",
 }
-_LATE = {name: module for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name on first use."""
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATE[name]), name)
+__getattr__ = late_names(__name__, _LATE)

@@ -293,14 +293,14 @@ def test_closing_the_sampler_leaves_no_descriptor_or_mapping_open():
 
 
 def test_sampling_continues_without_python_frames_if_the_program_is_rejected(monkeypatch, caplog):
-    load = attachment._load_spec
+    load = attachment.load_spec
 
     def refuse(spec, *settings):
         if any(name.endswith(attachment.PYTHON_SUFFIX) for name in spec.programs):
             raise SamplerError("refused", log="", hint="")
         return load(spec, *settings)
 
-    monkeypatch.setattr(attachment, "_load_spec", refuse)
+    monkeypatch.setattr(attachment, "load_spec", refuse)
     with sampling(register=False) as sampler:
         assert sampler.python is None
         assert sampler.python_problem == "this kernel does not accept the program"

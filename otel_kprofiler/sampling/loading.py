@@ -1,0 +1,74 @@
+"""Loads BPF programs, and explains what the host or the loader lacks."""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from otel_kprofiler.bpf import VMLINUX_BTF, KernelTypes, LoadedObject, Loader, ObjectSpec
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import HostFiles, find_open_files_error, get_privilege_error
+
+_T = TypeVar("_T")
+
+
+def load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObject:
+    """Load programs; raises ``SamplerError`` if the kernel rejects them, else ``HostError``."""
+    try:
+        return loader.load(spec)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise get_privilege_error("loading the BPF program", files) from error
+        if error.errno == errno.ENOMEM:
+            raise HostError(
+                f"the kernel cannot allocate a ring buffer of {spec.map_entries['ring']} bytes",
+                hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
+            ) from error
+        raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
+            f"the kernel cannot load BPF programs: {error}",
+            hint="use a kernel built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
+        ) from error
+
+
+def require_libbpf(loader: str, purpose: str) -> None:
+    """Raise ``HostError`` if ``loader`` is another loader, which does not support the purpose."""
+    if loader != "libbpf":
+        raise HostError(
+            f"the loader {loader} cannot {purpose}",
+            hint="apt-get install libbpf1, and use the loader libbpf",
+        )
+
+
+def find_offsets(
+    find: Callable[[KernelTypes], _T | None], read_types: Callable[[], KernelTypes]
+) -> _T | None:
+    """Returns what ``find`` finds in the kernel's types; None if the kernel lacks BTF."""
+    try:
+        return find(read_types())
+    except (OSError, ValueError):
+        return None
+
+
+def get_offsets(
+    find: Callable[[KernelTypes], _T | None],
+    read_types: Callable[[], KernelTypes],
+    purpose: str,
+    alternative: str,
+) -> _T:
+    """Returns what ``find`` finds in the kernel's types; raises ``KernelFeatureError`` for None."""
+    offsets = find_offsets(find, read_types)
+    if offsets is None:
+        raise KernelFeatureError(
+            f"{purpose} needs BTF, which this kernel lacks",
+            hint=f"use a kernel built with CONFIG_DEBUG_INFO_BTF, or {alternative}",
+        )
+    return offsets
+
+
+def has_btf(files: HostFiles) -> bool:
+    """Returns whether the kernel has BTF that this process can read."""
+    try:
+        os.close(files.open_fd(VMLINUX_BTF))
+    except OSError:
+        return False
+    return True
