@@ -97,12 +97,12 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     return ElfFile(loads, texts, search, build_id, entry, section_headers, code, is_go)
 
 
-def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
+def read_debug_elf(source: Source) -> ElfFile:
     """Reads a debug file's headers, but not its segments, whose bytes are not in the file.
 
     Raises the same exceptions as :func:`read_elf`.
     """
-    code, entry, _, _, section_headers = _read_header(source, machine)
+    code, entry, _, _, section_headers = _read_header(source, None)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
     sections = read_sections(source, elf)
     notes = [(section.offset, section.size) for section in sections if section.kind == _SHT_NOTE]

@@ -103,22 +103,14 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
 
     Threads started by the function or by C libraries that it calls have no capabilities either.
     """
-    result: list[_T] = []
-    failure: list[BaseException] = []
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - only for the agent
 
-    def run() -> None:
-        try:
-            keep_only(())
-            result.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            failure.append(error)
+    def run() -> _T:
+        keep_only(())
+        return function()
 
-    thread = threading.Thread(target=run, name="kprofiler-unprivileged")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+    with ThreadPoolExecutor(1, "kprofiler-unprivileged") as threads:
+        return threads.submit(run).result()
 
 
 def check_imports_without_capabilities() -> None:

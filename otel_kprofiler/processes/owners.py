@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.host import HostFiles, is_in_cgroup_namespace, parse_cgroup
@@ -23,16 +22,15 @@ class Owners:
     and are not queried.
     """
 
-    def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: HostFiles) -> None:
         self._files = files
-        self._monotonic = monotonic
         self._names: dict[int, str] = {}
         self._forget_at = 0.0
         self._path: str | None = None
 
     def find(self, uid: int) -> str:
         """Returns a user's name; empty if it cannot be read. Names are cached for a minute."""
-        now = self._monotonic()
+        now = time.monotonic()
         if now >= self._forget_at or len(self._names) >= _MOST:
             self._names.clear()
             self._forget_at = now + _KEPT_S
