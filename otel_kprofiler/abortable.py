@@ -8,6 +8,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final
 
 import requests
@@ -15,7 +16,19 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """A session that follows no redirects. The base class would read a redirect's entire body."""
+    """A session that sends no credentials or cookies by itself, and follows no redirects.
+
+    The base class would read a redirect's entire body.
+    """
+
+    def __init__(self, adapter: HTTPAdapter, user_agent: str) -> None:
+        super().__init__()
+        self.mount("http://", adapter)
+        self.mount("https://", adapter)
+        # If auth were None, requests would replace Authorization with credentials from ~/.netrc.
+        self.auth = lambda request: request
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self.headers.update({"User-Agent": user_agent, "Accept-Encoding": "identity"})
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""

@@ -114,17 +114,17 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 def main(convert: Convert[object]) -> None:
     """Read the file named on the command line, and write the pickled result to standard output."""
+    from otel_kprofiler.host import write_all  # noqa: PLC0415 - only in the child
+
     content = _read(sys.argv[1], convert)
     with suppress(BrokenPipeError):  # the agent has exited
-        while content:
-            content = content[os.write(1, content) :]
+        write_all(1, content)
 
 
 def _read(path: str, convert: Convert[object]) -> bytes:
-    for kind, most in _LIMITS.items():
-        hard = resource.getrlimit(kind)[1]
-        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (soft, hard))
+    from otel_kprofiler.host import limit_resources  # noqa: PLC0415
+
+    limit_resources(_LIMITS)
     from otel_kprofiler.config.exposure import find_exposure  # noqa: PLC0415
     from otel_kprofiler.config.load import load_config  # noqa: PLC0415
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import gzip
 import threading
-from http.cookiejar import DefaultCookiePolicy
 from typing import Final, Unpack
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
@@ -94,17 +93,11 @@ class OtlpHttpExporter(OtlpSender):
         # Pass this value with each request, because environment variables override the session's.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
-        self._session = session = PlainSession()
-        session.mount("http://", self._adapter)
-        session.mount("https://", self._adapter)
+        self._session = session = PlainSession(self._adapter, user_agent())
         session.trust_env = proxy_url is None
         session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
         session.cert = (tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
-        # If auth is None, the requests library replaces Authorization with credentials from
-        # ~/.netrc.
-        session.auth = auth or (lambda request: request)
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
+        session.auth = auth or session.auth
         session.headers.update(settings.checked_headers())
         if self._compress:
             session.headers["Content-Encoding"] = "gzip"

@@ -109,7 +109,7 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
         keep_only(())
         return function()
 
-    with ThreadPoolExecutor(1, "kprofiler-unprivileged") as threads:
+    with ThreadPoolExecutor(1, thread_name_prefix="kprofiler-unprivileged") as threads:
         return threads.submit(run).result()
 
 

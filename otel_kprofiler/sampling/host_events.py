@@ -111,8 +111,9 @@ def plan_events(
     if not config.events:
         return None
     names = " and ".join(event.name for event in config.events)
-    require_libbpf(loader, f"load the program for {names}")
-    return get_offsets(find_event_offsets, read_types, f"sampling {names}", "sample cpu-clock")
+    require_libbpf(loader, f"the loader {loader} cannot load the program for {names}")
+    message = f"sampling {names} needs BTF, which this kernel lacks"
+    return get_offsets(find_event_offsets, read_types, message, "sample cpu-clock")
 
 
 def choose_events(

@@ -30,13 +30,10 @@ def load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObjec
         ) from error
 
 
-def require_libbpf(loader: str, purpose: str) -> None:
-    """Raise ``HostError`` if ``loader`` is another loader, which does not support the purpose."""
+def require_libbpf(loader: str, message: str) -> None:
+    """Raise ``HostError`` with the message if ``loader`` is not libbpf."""
     if loader != "libbpf":
-        raise HostError(
-            f"the loader {loader} cannot {purpose}",
-            hint="apt-get install libbpf1, and use the loader libbpf",
-        )
+        raise HostError(message, hint="apt-get install libbpf1, and use the loader libbpf")
 
 
 def find_offsets(
@@ -52,14 +49,18 @@ def find_offsets(
 def get_offsets(
     find: Callable[[KernelTypes], _T | None],
     read_types: Callable[[], KernelTypes],
-    purpose: str,
+    message: str,
     alternative: str,
 ) -> _T:
-    """Returns what ``find`` finds in the kernel's types; raises ``KernelFeatureError`` for None."""
+    """Returns what ``find`` finds in the kernel's types.
+
+    Raises ``KernelFeatureError`` with the message if the kernel lacks BTF. The fix names an
+    ``alternative`` to another kernel.
+    """
     offsets = find_offsets(find, read_types)
     if offsets is None:
         raise KernelFeatureError(
-            f"{purpose} needs BTF, which this kernel lacks",
+            message,
             hint=f"use a kernel built with CONFIG_DEBUG_INFO_BTF, or {alternative}",
         )
     return offsets

@@ -60,7 +60,7 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 def check_cgroups(files: HostFiles, loader: str) -> None:
     """Raise ``HostError`` if the loader or the kernel does not support filters by cgroup."""
-    require_libbpf(loader, "filter by cgroup")
+    require_libbpf(loader, f"the loader {loader} cannot filter by cgroup")
     release = read_release(files)
     if release[:2] < _CGROUPS_SINCE:
         raise KernelFeatureError(

@@ -60,10 +60,9 @@ def plan_waits(
     """
     if config.off_cpu is None:
         return None
-    require_libbpf(loader, "load the programs for off-CPU time")
-    return get_offsets(
-        find_wait_offsets, read_types, "measuring off-CPU time", "profile without off-CPU time"
-    )
+    require_libbpf(loader, f"the loader {loader} cannot load the programs for off-CPU time")
+    message = "measuring off-CPU time needs BTF, which this kernel lacks"
+    return get_offsets(find_wait_offsets, read_types, message, "profile without off-CPU time")
 
 
 def wait_map_entries(

@@ -168,5 +168,6 @@ def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> N
 
 
 # Calls are rejected in a separate thread, because all other threads may be busy.
-_refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
-_refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]
+_refusals = ThreadPoolExecutor(1, thread_name_prefix="OTLP refusals")
+_refuse.experimental_thread_pool = _refusals  # type: ignore[attr-defined]
+_refuse_busy.experimental_thread_pool = _refusals  # type: ignore[attr-defined]

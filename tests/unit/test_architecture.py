@@ -7,6 +7,7 @@ from otel_kprofiler.agent.agent_settings import FIXED_AT_START
 from tests.packages import PAGE
 from tests.sources import PACKAGE, syntax_trees
 
+NAMES = {"name", "thread_name_prefix"}
 FOREIGN_THREADS = {"MainThread", "OtelPeriodicExportingMetricReader", "Thread-N"}
 BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
@@ -39,10 +40,7 @@ def text_of(node: ast.expr, tree: ast.Module) -> str:
 
 
 def is_thread(function: ast.expr) -> bool:
-    match function:
-        case ast.Attribute(value=ast.Name(id="threading"), attr="Thread"):
-            return True
-    return False
+    return ast.unparse(function) in {"threading.Thread", "ThreadPoolExecutor"}
 
 
 def test_every_thread_is_documented():
@@ -50,7 +48,7 @@ def test_every_thread_is_documented():
     for path, tree in syntax_trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and is_thread(node.func):
-                names = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+                names = [keyword.value for keyword in node.keywords if keyword.arg in NAMES]
                 assert names, f"{path}:{node.lineno}: a thread without a name"
                 results.add(text_of(names[0], tree))
     assert {row[0].strip("`") for row in rows("Threads", "Thread")} == results | FOREIGN_THREADS

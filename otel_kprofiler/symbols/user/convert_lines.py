@@ -11,6 +11,7 @@ import os
 import resource
 import struct
 import sys
+from contextlib import suppress
 from typing import Final, Protocol, cast
 
 from otel_kprofiler.elf import (
@@ -20,7 +21,7 @@ from otel_kprofiler.elf import (
     read_load_addresses,
     read_sections,
 )
-from otel_kprofiler.host import DONE, give_up_capabilities, limit_resources
+from otel_kprofiler.host import DONE, give_up_capabilities, limit_resources, write_all
 from otel_kprofiler.symbols.user.symcache import VERSION
 
 HEADER: Final = struct.Struct("<8sQQ")
@@ -73,16 +74,10 @@ def _convert() -> None:
     source = FileSource(0, os.fstat(0).st_size)
     # symbolic takes the address of the first PT_LOAD as the base, even if it is not the lowest.
     base = next((start for start, _ in read_load_addresses(source)), 0)
-    _write(HEADER.pack(MAGIC, base, _is_partial(source)))
+    write_all(1, HEADER.pack(MAGIC, base, _is_partial(source)))
     stream = cast("_Stream", made.open_stream())
     while chunk := stream.read(_CHUNK_BYTES):
-        _write(chunk)
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
+        write_all(1, chunk)
 
 
 def _is_partial(source: FileSource) -> bool:
@@ -99,31 +94,25 @@ def _is_partial(source: FileSource) -> bool:
 
 def has_split_units(content: bytes) -> bool:
     """Returns whether one of the abbreviations has a ``DW_AT_dwo_name`` (DWARF 5, 7.5.3)."""
-    at = 0
+    left = iter(content)
 
     def number() -> int:
-        nonlocal at
         value = shift = 0
-        while at < len(content):
-            byte = content[at]
-            at += 1
+        while (byte := next(left)) >= 0x80:
             value |= (byte & 0x7F) << shift
             shift += 7
-            if byte < 0x80:
-                break
-        return value
+        return value | byte << shift
 
-    while at < len(content):
-        if not number():  # the end of a table
-            continue
-        number()
-        at += 1
-        while at < len(content):
-            name, form = number(), number()
-            if name in _DWO_NAMES:
-                return True
-            if form == _FORM_IMPLICIT_CONST:
-                number()
-            if not name and not form:
-                break
+    with suppress(StopIteration):
+        while True:
+            if not number():  # the end of a table
+                continue
+            number()
+            next(left)
+            while any(attribute := (number(), number())):
+                name, form = attribute
+                if name in _DWO_NAMES:
+                    return True
+                if form == _FORM_IMPLICIT_CONST:
+                    number()
     return False

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from otel_kprofiler.elf import ElfError, FileSource, read_debug_elf
 from otel_kprofiler.errors import describe_error
-from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.host import CacheDirectory, write_all
 from otel_kprofiler.redact import redact_address
 from otel_kprofiler.symbols.user.debug_files import DebugFile, WantedDebugFile
 from otel_kprofiler.version import __version__
@@ -183,18 +182,8 @@ class _Download:
         self._limits = limits
         self._adapter = AbortableAdapter()
         self._late = threading.Event()
-        self._session = session = PlainSession()
-        session.mount("http://", self._adapter)
-        session.mount("https://", self._adapter)
-        session.auth = lambda request: request  # no credentials, not even from ~/.netrc
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.headers.update(
-            {
-                "User-Agent": f"otel-kprofiler/{__version__}",
-                "Accept-Encoding": "identity",
-                "Connection": "close",
-            }
-        )
+        self._session = PlainSession(self._adapter, f"otel-kprofiler/{__version__}")
+        self._session.headers["Connection"] = "close"
 
     def run(self, address: str, target: int) -> bool:
         """Downloads a file to the ``target`` descriptor.
@@ -249,9 +238,7 @@ class _Download:
             left -= len(chunk)
             if left < 0:
                 raise _DownloadError(f"sent more than the limit of {self._limits.file_bytes} bytes")
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(target, view) :]
+            write_all(target, chunk)
         if self._late.is_set():  # an aborted response without a length ends without an error
             raise _DownloadError("the download took too long")
         return True
