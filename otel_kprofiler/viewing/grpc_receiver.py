@@ -60,7 +60,7 @@ class GrpcReceiver:
     """
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
-        self._threads = ThreadPoolExecutor(THREADS)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="OTLP receiver")
         self._methods = _Methods(intake)
         self._server = grpc.server(self._threads, [self._methods], options=_OPTIONS)
         try:

@@ -13,8 +13,8 @@ import platform
 import pwd
 import re
 import stat
-import threading
 import tokenize
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import KProfilerError
@@ -62,23 +62,13 @@ def read_source(path: str, user: int) -> SourceFile:
     """
     if user == os.geteuid():
         return _read(path)
-    results: list[SourceFile | KProfilerError] = []
 
-    def read() -> None:
-        try:
-            _become(user)
-            results.append(_read(path))
-        except KProfilerError as error:
-            results.append(error)
+    def read() -> SourceFile:
+        _become(user)
+        return _read(path)
 
-    thread = threading.Thread(target=read, name="source file")
-    thread.start()
-    thread.join()
-    if not results:
-        raise SourceError(f"{path} cannot be read: the reading thread failed")
-    if isinstance(results[0], KProfilerError):
-        raise results[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="source file") as threads:
+        return threads.submit(read).result()
 
 
 def _become(user: int) -> None:

@@ -230,7 +230,7 @@ MUTATIONS = [
     Mutation("view: files that are no source", SOURCES[0], "    if not _is_source(path, data):\n", "    if False:\n", f"{SOURCES[1]}::test_only_source_files_are_read"),
     Mutation("view: large source files", SOURCES[0], "    if len(data) > MAX_SOURCE_BYTES:\n", "    if False:\n", f"{SOURCES[1]}::test_only_source_files_are_read"),
     Mutation("view: encodings that are slow", SOURCES[0], "        if encoding not in _QUADRATIC:\n", "        if True:\n", f"{SOURCES[1]}::test_text_is_decoded_and_split_into_lines_as_compilers_do"),
-    Mutation("view: files of root for another user", SOURCES[0], "            _become(user)\n", "            pass\n", f"{SOURCES[1]}::test_another_user_can_read_only_permitted_files"),
+    Mutation("view: files of root for another user", SOURCES[0], "        _become(user)\n", "        pass\n", f"{SOURCES[1]}::test_another_user_can_read_only_permitted_files"),
     Mutation("view: decompression bombs at once", "otel_kprofiler/viewing/receiver.py", "        return partial(_unpack, body, encoding)\n", "        found = _unpack(body, encoding)\n        return lambda: found\n", f"{RECEIVED}::test_a_queued_request_is_not_decompressed"),
     Mutation("view: data behind the end of gzip", "otel_kprofiler/viewing/receiver.py", "    if unpacker.unused_data:\n", "    if False:\n", f"{RECEIVED}::test_data_after_the_end_of_a_gzip_stream_is_rejected_instead_of_ignored"),
     Mutation("view: memory in pieces", "otel_kprofiler/cli/view_sources.py", "            give_back_memory()\n", "            pass\n", "tests/unit/viewing/test_view_command.py::test_memory_used_by_hostile_requests_is_released"),
