@@ -13,7 +13,6 @@ class Readable(Protocol):
 
         The result is empty only at the end of the file or stream.
         """
-        ...
 
 
 def read_up_to(stream: Readable, limit: int) -> bytes:

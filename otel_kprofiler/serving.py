@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from ipaddress import ip_address
@@ -182,8 +183,17 @@ class HttpHandler(BaseHTTPRequestHandler):
             self.server.keep(self.connection)
         return is_parsed
 
-    def send_body(self, body: bytes) -> None:
-        """Send the body of a response. The ``timeout`` applies to each 64 KiB chunk."""
+    def respond(
+        self, status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole response. The ``timeout`` applies to each 64 KiB chunk of the body."""
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
         rest = memoryview(body)
         while rest:
             self.server.note_progress(self.connection)

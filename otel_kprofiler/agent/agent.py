@@ -191,7 +191,7 @@ class Agent:
         return Account.of_kinds({}, self._reporter.accounts() if self._reporter else ())
 
     def _generation(self) -> int:
-        return self._symbolizer.generation if self._symbolizer else 0
+        return self._symbolizer.snapshot.generation if self._symbolizer else 0
 
     def _read_cpu_time(self) -> CpuTime:
         return read_cpu_time(self._pipeline.sampler if self._pipeline else None)

@@ -107,9 +107,4 @@ class _Handler(HttpHandler):
         problems = probe() if probe else []
         answer = {"ok": not problems, "problems": problems} if probe else self.server.status()
         body = json.dumps(answer).encode() + b"\n"
-        self.send_response(503 if problems else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        self.send_body(body)
+        self.respond(503 if problems else 200, "application/json", body)

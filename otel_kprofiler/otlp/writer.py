@@ -51,97 +51,75 @@ class Writer(Protocol):
 
     def token(self, index: int) -> Token:
         """Serialize an index."""
-        ...
 
     def string(self, text: str) -> bytes:
         """Returns an entry of the string table. The string must not contain surrogates."""
-        ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
         """Returns a mapping table entry. ``place`` is a tuple of start, limit and file offset."""
-        ...
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
         """Returns an entry of the location table. A line is a function token and a line number."""
-        ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
         """Returns a location table entry that contains only an address and attributes."""
-        ...
 
     def location_attributes(self, attributes: bytes) -> bytes:
         """Returns the attributes of a location, given as tokens."""
-        ...
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Returns an entry of the function table."""
-        ...
 
     def link(self, link: SpanLink) -> bytes:
         """Returns an entry of the link table."""
-        ...
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
         """Returns an entry of the attribute table, without a unit."""
-        ...
 
     def stack(self, locations: bytes) -> bytes:
         """Returns an entry of the stack table."""
-        ...
 
     def sample_attributes(self, attributes: bytes) -> bytes:
         """Returns the attributes of a sample, as an argument for :meth:`sample_head`."""
-        ...
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """Returns the fields that identify a sample: all those before its timestamps."""
-        ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
         """Serializes timestamps of a sample. The results of several calls may be concatenated."""
-        ...
 
     def values(self, values: Sequence[int]) -> bytes:
         """Serializes the values of a sample, one per timestamp. The results may be concatenated."""
-        ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """Returns a sample of a profile. Without values, each timestamp counts as 1.
 
         A sample without timestamps has a single value.
         """
-        ...
 
     def key_value(self, attribute: KeyValue) -> bytes:
         """Returns an attribute of a resource or scope."""
-        ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
         """Returns the fields before and after the samples, the same for all profiles of a kind."""
-        ...
 
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
         """Returns one profile with the given attributes."""
-        ...
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
         """Returns a ScopeProfiles without profiles. ``attributes`` come from :meth:`key_value`."""
-        ...
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
         """Returns a ResourceProfiles without its ScopeProfiles."""
-        ...
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
         """Returns one ResourceProfiles with the given profiles, in order."""
-        ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """Returns the whole request. ``tables`` must not contain the zero entries (index 0)."""
-        ...

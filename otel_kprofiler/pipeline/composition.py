@@ -135,7 +135,7 @@ def open_live(
     )
     try:
         symbolizer.advance(clock.boot_ns())  # starts tracking changes
-        ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
+        ranges = tuple((text.start, text.end) for text in symbolizer.snapshot.interrupt_ranges())
         config = replace(config, interrupt_ranges=ranges)
         bpf_loader = get_loader(loader)
     except BaseException:
@@ -161,7 +161,7 @@ def open_live(
         clock=clock,
         options=options,
         find_causes=config.off_cpu is None or config.off_cpu.causes,
-        scheduler_rvas=symbolizer.scheduler_rvas(),
+        scheduler_rvas=symbolizer.snapshot.scheduler_rvas(),
     )
 
 

@@ -89,6 +89,16 @@ class Stateless:
     def state(self, sample: RawSample) -> None:
         """Returns None for every sample. :class:`StackResolver` does not call this method."""
 
+    def advance(self, now_boot_ns: int) -> int:
+        """Returns ``now_boot_ns``: unnamed frames are completed later, so no sample waits."""
+        return now_boot_ns
+
+    def finish(self, timeout_s: float) -> None:
+        """Does nothing, because there are no pending reads."""
+
+    def close(self) -> None:
+        """Does nothing, because there are no resources."""
+
 
 class RawAddresses(Stateless):
     """Leaves addresses unresolved, for frames without a resolver."""
@@ -103,16 +113,6 @@ class RawAddresses(Stateless):
         else:
             addresses = array("Q", lookup_addresses(raw.addresses()))
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
-
-    def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because there is nothing to update."""
-        return now_boot_ns
-
-    def finish(self, timeout_s: float) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 class StackResolver:

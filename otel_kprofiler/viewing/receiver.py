@@ -243,16 +243,11 @@ class _Handler(HttpHandler):
     def _send(self, status: int, message: Any) -> None:
         is_json = self._media_type() == _JSON
         body = MessageToJson(message).encode() if is_json else message.SerializeToString()
-        self.send_response(status)
-        self.send_header("Content-Type", _JSON if is_json else _PROTOBUF)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "POST")
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.send_header("Retry-After", str(RETRY_S))
-        self.end_headers()
-        self.send_body(body)
+        headers: dict[int, dict[str, str]] = {
+            HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "POST"},
+            HTTPStatus.SERVICE_UNAVAILABLE: {"Retry-After": str(RETRY_S)},
+        }
+        self.respond(status, _JSON if is_json else _PROTOBUF, body, headers.get(status))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         if code == HTTPStatus.NOT_IMPLEMENTED:

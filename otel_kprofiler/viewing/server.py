@@ -41,7 +41,6 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
 
@@ -209,17 +208,10 @@ class _Handler(HttpHandler):
         headers = getattr(self, "headers", {})  # missing if the request could not be parsed
         is_packed = "gzip" in headers.get("Accept-Encoding", "")
         body = pack(pieces) if is_packed else b"".join(pieces)
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", media_type)
-        self.send_header("Content-Length", str(len(body)))
-        if is_packed:
-            self.send_header("Content-Encoding", "gzip")
+        more = {"Content-Encoding": "gzip"} if is_packed else {}
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET")
-        self.end_headers()
-        self.send_body(body)
+            more["Allow"] = "GET"
+        self.respond(status, media_type, body, _HEADERS | more)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         if code == HTTPStatus.NOT_IMPLEMENTED:

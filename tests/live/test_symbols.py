@@ -46,7 +46,7 @@ def test_the_running_kernel_is_identified_by_its_build_id(symbolizer):
 
 def test_address_ranges_of_interrupt_entry_code_are_found(symbolizer):
     vmlinux = symbolizer.module("vmlinux")
-    ranges = symbolizer.interrupt_ranges()
+    ranges = symbolizer.snapshot.interrupt_ranges()
     assert any(part.name == "irqentry" for part in ranges)
     for part in ranges:
         assert vmlinux.ranges[0].start <= part.start < part.end <= vmlinux.ranges[0].end

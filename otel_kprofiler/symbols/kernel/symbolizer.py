@@ -12,7 +12,6 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
     STACK_OK,
-    AddressRange,
     Frame,
     Ksymbol,
     KsymbolAction,
@@ -198,11 +197,6 @@ class KernelSymbolizer:
         return self._views[0].snapshot
 
     @property
-    def generation(self) -> int:
-        """Returns the number of the current snapshot."""
-        return self._views[0].snapshot.generation
-
-    @property
     def hidden(self) -> HiddenCause | None:
         """Returns why kernel symbols are hidden; None if they are not hidden."""
         return self._views[0].snapshot.hidden
@@ -211,11 +205,6 @@ class KernelSymbolizer:
     def problems(self) -> tuple[str, ...]:
         """Returns one sentence for each unreadable or malformed file."""
         return self._views[0].snapshot.problems
-
-    @property
-    def bad_lines(self) -> int:
-        """Returns the number of lines skipped in kallsyms and the module list."""
-        return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
         """Returns the number of lost records about code outside modules, by cause.
@@ -333,14 +322,6 @@ class KernelSymbolizer:
             return explanation
         ksymbol = self._ksymbols.lookup(address, time_ns)
         return explanation if ksymbol is None else explain_ksymbol(ksymbol, address)
-
-    def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Returns the address ranges of interrupt and system call entry code."""
-        return self.snapshot.interrupt_ranges()
-
-    def scheduler_rvas(self) -> range:
-        """Returns the vmlinux RVAs of the functions in which threads wait."""
-        return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
         """Does nothing, because no reads are pending after :meth:`advance`."""

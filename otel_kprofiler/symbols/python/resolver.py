@@ -87,13 +87,6 @@ class PythonResolver(Stateless):
         )
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
-    def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because code objects are described before they are sampled."""
-        return now_boot_ns
-
-    def finish(self, timeout_s: float) -> None:
-        """Does nothing, because there are no pending reads."""
-
     def close(self) -> None:
         """Forget all frames."""
         self._frames.clear()

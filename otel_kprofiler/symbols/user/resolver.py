@@ -336,10 +336,6 @@ class UserResolver(Stateless):
         # tuple.__new__ takes a third of the time of Side(…).
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
-    def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because provisional stacks are completed later."""
-        return now_boot_ns
-
     def finish(self, timeout_s: float) -> None:
         """Wait for symbols that are being read."""
         if self._names:

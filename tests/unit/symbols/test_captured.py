@@ -174,7 +174,7 @@ def test_symbolize_reports_malformed_lines_in_copies_of_kernel_files(tmp_path, c
     assert status == 0
     assert "note: /proc/kallsyms: the last line is truncated" in notes
     assert "note: /proc/modules: 1 malformed lines skipped" in notes
-    assert KernelSymbolizer.from_files(kallsyms=cut, modules=listed).bad_lines == 2
+    assert KernelSymbolizer.from_files(kallsyms=cut, modules=listed).snapshot.bad_lines == 2
     assert symbolize(*options(copies), "_text")[2] == ""
     notes = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
     assert notes == "", "copies that were not given are no problem"

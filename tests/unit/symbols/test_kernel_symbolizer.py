@@ -126,7 +126,7 @@ def test_samples_are_resolved_with_the_symbols_at_their_timestamp(tmp_path):
     vmlinux = symbolizer.module("vmlinux")
     make_host(tmp_path, KALLSYMS.replace("first", "renamed"))
     symbolizer.reload(now_boot_ns=100)
-    assert symbolizer.generation == 2
+    assert symbolizer.snapshot.generation == 2
     assert stacks.resolve(sample(BASE + 0x110, time_ns=99)) is before
     assert stacks.resolve(sample(BASE + 0x110, time_ns=100)).frames[0].function == "renamed"
     assert symbolizer.resolve_addresses([BASE + 0x110], time_ns=5)[0].function == "first"
@@ -181,7 +181,7 @@ def test_names_resolve_to_addresses(host):
 
 def test_an_interrupt_range_may_start_at_the_address_of_a_function(host):
     symbolizer = KernelSymbolizer.live(host)
-    (irq,) = symbolizer.interrupt_ranges()
+    (irq,) = symbolizer.snapshot.interrupt_ranges()
     assert irq == (BASE + 0x300, BASE + 0x400, "irqentry")
     assert symbolizer.resolve_addresses([BASE + 0x300])[0].function == "irq_entry"
 
@@ -216,7 +216,7 @@ def test_a_host_without_kallsyms_has_no_symbols(tmp_path):
     symbolizer = KernelSymbolizer.live(Access(str(tmp_path)))
     assert symbolizer.hidden is HiddenCause.NO_FILE
     assert symbolizer.snapshot.modules == ()
-    assert symbolizer.interrupt_ranges() == ()
+    assert symbolizer.snapshot.interrupt_ranges() == ()
     assert symbolizer.find("x") == ()
 
 
