@@ -28,7 +28,7 @@ command.run()
 
 
 class CompiledModules(BuildHookInterface[Any]):
-    """Adds compiled modules to the wheel, beside their sources."""
+    """Adds compiled modules to the wheel, next to their sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless the installation is editable: changed sources would have no effect."""

@@ -44,7 +44,7 @@ def output(*command: str, **kwargs: str) -> str:
 
 
 def microseconds_each(run: Callable[..., object], values: Sequence[object], rounds: int) -> float:
-    """Returns the microseconds per value in the fastest of several rounds."""
+    """Returns the microseconds per value in the fastest of ``rounds`` passes."""
     best = float("inf")
     for _ in range(rounds):
         started = time.perf_counter()

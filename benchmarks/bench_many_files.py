@@ -1,4 +1,4 @@
-"""User stacks of very many binaries, and of a binary whose tables do not fit into memory."""
+"""Measures user stacks across many binaries, and in a binary with tables larger than memory."""
 
 import contextlib
 import shutil
@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 
 def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
-    """Samples the programs whose name begins with ``comm`` for the given time."""
+    """Samples programs with names that start with ``comm``, for the given time."""
     ends, until = Counter[StackEnd](), time.monotonic() + seconds
     used, taken = program_usage()[0], sampler.counts()["on_cpu"].taken
     while (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Measures the share of named user frames under a mixed load and in a service under gunicorn."""
+"""Measures the fraction of named user frames under a mixed load and in a service under gunicorn."""
 
 import contextlib
 import http.client

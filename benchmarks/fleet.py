@@ -1,6 +1,6 @@
 """``make fleet HOSTS=200``: measures a real Collector that receives the windows of many hosts.
 
-Each host is a queue and a gRPC exporter like the agent's, with the agent's window schedule, jitter
+Each host consists of the agent's queue and gRPC exporter, with the agent's window schedule, jitter
 and retries. All hosts start at the same instant, which is the worst case. The Collector limits its
 memory, merges requests, and forwards them to a receiver in this process, which counts samples. With
 ``--restart``, the Collector is stopped halfway and started again after the given number of seconds.
@@ -156,7 +156,7 @@ class Host:
 
 
 class Sink(grpc.GenericRpcHandler):
-    """The receiver behind the Collector: counts requests, bytes and samples."""
+    """The receiver to which the Collector exports: counts requests, bytes and samples."""
 
     def __init__(self) -> None:
         self.samples = self.requests = self.bytes = 0

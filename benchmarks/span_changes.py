@@ -28,7 +28,7 @@ WITH_LABELS: Final = "attach and detach, with labels"
 def _measure() -> dict[str, float]:
     """Returns the nanoseconds per span change. Half of the changes enter a span.
 
-    The figure for ``Context.run`` is for a whole call, which enters a context and leaves it.
+    The value for ``Context.run`` covers a complete call, which enters and exits a context.
     """
     inside = trace.set_span_in_context(trace.get_tracer("x").start_span("GET /orders"))
     entered = contextvars.copy_context()

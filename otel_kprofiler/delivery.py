@@ -56,9 +56,8 @@ class Reporter:
     counts are kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
-    encoded. If the number of windows or samples exceeds its limit, the oldest window is dropped,
-    and its samples are counted as lost. Without ``background``, windows are encoded in the calling
-    thread.
+    encoded. If either limit is exceeded, the oldest window is dropped, and its samples are counted
+    as lost. Without ``background``, windows are encoded in the calling thread.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Reporter:
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for the given samples of a window. The lock must be held."""
+        """Returns a task for the given samples of a window. Caller must hold the lock."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -164,7 +163,7 @@ class Reporter:
         return encoded and all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export pending batches within the timeout, and count the rest as lost at shutdown."""
+        """Export pending batches within the timeout; count unsent samples as lost at shutdown."""
         now = time.monotonic()
         deadline = now + timeout_millis / 1000
         self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
@@ -173,7 +172,7 @@ class Reporter:
             while self._waiting:
                 self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
             if self._encoding and not self._accepted_before:
-                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to send
+                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to be sent
                 self._encoding = None
             self._changed.notify_all()
         queues = self._open_queues()
@@ -259,7 +258,7 @@ class Reporter:
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a task's samples as lost in each of its queues. Call with the lock held."""
+        """Count a task's samples as lost in each of its queues. Caller must hold the lock."""
         for queue in task.queues:
             queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:
@@ -344,7 +343,7 @@ class Reporter:
         try:
             return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
-            # A bug must not stop the profiler. The window is counted as lost.
+            # A bug must not stop the profiler; the window is counted as lost.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
 

@@ -1,4 +1,4 @@
-"""Rate-limits repeated warnings to one per pattern and interval, and counts suppressed ones."""
+"""Rate-limits repeated warnings to one per pattern and interval, and counts suppressed warnings."""
 
 import logging
 import threading

@@ -38,7 +38,7 @@ class AgentConfig:
     """Settings of the agent. The configuration's schema describes the settings not listed here.
 
     Attributes:
-        service_sources: sources of service names for processes that publish none.
+        service_sources: sources of service names for processes that do not publish a name.
         exporters: settings of the pipeline's exporters, by id, in the pipeline's order.
         must_sample: whether to exit with an error if sampling cannot start.
         sampling_percent: probability, in percent, that the host samples during an interval.

@@ -36,7 +36,7 @@ class Readings(NamedTuple):
 
 
 class Telemetry:
-    """The agent's own metrics, as currently configured."""
+    """The agent's metrics about itself, as currently configured."""
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings

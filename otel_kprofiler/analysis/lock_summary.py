@@ -39,8 +39,8 @@ def summarize_locks(
     """Sums the exactly counted waits for locks in all profiles of one kind.
 
     Returns None if there are no waits, or if the samples were filtered, because the counters cover
-    all processes together. ``processes`` states for each Resource whether it was selected; None if
-    samples were also filtered by anything other than their process.
+    all processes combined. ``processes`` specifies for each Resource whether it was selected; None
+    if samples were also filtered by anything other than their process.
     """
     if processes is None or not all(processes):
         return None
@@ -49,7 +49,7 @@ def summarize_locks(
 
 
 def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
-    """Returns the sum of the exactly counted lock waits in profiles; None if there are none."""
+    """Returns the sum of the exactly counted lock waits in profiles; None without waits."""
     totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
     if not totals:
         return None

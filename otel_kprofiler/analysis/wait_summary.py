@@ -15,7 +15,7 @@ class WaitSummary(NamedTuple):
 
     Attributes:
         exact: totals counted by the BPF program; None if samples were filtered by a property that
-            totals lack, such as the stack.
+            the totals do not have, such as the stack.
         estimate_ns: off-CPU time that the samples represent, in nanoseconds.
         error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
             because the durations of lost waits are unknown. Waits at or above the threshold add no
@@ -35,8 +35,8 @@ def summarize_waits(
 ) -> WaitSummary | None:
     """Returns a summary of the waits for one sample kind; None if there are no exact totals.
 
-    ``processes`` contains, for each Resource, whether it was selected; None if samples were also
-    filtered by criteria other than their process.
+    ``processes`` specifies for each Resource whether it was selected; None if samples were also
+    filtered by anything other than their process.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     counts as a wait of threshold length. The variance of this estimate is at most the square of the

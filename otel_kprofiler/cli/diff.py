@@ -45,8 +45,8 @@ _RANGE: Final = ParsedType("range", _parse_range)
 )  # fmt: skip
 @click.option(
     "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
-    help="What to compare. samples: shares of all samples. time: CPU time, waits or events per "
-    "second.",
+    help="What to compare. samples: percentages of all samples. time: CPU time, waits or events "
+    "per second.",
 )  # fmt: skip
 @click.option(
     "--time-before", type=_RANGE, metavar="FROM..TO",
@@ -159,7 +159,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares two profiles; returns no changes in shares if either has no samples."""
+    """Compares two profiles; fractions are not compared if either profile has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, partial(group_samples, by=by), per_second=way is Way.TIME)
@@ -177,7 +177,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns how much a group grew: a share or, with ``--per time``, CPUs or events per second."""
+    """Returns a group's growth: a fraction or, with ``--per time``, CPUs or events per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 

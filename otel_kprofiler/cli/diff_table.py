@@ -21,7 +21,7 @@ _CHANCE: Final = "~"
 
 
 class Way(StrEnum):
-    """The quantity that is compared: shares of all samples, or weights per second."""
+    """The quantity to compare: fractions of all samples, or weights per second."""
 
     SAMPLES = "samples"
     TIME = "time"
@@ -35,7 +35,7 @@ def summary(
     sides = " -> ".join(
         _describe_side(kind, part, rate) for part, rate in zip((before, after), rates, strict=True)
     )
-    compared = "shares of all samples" if way is Way.SAMPLES else "weight per second"
+    compared = "percentage of all samples" if way is Way.SAMPLES else "weight per second"
     changed = sum(change.is_changed for change in changes)
     yield f"{escape_controls(kind.name)}: {sides}, by {compared}"
     if not before.samples.count or not after.samples.count:

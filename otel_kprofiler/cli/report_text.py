@@ -42,7 +42,7 @@ class Report:
 
     Attributes:
         processes: whether each Resource was selected, by index; None if the filters select only
-            parts of processes, for which there are no exact wait totals.
+            some samples of a process, for which exact wait totals do not exist.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
         callers_of, callees_of: function whose callers or callees are shown; None to group by
             ``by``.

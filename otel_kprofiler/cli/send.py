@@ -32,13 +32,14 @@ def command(paths: tuple[str, ...], address: str) -> None:
       otel-kprofiler send profile.otlp grpc://127.0.0.1:4317
       otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
 
-    FILEs come from `record`, `report`, or a Collector's file exporter. If FILE is -, standard input
-    is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or a URL with http:// or https://. Headers,
-    certificates, compression and other settings come from the OTEL_EXPORTER_OTLP_[PROFILES_]*
-    environment variables, as for `record --export`.
+    FILEs are created by `record`, `report`, or a Collector's file exporter. If FILE is -, standard
+    input is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or a URL with http:// or https://.
+    Headers, certificates, compression and other settings are read from the
+    OTEL_EXPORTER_OTLP_[PROFILES_]* environment variables, as for `record --export`.
 
     If the receiver did not accept everything, the command prints which files to send again and
-    exits with status 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.
+    exits with status 1. If a file was only partially accepted, the unsent samples are saved in
+    NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:

@@ -71,10 +71,10 @@ def _hexadecimal(number: int | None) -> str | None:
 
 
 def parse_address(word: str) -> int | None:
-    """Parses a hexadecimal number; None if ``word`` may be a name.
+    """Parses a hexadecimal number; None if ``word`` might be a name.
 
-    Names such as "add" or "face" are also valid hexadecimal numbers. However, no name starts with a
-    digit, and all kernel addresses are longer than such names.
+    "add" and "face", for example, are valid names and hexadecimal numbers. However, no name starts
+    with a digit, and kernel addresses are longer than names of this form.
     """
     if not _NUMBER.fullmatch(word) or not (word[0].isdigit() or len(word) > _MAX_NAME_LIKE):
         return None

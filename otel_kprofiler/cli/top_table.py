@@ -83,11 +83,11 @@ class Table:
         return self._shown
 
     def wake(self) -> None:
-        """End the wait in :meth:`step`; callable from any thread or signal handler."""
+        """Wake :meth:`step`; callable from any thread or signal handler."""
         self._woken.set()
 
     def request_end(self) -> None:
-        """Stop reading, and end :meth:`step`; callable from any thread or signal handler."""
+        """Stop reading, and wake :meth:`step`; callable from any thread or signal handler."""
         self._is_over.set()
         self._woken.set()
 

@@ -1,4 +1,4 @@
-"""Parameter types that commands share."""
+"""Parameter types shared by commands."""
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, cast

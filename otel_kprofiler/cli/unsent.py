@@ -24,7 +24,7 @@ class UnsentFile:
     path of the file that contains or will contain the samples. Not thread-safe.
 
     Attributes:
-        path: path of the file; empty if there is none.
+        path: path of the file; empty if no file was created.
         kept: number of samples in the file, by cause of loss.
         problem: the reason why batches could not be kept; empty if all were kept.
     """

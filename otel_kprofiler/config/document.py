@@ -1,4 +1,4 @@
-"""Parses YAML to plain values and their positions."""
+"""Parses YAML into plain values with their positions."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
+"""Builds the search table for a file without ``.eh_frame_hdr``, such as a static executable.
 
 :mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script needs no privileges,
 and imports nothing from the package, so that it starts in milliseconds. The arguments are the file

@@ -64,7 +64,7 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the contents of the CA, certificate and key files; None for each unset file.
+        """Returns the contents of the CA, certificate and key files; None for each file not set.
 
         Raises:
             ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
@@ -124,7 +124,7 @@ class ClientSettings:
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         proxy_url: ``http://[user:password@]host:port``; empty for no proxy. gRPC does not use the
-            proxy for receivers in ``NO_PROXY``. None selects the environment's proxy for HTTP
+            proxy for receivers in ``NO_PROXY``. None uses the environment's proxy for HTTP
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
         timeout_s: time limit for one attempt, including the response, in seconds; > 0.
         max_bytes: maximum request size in bytes before compression; None for no limit.

@@ -61,7 +61,7 @@ class ExporterSettings(ABC):
 
     @abstractmethod
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter with an id such as ``file/backup``, or raise ``ExportError``."""
+        """Open the exporter under an id such as ``file/backup``. Raises ``ExportError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
         rejected_profiles: number of profiles that the receiver rejected from an accepted request.
         delay_s: minimum wait that the receiver requested before the next attempt, in seconds.
         unreadable: why the response to an accepted request could not be read; empty if it was read.
-        max_bytes: maximum request size reported by the receiver; 0 if it reports none.
+        max_bytes: maximum request size reported by the receiver; 0 if not reported.
     """
 
     verdict: Verdict
@@ -79,7 +79,7 @@ class RetryPolicy:
         enabled: whether to retry; False for a single attempt.
         initial_interval_s: wait before the second attempt, in seconds, excluding jitter; > 0.
         multiplier: factor by which the wait grows with each attempt; >= 1.
-        randomization_factor: jitter, as a share of the wait in either direction; 0…1.
+        randomization_factor: jitter, as a fraction of the wait in either direction; 0…1.
         max_interval_s: maximum wait, in seconds, excluding jitter.
         max_elapsed_time_s: time limit for all attempts and waits of one batch; 0 means no limit.
     """
@@ -133,8 +133,8 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # Wait until this batch's time is up, even if no further attempt is possible. Otherwise,
-            # the next batch would reach a throttling receiver too early.
+            # Wait until this batch's time limit, even if no further attempt is possible. Otherwise,
+            # the next batch would be sent to a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):
             return answer, LossCause.SHUTDOWN

@@ -4,7 +4,7 @@ A record consists of the CRC-32 of all following fields (4 bytes), the length of
 kind (1) and the body. All integers are little-endian. The body of a batch consists of its number
 (8), the length of its head (4), the head and the payload. The head of a batch and the bodies of all
 other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples are counted by the name
-of their kind. Damage to one record does not affect other records.
+of their kind. A corrupt record does not affect other records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
 """Matches part of a possible record header: the high byte of the length and the kind."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
-"""Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size."""
+"""Limit on bytes checksummed in a corrupt segment, as a multiple of the segment's size."""
 
 HEADER_BYTES: Final = _HEADER.size
 
@@ -87,8 +87,8 @@ class Totals:
         end_unix_ns: end of the last appended window, as Unix time.
         done: samples exported or counted as lost, by kind.
         appended: all samples appended so far, by kind.
-        lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
-        aside: the part of ``done`` in segments written by other versions, by kind.
+        lost: samples in ``done`` that were lost, by kind and cause; see :func:`name_losses`.
+        aside: samples in ``done`` from segments written by other versions, by kind.
     """
 
     settled: int = 0
@@ -119,7 +119,7 @@ def name_losses(kind: str, losses: Losses) -> SampleCounts:
 
 
 def split_losses(lost: SampleCounts) -> dict[str, dict[LossCause, int]]:
-    """Inverts :func:`name_losses` for all kinds. Unknown causes count as damage."""
+    """Inverts :func:`name_losses` for all kinds. Unknown causes count as spool corruption."""
     kinds: dict[str, dict[LossCause, int]] = {}
     for name, count in lost.items():
         kind, _, value = name.rpartition("/")
@@ -136,7 +136,7 @@ def pack_record(kind: Kind, body: bytes) -> bytes:
 
 
 def parse_record(data: bytes, offset: int = 0) -> Record | None:
-    """Returns the record at an offset; None if it is damaged or truncated."""
+    """Returns the record at an offset; None if it is corrupt or truncated."""
     start = offset + HEADER_BYTES
     if start > len(data):
         return None
@@ -156,7 +156,7 @@ def find_other_version(data: bytes) -> str:
 
 
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
-    """Yields all intact records of a segment in order, skipping damage between them.
+    """Yields all intact records of a segment in order, skipping corrupt data between them.
 
     ``segment`` is the number in the segment's file name: the lowest batch number in the segment.
     """

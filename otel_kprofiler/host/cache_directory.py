@@ -13,7 +13,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Each file counts as at least this many bytes, so that the number of empty files is limited."""
+"""Minimum size, in bytes, that a file is counted with, to limit the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
@@ -36,9 +36,9 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 
 
 class CacheDirectory:
-    """Keeps files by name, and removes the least recently used ones.
+    """Caches files by name, and removes the least recently used files.
 
-    Several threads and processes may share the directory. A removed file stays readable through
+    The directory can be shared by threads and processes. Removed files remain readable through
     open descriptors. The files' total size on disk may briefly exceed ``max_bytes``. Methods raise
     ``ValueError`` for names that do not match ``[0-9a-z][0-9a-z._-]{0,200}``.
 

@@ -58,7 +58,7 @@ def _unescape(text: str) -> str:
 
 
 def is_in_cgroup_namespace(files: HostFiles) -> bool:
-    """Returns whether this process has its own cgroup namespace, as in most containers."""
+    """Returns whether this process is in a non-initial cgroup namespace, as in most containers."""
     try:
         return files.read_link("/proc/self/ns/cgroup") != _INITIAL
     except OSError:
@@ -86,7 +86,7 @@ def find_cgroup_root(files: HostFiles) -> Cgroup | None:
 
 
 def _find_own_level(files: HostFiles) -> int | None:
-    """Returns the depth of our cgroup namespace's root; None if unknown."""
+    """Returns the depth of the cgroup namespace's root; None if unknown."""
     if not is_in_cgroup_namespace(files):
         return 0
     first = read_stat(files, _KTHREADD)
@@ -102,7 +102,7 @@ def _find_own_level(files: HostFiles) -> int | None:
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
     """Find a cgroup by its directory, or by its path below the hierarchy's root.
 
-    Returns None if there is no such cgroup, or no cgroup v2 hierarchy. Raises ``OSError``.
+    Returns None if there is no cgroup v2 hierarchy or no such cgroup. Raises ``OSError``.
     """
     root = find_cgroup_root(files)
     if root is None:

@@ -1,4 +1,4 @@
-"""Makes system calls that a Python built against an old glibc does not wrap."""
+"""Makes system calls that Python does not wrap when built against an old glibc."""
 
 import ctypes
 import errno

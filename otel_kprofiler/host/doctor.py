@@ -48,8 +48,8 @@ def doctor(
 
     ``loaders`` maps the libraries that can load BPF programs, best first, to whether each is
     installed. One installed library is enough. ``try_sampler`` runs the real sampler briefly and
-    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. If an argument is
-    None, its check is skipped.
+    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. Checks whose
+    argument is None are skipped.
 
     Returns:
         Returns the findings in the order in which to fix them. If there is no ``FAIL``, sampling

@@ -58,7 +58,7 @@ _ALIASES: Final = {
     "migrations": "cpu-migrations",
     "cpu-cycles": "cycles",
     "branches": "branch-instructions",
-    "task-clock": CPU_CLOCK,  # when opened on a CPU, task-clock counts like cpu-clock
+    "task-clock": CPU_CLOCK,  # task-clock opened on a CPU counts like cpu-clock
 }
 _NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 
@@ -94,7 +94,7 @@ class EventSpec(NamedTuple):
 
 
 class EventState(NamedTuple):
-    """An event. ``problem`` explains why this process cannot open the event; None if it can."""
+    """An event. ``problem`` explains why this process cannot open the event; otherwise None."""
 
     name: str
     meaning: str
@@ -106,7 +106,7 @@ AnyEventSpec: TypeAlias = EventSpec | TracepointSpec | LockSpec
 
 
 def find_repeated_event(specs: Iterable[AnyEventSpec]) -> str:
-    """Returns the name of an event that is selected more than once; empty if there is none."""
+    """Returns the name of an event that is selected more than once; empty if all are distinct."""
     counts = Counter(spec.name for spec in specs)
     return next((name for name, count in counts.items() if count > 1), "")
 
@@ -170,7 +170,7 @@ def list_events(files: HostFiles) -> Iterator[EventState]:
 def find_event_error(
     error: OSError, name: str, attributes: PerfAttributes, files: HostFiles
 ) -> HostError | None:
-    """Explains why perf_event_open(2) refused an event; None for errors such as ``EMFILE``."""
+    """Explains why perf_event_open(2) rejected an event; None for errors such as ``EMFILE``."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return get_privilege_error(f"opening event {name}", files)
     if error.errno == errno.EINVAL and attributes.flags & FREQUENCY:

@@ -1,4 +1,4 @@
-"""Imports a module without the rest of its package.
+"""Imports a module without running its package's ``__init__.py``.
 
 ``import package.module`` first runs ``package/__init__.py``, which in some libraries imports all
 other modules.

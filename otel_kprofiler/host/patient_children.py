@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, abandoning a child whose file system hangs."""
+"""Waits for child processes that read files, and abandons children on hanging file systems."""
 
 import subprocess
 import threading

@@ -17,9 +17,9 @@ _PR_GET_TIMERSLACK: Final = 30
 def coarse_timers() -> Iterator[None]:
     """Increase the timer slack of threads started in the context by this thread or its descendants.
 
-    The kernel then lets timers expire together, up to :data:`SLACK_NS` late
+    The kernel may then coalesce timers, which expire up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. The slack of
-    this thread is restored at the end. A thread whose slack is already larger keeps it. Real-time
+    this thread is restored at the end. Threads that already have a larger slack keep it. Real-time
     threads have no slack.
     """
     try:
@@ -27,7 +27,7 @@ def coarse_timers() -> Iterator[None]:
         is_coarser = 0 < former_ns < SLACK_NS  # 0 for real-time threads
         if is_coarser:
             prctl(_PR_SET_TIMERSLACK, SLACK_NS)
-    except OSError:  # denied by a sandbox: timers stay exact
+    except OSError:  # denied by a sandbox: timers remain exact
         is_coarser = False
     try:
         yield

@@ -1,8 +1,8 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the split part's symbol. The cold part is therefore found by following
-the loop's jumps. The bounds of the cold part are read from the unwind information (Linux Standard
+loop), and stripping removes the symbol of the cold code. The cold code is therefore located through
+the loop's jumps. The bounds of the cold code are read from the unwind information (Linux Standard
 Base, "Exception Frames").
 """
 
@@ -29,7 +29,7 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps into the loop's cold part. Fewer might be data that resembles jumps."""
+"""Minimum number of jumps into the loop's cold code. Fewer might be data that resembles jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
@@ -38,13 +38,13 @@ _START_AT: Final = 8
 
 
 def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, ...]:
-    """Returns the address ranges (SVMAs) of the loop's function and of its cold part, if any."""
+    """Returns the address ranges (SVMAs) of the loop's function and of its cold code, if any."""
     loop = range(symbol.address, symbol.address + symbol.size)
     try:
         targets = _jumps_out(source, elf, loop)
         functions = Counter(_find_functions(source, elf, targets))
     except ElfError:
-        return (loop,)  # the file is damaged
+        return (loop,)  # the file is malformed
     most_common = functions.most_common(1)
     if most_common and most_common[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
         return loop, most_common[0][0]

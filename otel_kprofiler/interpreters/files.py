@@ -53,17 +53,17 @@ class InterpreterFiles:
         self._found: OrderedDict[_Key, Interpreter | Refusal | None] = OrderedDict()
         self._logged: set[tuple[str, Refusal]] = set()
         self.refused: Counter[Refusal] = Counter()
-        """Number of files with a refused interpreter, by reason."""
+        """Number of files with a rejected interpreter, by reason."""
         self.unread = 0
         """Number of failed attempts to read a file."""
 
     def find(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | Refusal | None:
-        """Returns a file's interpreter, or why it is refused; None if the file has no interpreter.
+        """Returns a file's interpreter, or why it is rejected; None if the file has no interpreter.
 
         ``pid`` identifies a process that has mapped the file. The mapping's device and inode are 0
-        if unknown. ``build_id`` is None if the file has no build id, or if it is unknown.
+        if unknown. ``build_id`` is None if absent or unknown.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:

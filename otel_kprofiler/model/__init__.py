@@ -1,4 +1,4 @@
-"""Value types that all layers share. Imports no other subpackage.
+"""Value types shared by all layers. Imports no other subpackage.
 
 Ranges are half-open: ``[start, end)``. Times are integers, in nanoseconds. Values are immutable, so
 threads may share them. Mutable classes document their thread-safety.

@@ -1,4 +1,4 @@
-"""Stacks and their sides. Each frame has a name, or a reason why it has none (``Unresolved``)."""
+"""Stacks and their frames. Each frame has a name, or a reason for its absence (``Unresolved``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STACK_TRUNCATED: Final = StackStatus(1)
 _SIDE: Final = attrgetter("side")
 
 MAX_FRAMES: Final = 127
-"""Maximum number of frames per side of a stack (default of ``kernel.perf_event_max_stack``)."""
+"""Maximum number of kernel, or user, frames (default of ``kernel.perf_event_max_stack``)."""
 
 PYTHON_FRAMES: Final = 64
 """Default maximum number of Python frames per stack."""
@@ -46,7 +46,7 @@ class ModuleKind(enum.Enum):
 
 
 class RangeSource(enum.Enum):
-    """The source of a module's executable ranges. The best source comes first."""
+    """The source of a module's executable ranges, best source first."""
 
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
@@ -90,9 +90,9 @@ class Module:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
         build_id: GNU build id; None if absent or unreadable.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
-        base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address of the
+        base: base address for RVAs, as a runtime address: ``_text`` for vmlinux, the address of the
             ``.text`` section for a module, the start of the image for BPF. 0 for a user object,
-            whose addresses are SVMAs of its ELF file.
+            where addresses are SVMAs of the ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, rounded to whole pages.
         generation: serial number, which distinguishes a reloaded module from the unloaded one.
@@ -155,18 +155,18 @@ class Unresolved(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideKind:
-    """A separately collected part of a stack, such as its kernel frames.
+    """A type of frames that are collected separately, such as kernel frames.
 
     Attributes:
-        name: name of the side, as used in reports and in OTLP attribute names.
-        frame_type: OTLP ``profile.frame.type`` of the side's frames.
-        color: color of the side's frames in the flame graph, from the viewer's palette.
+        name: name in reports and in OTLP attribute names.
+        frame_type: OTLP ``profile.frame.type`` of the frames.
+        color: color of the frames in the flame graph, from the viewer's palette.
         folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.
-        is_expected: whether every thread should have this side; if so, reports mention a missing
-            side.
-        usual_reason: default reason why the side's frames have no names; not exported.
-        has_files: whether the side's functions belong to source files rather than modules; if so,
-            reports show lines after names.
+        is_expected: whether every thread should have frames of this type; if so, reports note their
+            absence.
+        usual_reason: default reason why frames of this type have no names; not exported.
+        has_files: whether the functions belong to source files rather than modules; if so, reports
+            show lines after names.
     """
 
     name: str
@@ -182,13 +182,13 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of a process. Decoding creates more sides, for frame types not in ``SIDES``."""
+"""Native code of a process. Decoding creates a new kind for each frame type not in ``SIDES``."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
 
 SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
-"""All sides, from leaf to root."""
+"""All kinds of frames, from leaf to root."""
 
 
 class Line(NamedTuple):
@@ -209,22 +209,22 @@ class Frame(NamedTuple):
     """An entry of a stack.
 
     Compared by value, but hashed by identity, so sets and dictionaries find only the same object.
-    Resolvers share frames, and hashing by value would cost more than all other work on a frame that
-    was already resolved.
+    Frames are shared by resolvers, and hashing by value would cost more than all other processing
+    of an already resolved frame.
 
     Attributes:
-        module: owner of the code; None if unknown.
+        module: module that contains the code; None if unknown.
         address: RVA in ``module``, or the runtime address if ``module`` is None. The leaf's address
             is exact; a caller's address is its return address minus one.
         lines: functions at the address, innermost inlined function first; empty if unresolved.
         offset: distance in bytes from the start of the physical function; 0 if its bounds are
-            unknown. A function without a name may have known bounds (``NO_NAME``).
+            unknown. An unnamed function may still have known bounds (``NO_NAME``).
         unresolved: why ``lines`` is empty; None if resolved.
-        builtin: names of the built-in modules that contain the code; several if they share an
-            object file.
-        found_by: how the frame was found, if the method is not conclusive: ``frame_pointer`` (the
-            frame's callee may be missing), ``guess``, ``disassembly``, or ``moved_text`` (the file
-            is inferred, because the memory fills a hole between two mappings of the file).
+        builtin: names of the built-in modules that contain the code; more than one if modules share
+            an object file.
+        found_by: how the frame was identified, if the method is not conclusive: ``frame_pointer``
+            (the frame's callee may be missing), ``guess``, ``disassembly``, or ``moved_text`` (the
+            file is inferred, because the memory fills a hole between two mappings of the file).
     """
 
     module: Module | None
@@ -269,14 +269,13 @@ class RawFrames:
 
 
 class Side(NamedTuple):
-    """One side of a stack.
+    """A stack's frames of one kind, such as its kernel frames.
 
     Attributes:
-        frames: frames of the side, leaf first. Frames stored in a tuple live as long as the side
-            does.
-        status: outcome of collecting the side.
-        is_provisional: whether more of the side may be resolved when the window closes.
-        entries: for a Python side, the index plus one of each frame that was entered from C code.
+        frames: the frames, leaf first. Frames in a tuple are kept alive by this object.
+        status: outcome of collecting the frames.
+        is_provisional: whether more frames may be resolved when the window closes.
+        entries: for Python frames, the index plus one of each frame that was entered from C code.
     """
 
     kind: SideKind
@@ -291,8 +290,8 @@ class Stack:
     """A resolved stack; compared by identity.
 
     Equal stacks are the same object until their symbols change, so grouping samples requires only a
-    dictionary lookup. ``sides`` are the collected sides, from leaf to root. If frames of two sides
-    alternate, each run of frames is a :class:`Side`.
+    dictionary lookup. ``sides`` are ordered from leaf to root. If frames of two kinds alternate,
+    each run of frames is a separate :class:`Side`.
     """
 
     sides: tuple[Side, ...] = ()
@@ -304,7 +303,7 @@ class Stack:
         """Build a stack from frames, leaf first.
 
         ``statuses`` contains the status of each incomplete side. A side without frames is added
-        only if ``statuses`` lists it: at the root end if it is truncated, otherwise in the order of
+        only if it is in ``statuses``: at the root end if it is truncated, otherwise in the order of
         :data:`SIDES`. If a side has several runs of frames, the last run receives the status.
         """
         left = dict(statuses or {})

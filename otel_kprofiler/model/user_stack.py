@@ -1,4 +1,4 @@
-"""The user side of a sample, as recorded by the BPF program.
+"""The user stack of a sample, as recorded by the BPF program.
 
 Must match the struct in ``bpf/programs/user_stack.bpf.h``.
 """
@@ -75,21 +75,21 @@ STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
 class FrameSource(enum.IntEnum):
-    """The method that found a frame."""
+    """The method by which a frame was unwound."""
 
     REGISTERS = 0
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found through the frame pointer. The return address follows a call. The callee may be
+    """Unwound through the frame pointer. The return address follows a call. The callee may be
     missing."""
     GUESS = 3
-    """Caller of a leaf without an unwind entry. The top of the stack holds an address that follows
-    a call."""
+    """Caller of a leaf without an unwind entry. The top of the stack contains an address that
+    follows a call."""
     SIGNAL = 4
-    """Code interrupted by a signal, found in the registers that the kernel saved."""
+    """Code interrupted by a signal, read from the registers saved by the kernel."""
     DISASSEMBLY = 5
-    """Found by rules computed from the callee's machine code. The return address follows a call."""
+    """Unwound by rules derived from the callee's machine code. The return address follows a call."""
 
 
 class FileKey(NamedTuple):
@@ -99,7 +99,7 @@ class FileKey(NamedTuple):
         inode: the file's inode number.
         device: device of the file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
-        generation: distinguishes files that reuse an inode number, and the old and new contents of
+        generation: distinguishes files with a reused inode number, and the old and new contents of
             a file that was overwritten in place.
     """
 
@@ -126,7 +126,7 @@ class UserStack(NamedTuple):
         mappings: file mappings that contain the code of frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
         places: index into ``mappings`` for each frame; None for memory without a file.
-        sources: how each frame was found.
+        sources: how each frame was unwound.
     """
 
     end: StackEnd
@@ -137,7 +137,7 @@ class UserStack(NamedTuple):
 
 
 def parse_user_stack(raw: bytes) -> UserStack:
-    """Decodes the user side of a sample. Raises ``ValueError`` if the data is damaged."""
+    """Decodes a user stack. Raises ``ValueError`` if the data is malformed."""
     end, packed, words = split_user_stack(raw)
     mappings = mapping_fields(packed)
     places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)
@@ -154,7 +154,7 @@ def find_user_addresses(raw: bytes) -> array[int]:
     """Returns the addresses at which to look up the symbols of a user stack.
 
     A caller's address is the return address minus one, which belongs to the call instruction.
-    Raises ``ValueError`` if the stack is damaged.
+    Raises ``ValueError`` if the stack is malformed.
     """
     words = mark_trampolines(split_user_stack(raw)[2])
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
@@ -200,7 +200,7 @@ def pack_user_stack(
 
 
 def user_stack_bytes(raw: bytes, at: int) -> int:
-    """Returns the size of the user stack at an offset in ``raw``; 0 if there is none."""
+    """Returns the size of the user stack at an offset in ``raw``; 0 if there is no stack."""
     if len(raw) - at < _HEAD.size:
         return 0
     _, mappings, frames, version, marker = _HEAD.unpack_from(raw, at)
@@ -214,8 +214,8 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
     Words have the same meaning in all stacks with equal mappings. Starting at the lowest bit, a
     word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
-    (:data:`NO_MAPPING` for none), and four bits of source, which include the :data:`IN_MOVED_TEXT`
-    flag. Raises ``ValueError`` if the stack is damaged.
+    (:data:`NO_MAPPING` without a mapping), and four bits of source, including the
+    :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if the stack is malformed.
     """
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")

@@ -1,7 +1,7 @@
 """Checks payloads against the rules of OTLP profiles.
 
-The rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic
-conventions, and all checks of ``profcheck`` (open-telemetry/sig-profiling). Rules about the
+The rules are derived from profiles.proto, the specification's ``profiles/`` pages, the semantic
+conventions, and all checks of ``profcheck`` (open-telemetry/sig-profiling). Rules for the
 serialized form are in ``payloads`` and ``json_read``.
 """
 

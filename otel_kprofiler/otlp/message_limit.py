@@ -22,7 +22,7 @@ def refuse_many_messages(data: bytes) -> None:
     """Reject a request of many small messages, which takes far more memory once decoded.
 
     ``data`` is protobuf (https://protobuf.dev/programming-guides/encoding) or JSON. Counting stops
-    at damaged data, which the decoder reports. Raises ``PayloadError`` if there are too many
+    at malformed data, which the decoder reports. Raises ``PayloadError`` if there are too many
     messages.
     """
     limit = _ANY + len(data) // _LEAST_BYTES

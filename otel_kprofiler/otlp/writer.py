@@ -1,7 +1,7 @@
 """Defines the interface between the encoder and the writers of the serialized forms.
 
 A *token* is the serialized index of a table entry: a varint, or decimal digits. An empty token
-stands for index 0, which is not written. Entries and samples are self-contained, so the size of a
+represents index 0, which is not written. Entries and samples are self-contained, so the size of a
 request is the sum of the sizes of its entries and samples, plus a few length prefixes.
 """
 
@@ -26,7 +26,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """The string tokens of a profile's types and units; empty for the period if there is none."""
+    """The string tokens of a profile's types and units; empty tokens if there is no period."""
 
     sample_type: Token
     sample_unit: Token
@@ -94,7 +94,7 @@ class Writer(Protocol):
         """Serializes the values of a sample, one per timestamp. The results may be concatenated."""
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """Returns a sample of a profile. Without values, each timestamp counts as 1.
+        """Returns a sample of a profile. If ``values`` is empty, each timestamp counts as 1.
 
         A sample without timestamps has a single value.
         """
@@ -113,7 +113,7 @@ class Writer(Protocol):
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns a ScopeProfiles without profiles. ``attributes`` come from :meth:`key_value`."""
+        """Returns a ScopeProfiles without profiles; ``attributes`` are from :meth:`key_value`."""
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
         """Returns a ResourceProfiles without its ScopeProfiles."""

@@ -12,7 +12,7 @@ class Names(Protocol):
         """Returns the frame at a file offset; None if no file on this host has the build id."""
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
-        """Returns the frame at a kernel address; None if this host does not have the symbols.
+        """Returns the frame at a kernel address; None if this host lacks the symbols.
 
         ``module`` is the kernel or a kernel module, with its base address on the recorded host.
         ``rva`` is relative to that address. ``address`` is the runtime address on the recorded

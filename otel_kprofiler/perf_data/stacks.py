@@ -32,8 +32,8 @@ _SIDES: Final = {
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""The side (kernel or user) of the addresses that follow a marker. Addresses after a marker not
-listed here belong to guests, and are omitted.
+"""Whether addresses that follow a marker are kernel or user addresses. Addresses after other
+markers belong to guests, and are omitted.
 """
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
@@ -157,6 +157,6 @@ class Stacks:
 
 
 def _module_name(path: bytes) -> str:
-    """Returns a module's name, given as ``[ext4]`` or as a path such as ``…/ext4.ko.xz``."""
+    """Returns the name of a module given as ``[ext4]`` or as a path such as ``…/ext4.ko.xz``."""
     name = decode_name(path).strip("[]").rpartition("/")[2].partition(".ko")[0]
     return name.replace("-", "_")

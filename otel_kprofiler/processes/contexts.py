@@ -44,9 +44,9 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: the process context; None if there is none.
-        environment: the service attributes from the environment (none if the context names the
-            service), and the program that an interpreter runs.
+        published: the process context; None if absent.
+        environment: the service attributes from the environment (omitted if the context contains
+            the service name), and the program that an interpreter runs.
     """
 
     published: Published | None
@@ -69,7 +69,7 @@ class Claims(NamedTuple):
 
 
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """Returns the accepted attributes: no reserved ones, and at most :data:`MAX_VALUES` values."""
+    """Returns the accepted attributes: no reserved names, and at most :data:`MAX_VALUES` values."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
     for key, value in resource.items():

@@ -26,7 +26,7 @@ class HangingProcesses:
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process, and return whether it was called.
 
-        The function is not called if the process hangs, or if too many other processes do.
+        The function is not called if the process hangs, or if too many other processes hang.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)

@@ -1,4 +1,4 @@
-"""Finds the names of the users who own processes."""
+"""Looks up the names of the users who own processes."""
 
 import re
 import time

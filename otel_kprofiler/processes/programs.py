@@ -16,16 +16,16 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts that have no name, such as those from ``<(command)``."""
+"""Directories of scripts without a name, such as ``<(command)``."""
 
 
 class _Options(NamedTuple):
     """The options of an interpreter.
 
     Attributes:
-        valued: the options whose value is the next argument.
-        code: the options that keep the interpreter from running a script, such as ``-c``.
-        module: the options whose value is the program, such as ``-m``.
+        valued: options whose value is the next argument.
+        code: options that prevent the interpreter from running a script, such as ``-c``.
+        module: options whose value is the program, such as ``-m``.
         letters: like ``valued``, for single-letter options, which may be combined.
         code_letters: like ``code``, for single-letter options, which may be combined.
     """
@@ -93,7 +93,7 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses an argument and its value. Returns the program; None if a later argument names one."""
+    """Parses an argument and its value. Returns the program; None to try the next argument."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):

@@ -23,7 +23,7 @@ from otel_kprofiler.model import (
 TARGET: Final = "otel_kprofiler.target"
 """Attribute in process contexts: the target being sampled, which includes the process itself."""
 SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
-"""Resource attribute that is true if the process samples its own on-CPU time."""
+"""Resource attribute: whether the process samples its own on-CPU time."""
 _BPF_MAP: Final = "anon_inode:bpf-map"
 
 

@@ -24,9 +24,9 @@ class _Shared:
 class SharedResources:
     """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
-    A program is known only if the process was forked by one whose attributes have been read. Once
-    there are :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the
-    given attributes and those common to all Resources.
+    A program is known only if the attributes of the process's parent have been read. Once there are
+    :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the given
+    attributes and those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:
@@ -53,13 +53,13 @@ class SharedResources:
         return shared.resource
 
     def renew(self, resources: Collection[Resource]) -> dict[Resource, Resource]:
-        """Returns replacements for Resources whose cgroups have become known."""
+        """Returns replacements for Resources with cgroups that have been identified since."""
         renewed = {}
         for shared in self._shared.values():
             if shared.resource not in resources:
                 continue
             located = shared.located
-            if "container.id" in located:  # keep the id: the cgroup may be gone
+            if "container.id" in located:  # keep the id: the cgroup may have been removed
                 located = {**self._reader.name(located), **located}
             else:
                 located = self._reader.find(shared.sample)

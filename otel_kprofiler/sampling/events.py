@@ -63,8 +63,8 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    If a CPU goes offline and comes back between two calls to :meth:`follow`, its event is dead: it
-    no longer runs the program, and its enabled time does not advance.
+    If a CPU goes offline and back online between two calls to :meth:`follow`, its event is dead:
+    the event no longer runs the program, and its enabled time does not advance.
 
     Args:
         cpus: CPUs to sample; empty means all.
@@ -122,7 +122,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             disable_event(event.fd)
 
     def pause(self) -> None:
-        """Stop sampling until :meth:`resume`, even on CPUs that come online during the pause."""
+        """Stop sampling until :meth:`resume`, including on CPUs brought online during the pause."""
         self._paused = True
         self.disable()
 
@@ -133,7 +133,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             enable_event(event.fd)
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
+        """Raise ``HostError`` if all ``cpus`` are offline. An empty ``cpus`` means all CPUs."""
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
@@ -166,7 +166,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     def _is_dead(self, cpu: int) -> bool:
         """Returns whether a CPU's event has stopped counting, as after the CPU was offline.
 
-        Reading an event interrupts the CPU, so the event is read only if the program has not run.
+        Reading an event interrupts the CPU, so only events whose program has not run are read.
         """
         if self._paused:
             return False
@@ -238,7 +238,7 @@ class CpuEvents(PerCpuEvents):
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
         """Yields each CPU just after a sample.
 
-        After a time limit, yields the remaining CPUs at once.
+        After a time limit, immediately yields the remaining CPUs.
         """
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
@@ -249,7 +249,7 @@ class CpuEvents(PerCpuEvents):
             last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # If this thread was preempted, the sample may be too old; wait for the next one.
+                # If this thread was preempted, the sample may be too old; wait for the next sample.
                 if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu
@@ -313,7 +313,7 @@ def _open_attached(
 
 
 def check_online(cpus: Iterable[int], files: HostFiles) -> None:
-    """Raise ``HostError`` if none of ``cpus`` is online. An empty ``cpus`` means all CPUs."""
+    """Raise ``HostError`` if all ``cpus`` are offline. An empty ``cpus`` means all CPUs."""
     wanted = frozenset(cpus)
     if wanted and not wanted & read_online_cpus(files):
         raise _none_online(wanted)

@@ -1,4 +1,4 @@
-"""Tracks processes and all their descendants until the last of them has exited."""
+"""Tracks processes and all their descendants until the last process has exited."""
 
 from collections.abc import Callable, Iterable
 from typing import Final

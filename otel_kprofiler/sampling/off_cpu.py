@@ -21,11 +21,11 @@ class OffCpuConfig:
             rate determines the sampling threshold. If the rate is 0, only totals are counted.
         min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits are counted
             only in totals.
-        wakers: whether to record which thread ended a wait.
+        wakers: whether to record the waker of each wait.
         causes: whether to determine the causes of waits from stacks.
-        leaves_out: threads whose waits are neither sampled nor counted. ``process`` excludes all
-            threads of this process (a profiler), ``threads`` excludes only its profiling threads
-            (in a service), and an empty string excludes none.
+        leaves_out: threads whose waits are neither sampled nor counted: ``process`` for all threads
+            of this process (a profiler), ``threads`` for only its profiling threads (in a service),
+            or an empty string for no threads.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

@@ -56,7 +56,7 @@ def plan_waits(
 ) -> WaitOffsets | None:
     """Returns the kernel offsets that the programs require; None if waits are not configured.
 
-    Raises ``HostError`` if waits cannot be followed on this host.
+    Raises ``HostError`` if waits cannot be traced on this host.
     """
     if config.off_cpu is None:
         return None
@@ -98,9 +98,9 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
 
 
 class WaitFollower:
-    """The attached programs that follow waits; not thread-safe.
+    """The attached programs that trace waits; not thread-safe.
 
-    Raises ``OSError``, and attaches nothing, if the kernel refuses a program or a mapping.
+    Raises ``OSError``, and attaches nothing, if the kernel rejects a program or a mapping.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Keeps the loaded programs attached in a ``with`` block; yields None if waits are off.
+    """Attaches the loaded programs in a ``with`` block; yields None if waits are not sampled.
 
     Raises ``OSError``, or ``HostError`` if this process is not permitted to attach the programs.
     """

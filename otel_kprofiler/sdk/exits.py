@@ -12,7 +12,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 _LAST: Final = -1000
-"""Priority that makes a finalizer run last, after the service's children have been joined."""
+"""Priority with which a finalizer runs last, after the service's children have been joined."""
 
 
 def call_at_exit(method: Callable[[], None]) -> None:

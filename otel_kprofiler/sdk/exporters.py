@@ -67,7 +67,7 @@ class InMemoryProfileExporter(ProfileExporter):
             self._batches.clear()
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Reject new batches, but keep the exported ones."""
+        """Reject new batches, but keep exported batches."""
         self._stopped = True
 
 

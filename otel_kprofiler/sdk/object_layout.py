@@ -1,4 +1,4 @@
-"""Finds offsets in CPython's objects by searching objects with known content."""
+"""Determines field offsets in CPython objects by searching objects with known content."""
 
 import contextvars
 import ctypes

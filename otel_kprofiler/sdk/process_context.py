@@ -76,7 +76,7 @@ class _Mapping:
             )
 
     def withdraw(self) -> None:
-        """Mark the context as unpublished. The page stays mapped until the process exits."""
+        """Mark the context as unpublished. The page remains mapped until the process exits."""
         self._words[_PUBLISHED_AT] = 0
 
     def _order(self) -> None:
@@ -162,7 +162,7 @@ def publish_process_context(
     *,
     in_children: Callable[[], Attributes] | None = None,
 ) -> None:
-    """Publish the Resource of this process, or replace the published one. Thread-safe.
+    """Publish or replace the Resource of this process. Thread-safe.
 
     Forked children do not inherit the published memory, so they publish again. A child forked by C
     code republishes its Resource at its next call into this package.
@@ -176,7 +176,7 @@ def publish_process_context(
             the parent has this attribute.
 
     Raises:
-        HostError: the kernel refuses to create the mapping, or to give it the name that readers
+        HostError: the kernel refuses to create the mapping, or to assign the name that readers
             search for.
     """
     forks.catch_up()
@@ -205,8 +205,8 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
-    If ``keys`` is None, an earlier announcement is withdrawn. If there is no process context yet,
-    one with the ``resource`` attributes is published, unless ``resource`` is None. Raises
+    If ``keys`` is None, an earlier announcement is withdrawn. Without an existing process context,
+    a context with the ``resource`` attributes is published, unless ``resource`` is None. Raises
     ``HostError`` if publishing fails.
     """
     forks.catch_up()

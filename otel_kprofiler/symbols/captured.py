@@ -23,12 +23,12 @@ class CapturedFiles:
 
     Args:
         sources: the local paths, by host path. Each local path is a file, a directory, or a tar
-            archive with a single top-level directory, whose name is stripped. Files compressed with
-            xz, gzip or zstd are decompressed.
+            archive with a single top-level directory, which is stripped. Files compressed with xz,
+            gzip or zstd are decompressed.
 
     Raises:
         OSError: a local file does not exist, or an archive cannot be read.
-        KProfilerError: an archive is damaged, or decompresses to more than 1 GiB.
+        KProfilerError: an archive is corrupt, or decompresses to more than 1 GiB.
     """
 
     def __init__(self, sources: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -60,7 +60,7 @@ class CapturedFiles:
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file.
 
-        Raises ``OSError``, or ``KProfilerError`` if the file is damaged or decompresses to more
+        Raises ``OSError``, or ``KProfilerError`` if the file is corrupt or decompresses to more
         than 1 GiB.
         """
         local = self._local(path)

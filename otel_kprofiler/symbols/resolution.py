@@ -31,7 +31,7 @@ class Resolution:
         process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.
-        file_offset: the address as a file offset, for uprobes; None if it has no bytes in the file.
+        file_offset: the address as a file offset, for uprobes; None if it is not backed by a file.
     """
 
     address: int
@@ -75,7 +75,7 @@ class Resolution:
 
     @property
     def unresolved(self) -> Unresolved | None:
-        """Returns why the address has no function name; None if it has a name."""
+        """Returns why the address has no function name; None if it was resolved."""
         return self.frame.unresolved
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Resolver(Protocol):
         Args:
             addresses: instruction addresses, not return addresses; see
                 :func:`lookup_addresses`.
-            pid: the process that the addresses belong to; None for the kernel, or for a file
+            pid: the process whose addresses are resolved; None for the kernel, or for a file
                 without a process.
         """
 

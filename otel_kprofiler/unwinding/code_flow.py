@@ -1,4 +1,4 @@
-"""Follows x86-64 machine code to find where the return address is on the stack at each instruction.
+"""Traces x86-64 machine code to locate the return address on the stack at each instruction.
 
 A function begins and ends with its return address on top of the stack. At all other instructions,
 the distance from the stack pointer to the return address is computed along the control flow:

@@ -1,4 +1,4 @@
-"""Turns a request into tables ready to be copied into a map."""
+"""Converts a request into tables that can be copied into a BPF map."""
 
 import functools
 import logging

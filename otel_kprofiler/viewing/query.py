@@ -1,4 +1,4 @@
-"""Answers the page's queries from the store, with the samples in a time range as columns."""
+"""Responds to the page's queries with the stored samples in a time range, as columns."""
 
 import json
 import sqlite3
@@ -41,7 +41,7 @@ _LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_n
 
 
 class StoreAnswers:
-    """Answers the page's queries, one at a time, while other processes may write to the store.
+    """Responds to the page's queries, one at a time, while other processes may write to the store.
 
     :attr:`is_live` states whether new samples may arrive.
     """

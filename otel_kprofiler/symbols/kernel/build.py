@@ -48,7 +48,7 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Adds symbols. Returns False, and adds nothing, if the addresses are out of order.
+        """Adds symbols. Returns False, and adds no symbols, if the addresses are out of order.
 
         Each address consists of 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list ``names`` is modified in place. All aliases of an address must

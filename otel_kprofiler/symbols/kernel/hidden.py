@@ -31,8 +31,8 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Determines why ``/proc/kallsyms`` shows zero addresses.
 
     If ``kptr_restrict`` is 0, the kernel shows addresses to processes with CAP_SYSLOG, and to all
-    processes if ``perf_event_paranoid`` is 1 or less. If ``kptr_restrict`` is 1, only processes
-    with CAP_SYSLOG see addresses; if 2, no process does (kernel/ksyms_common.c).
+    processes if ``perf_event_paranoid`` is 1 or less. If ``kptr_restrict`` is 1, addresses are
+    visible only to processes with CAP_SYSLOG; if 2, to no process (kernel/ksyms_common.c).
     """
     # /proc/sys may be missing, as in a container without CAP_SYSLOG
     with suppress(OSError, ValueError):

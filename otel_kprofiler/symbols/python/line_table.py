@@ -2,7 +2,7 @@
 
 CPython 3.11 and later use this format, which is described in CPython's ``Objects/locations.md``
 (3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). Tables are untrusted. Decoding
-stops at the first damaged entry.
+stops at the first malformed entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 NO_LINE: Final = 0
-"""Line number of an instruction whose line is unknown."""
+"""Line number of an instruction without a known line."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
 """Line table entries of kinds 10 to 12 advance the line number by ``kind - 10``. Entries of kinds
@@ -75,7 +75,7 @@ class LineTable(NamedTuple):
 
 
 def parse_line_table(table: bytes, first_line: int) -> LineTable:
-    """Decodes ``co_linetable``, up to the first truncated or damaged entry.
+    """Decodes ``co_linetable``, up to the first truncated or malformed entry.
 
     ``first_line`` is ``co_firstlineno``, a 32-bit number.
     """

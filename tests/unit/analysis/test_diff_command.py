@@ -47,7 +47,7 @@ def test_the_largest_increase_is_listed_first_with_both_shares(files):
     assert done.exit_code == 0
     lines = done.output.splitlines()
     side = "2,000 samples in 20.0 s (1,000.0 ms/s)"
-    assert f"on_cpu: {side} -> {side}, by shares of all samples" in lines[0]
+    assert f"on_cpu: {side} -> {side}, by percentage of all samples" in lines[0]
     assert lines[1].startswith("2 of 2 changed")
     rows = {line.split()[-1]: line.split() for line in lines[3:]}
     assert rows["read"][0] == "+40.00%"
