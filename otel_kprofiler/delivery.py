@@ -172,7 +172,7 @@ class Reporter:
             while self._waiting:
                 self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
             if self._encoding and not self._accepted_before:
-                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to be sent
+                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to send
                 self._encoding = None
             self._changed.notify_all()
         queues = self._open_queues()

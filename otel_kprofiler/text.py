@@ -21,12 +21,12 @@ def escape_surrogates(text: str) -> str:
 
 
 def decode_name(name: bytes) -> str:
-    r"""Decode a name; bytes that are not valid UTF-8 become escapes such as ``\xff``."""
+    r"""Decode a name, escaping bytes that are not valid UTF-8, as in ``\xff``."""
     return escape_surrogates(name.decode("utf-8", "surrogateescape"))
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape unprintable characters, such as ``\x1b``, so that the text fits on one line.
+    r"""Escape unprintable characters, such as ``\x1b``, and newlines.
 
     Also escapes marks that change the text direction, and unusual spaces.
     """

@@ -51,9 +51,9 @@ def pytest_collection():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Runs tests of the running kernel apart from tests that change the host's settings.
+    """Separates tests of the running kernel from tests that change the host's settings.
 
-    The time that a test waits for others does not count towards its timeout.
+    The time that a test waits for other tests does not count towards its timeout.
     """
     changes = item.get_closest_marker("changes_host") is not None
     if not changes and item.get_closest_marker("live") is None:
@@ -100,7 +100,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """Gives threads time to close descriptors. Returns those still open beyond ``kept``."""
+    """Waits for threads to close descriptors. Returns open descriptors not in ``kept``."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()

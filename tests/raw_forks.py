@@ -12,7 +12,7 @@ import warnings
 
 
 def raw_fork():
-    """Forks a child whose threads can run. Returns the child's id in the parent, 0 in the child.
+    """Forks a child in which threads can run. Returns the child's id in the parent, 0 in the child.
 
     In the child, the GIL's condition variable in glibc still counts a thread that was waiting when
     the process forked, so the child's threads may wait for that thread forever. In this case, the

@@ -1,9 +1,9 @@
 """Runs the agent under load, with a fault each minute, and checks its memory and sample counts.
 
-``make soak MINUTES=30`` runs this module, which pytest does not collect. Of two agents that run
-at once, one sends to a receiver in this script, the other to a real Collector if one has been
-built (see ``tests/collector``). Prints memory, CPU, descriptors, threads and sample counts once a
-minute, and exits with 1 if a sample is unaccounted for or an agent has grown.
+``make soak MINUTES=30`` runs this module, which pytest does not collect. Two agents run at the same
+time: one sends to a receiver in this script, the other to a real Collector if it has been built
+(see ``tests/collector``). Prints memory, CPU, descriptors, threads and sample counts once a minute,
+and exits with 1 if a sample is unaccounted for or an agent has grown.
 """
 
 # ruff: noqa: T201 - a command prints for its user
@@ -203,7 +203,7 @@ def main() -> int:
                 exporter = account_of(agent)
                 print(f"{number:3} {fault.__name__:15} {name}: {now} {exporter}", flush=True)
         for name, agent in agents.items():
-            # Waits for data that a fault has delayed, so that all data can be compared.
+            # Wait for data delayed by a fault, so that all data can be compared.
             agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
             # Caches fill during the first third; after that, nothing may grow.
             first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]

@@ -1,9 +1,9 @@
 """A loopback OTLP receiver that rejects or drops the same data as Pyroscope and Parca.
 
-It rejects requests with resource or scope attributes that lack a key or value. Like Pyroscope, it
-accepts other requests, but keeps only one of several profiles with equal labels and times, drops
-frames without a function, and has no name for profiles without ``service.name``. Each dropped
-profile, frame or name counts as a complaint.
+Requests with resource or scope attributes without a key or value are rejected. As in Pyroscope,
+other requests are accepted, but only one of several profiles with equal labels and times is kept,
+frames without a function are dropped, and profiles without ``service.name`` are unnamed. Each
+dropped profile, frame or name is recorded as a complaint.
 """
 
 import base64

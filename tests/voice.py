@@ -1,4 +1,4 @@
-"""Counts words and phrases that the house style avoids, as far as a program can find them.
+"""Counts words and phrases that the house style avoids, as far as a program can detect them.
 
 ``python -m tests.voice`` prints the counts, and each occurrence of a kind without an allowance. The
 exit status is 1 if any kind occurs more often than allowed. ``--list`` prints all occurrences.
@@ -50,11 +50,11 @@ ALLOWED = {
     "otel_kprofiler": {"name": 19},
     "tests": {"name": 461},
 }
-"""The number of allowed places by directory and kind. Unlisted kinds have none."""
+"""The number of allowed occurrences by directory and kind. Unlisted kinds are not allowed."""
 
 
 class Place(NamedTuple):
-    """Words to be changed, whose ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
+    """Words to change; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int
@@ -100,7 +100,7 @@ def find_all() -> list[Place]:
 
 
 def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str]:
-    """Returns a line for each place that is not allowed, and for each kind above its allowance."""
+    """Returns a line for each disallowed occurrence, and for each kind above its allowance."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for place in places:
         counts[place.path.partition("/")[0]][place.kind] += 1

@@ -89,7 +89,7 @@ class FrameSource(enum.IntEnum):
     SIGNAL = 4
     """Code interrupted by a signal, read from the registers saved by the kernel."""
     DISASSEMBLY = 5
-    """Unwound by rules derived from the callee's machine code. The return address follows a call."""
+    """Unwound by rules from the callee's machine code. The return address follows a call."""
 
 
 class FileKey(NamedTuple):

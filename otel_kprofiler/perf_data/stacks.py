@@ -32,8 +32,8 @@ _SIDES: Final = {
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""Whether addresses that follow a marker are kernel or user addresses. Addresses after other
-markers belong to guests, and are omitted.
+"""The type (kernel or user) of the addresses after each marker. Addresses after other markers
+belong to guests, and are omitted.
 """
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"

@@ -55,7 +55,7 @@ class ProgramRecord(NamedTuple):
 
 
 class LostRecord(NamedTuple):
-    """Reports how many records before this record did not fit into the ring."""
+    """Reports how many preceding records did not fit into the ring."""
 
     time_ns: int
     lost: int
@@ -72,9 +72,9 @@ class PerfRecords(NamedTuple):
 
 
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
-    """Parse records of the types in ``PerfRecord``, skipping others; never raises.
+    """Parse records of the types in ``PerfRecord``, skipping other records; never raises.
 
-    If ``timed``, a time follows a record's fields (``sample_id_all`` with only
+    If ``timed``, a record's fields are followed by a time (``sample_id_all`` with only
     ``PERF_SAMPLE_TIME``); otherwise, times are 0. Records may have padding after the time: for each
     additional event on the same CPU, the kernel makes the record eight bytes longer than its data
     (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c).
@@ -143,7 +143,7 @@ def _make_change(record: KsymbolRecord, program_id: int) -> KsymbolChange:
 
 
 class PerfChunk(NamedTuple):
-    """Content of a ring. ``was_full`` is set if another record might not have fit."""
+    """Content of a ring; ``was_full`` if another record might not have fit."""
 
     data: bytes
     was_full: bool
@@ -153,7 +153,7 @@ class PerfMemory:
     """The mapped pages of an event's ring. Tests replace this class."""
 
     def __init__(self, fd: int, size: int) -> None:
-        # If the mapping is writable, the kernel drops new records instead of unread ones.
+        # If the mapping is writable, the kernel drops new records instead of unread records.
         self._mapped = mmap.mmap(fd, mmap.PAGESIZE + size)
         self.control = memoryview(self._mapped)[: mmap.PAGESIZE].cast("Q")
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]

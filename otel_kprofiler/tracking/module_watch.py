@@ -54,13 +54,13 @@ SCAN_INTERVAL_NS: Final = 100_000_000
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
-"""Maximum long-term share of one CPU spent on reading names."""
+"""Maximum long-term fraction of one CPU spent on reading names."""
 MAX_ATTEMPTS: Final = 5
 """Number of failed attempts after which retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
 """Interval between attempts to read a module's names or sections after repeated failures."""
 
-_YIELD_S: Final = 50e-6  # lets other threads acquire the GIL
+_YIELD_S: Final = 50e-6  # allows other threads to acquire the GIL
 _LIST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 5.0
 _UNLOADING: Final = "Unloading"
@@ -80,7 +80,7 @@ class ModuleWatch(ForkAware):
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
         missed_since_ns: boottime after which changes were missed, as in a forked child; all modules
             are then compared with the snapshot passed to ``begin``.
-        names_share: maximum long-term share of one CPU spent on reading names.
+        names_share: maximum long-term fraction of one CPU spent on reading names.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class ModuleWatch(ForkAware):
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
 
     def _read_names(self) -> None:
-        """Read missing symbol names, unless the CPU share for reading names is used up."""
+        """Read missing symbol names, unless the CPU budget for reading names is exhausted."""
         began_ns = self._now()
         attempts = {name: module.attempts for name, module in self._known.items()}
         failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}

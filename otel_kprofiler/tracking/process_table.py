@@ -30,7 +30,7 @@ class Started(NamedTuple):
 
 
 class Exec(NamedTuple):
-    """A process executed a program, and all its earlier mappings are gone.
+    """A process executed a program, which removed all earlier mappings.
 
     ``name`` is the new name in the kernel: the first 15 bytes of the program's name.
     """
@@ -44,7 +44,7 @@ class Mapped(NamedTuple):
     """A process mapped code: a file, or executable memory (without a path).
 
     If the kernel merged adjacent mappings, the event contains the resulting mapping, which replaces
-    the merged ones.
+    the merged mappings.
 
     Attributes:
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
@@ -66,7 +66,7 @@ class Unmapped(NamedTuple):
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
-        mapping: the removed mapping; remaining parts are reported as ``Mapped``.
+        mapping: the removed mapping; remaining ranges are reported as ``Mapped``.
     """
 
     time_ns: int

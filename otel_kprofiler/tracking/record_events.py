@@ -102,11 +102,11 @@ class _CpuEvent:
 
 
 class _LockLimitError(OSError):
-    """Raised if the user may not lock more memory: mmap(2) of the ring failed with ``EPERM``."""
+    """Raised if the user cannot lock more memory: mmap(2) of the ring failed with ``EPERM``."""
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """One perf event per CPU. The constructor opens all events, or raises and leaves none open.
+    """One perf event per CPU. The constructor opens all events, or closes all and raises.
 
     The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is
     halved repeatedly until the kernel agrees to lock that much memory. ``epoll`` wakes when a ring
@@ -147,7 +147,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             if was_full:
                 if self._formats & _FORMAT_LOST:
                     self._count(cpu, event, event.read()[2])
-                else:  # the count comes with the next record, which may never be written
+                else:  # the count is in the next record, which may never be written
                     self._lose(RecordLoss.RING_FULL, cpu, 0)
             if data:
                 yield cpu, data

@@ -90,7 +90,7 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
 
 
 def _find_load(code: bytes, start: int) -> int:
-    """Returns the end of the next instruction that loads rsp; -1 if there is none."""
+    """Returns the end of the next instruction that loads rsp; -1 if not found."""
     loads = [at for load in _LOADS if (at := code.find(load, start)) >= 0]
     return min(loads) + _LOAD_BYTES if loads else -1
 

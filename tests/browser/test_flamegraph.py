@@ -111,7 +111,7 @@ def test_frame_names_are_readable_on_every_background_colour(browser, scheme):
     assert min(contrasts) > 4.5
 
 
-def test_a_search_marks_matching_frames_and_shows_their_share(page):
+def test_a_search_marks_matching_frames_and_shows_their_percentage(page):
     page.press("/")
     page.press(*"EXT4|bpf")
     assert text(page, "matched") == "matched 65.00%, 65 samples · 2 frames"
@@ -426,7 +426,7 @@ def test_a_link_restores_the_same_view(page, browser):
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_everything_except_the_control_rows_fits_a_narrow_window(browser, tab):
+def test_everything_except_the_control_rows_fits_in_a_narrow_window(browser, tab):
     browser.show([PROFILE], f"#tab={tab}", title="a-long-name-of-a-command " * 4, width=400)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
     outside = """[...document.querySelectorAll(":is(main, footer, #strip) :is(button, canvas, td)")]

@@ -1,4 +1,4 @@
-"""The page as served: it fetches its data, and keeps its view when new data arrives."""
+"""The page, when hosted by a server, fetches its data and keeps its view when new data arrives."""
 
 import json
 import time
@@ -115,7 +115,7 @@ def test_a_brushed_interval_remains_selected_when_the_range_advances(served, hos
     assert text(served, "brushed") == shown
 
 
-def test_a_server_error_is_shown_and_the_previous_data_stays_visible(served, host):
+def test_a_server_error_is_shown_and_the_previous_data_remains_visible(served, host):
     host.problem = "<b>no such resource</b>"
     refresh(served)
     assert text(served, "status") == "<b>no such resource</b>"

@@ -1,4 +1,4 @@
-"""A real Collector's processors and exporters see the profiler's resource and scope attributes."""
+"""Processors and exporters of a real Collector receive the resource and scope attributes."""
 
 import re
 
@@ -43,7 +43,7 @@ def shown(collector):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_processors_and_exporters_see_attribute_keys_and_values(processing_collector, kind):
+def test_processors_and_exporters_receive_attribute_keys_and_values(processing_collector, kind):
     send(processing_collector, kind)
     result = shown(processing_collector)
     tags = 'host.tags: Slice(["a","b"])'

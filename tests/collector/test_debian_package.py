@@ -45,7 +45,7 @@ ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 NOT_OURS = re.compile(
     r"(dev|proc|run|sys|tmp|var/lib/dpkg|var/log|root)/|etc/(passwd|g?shadow|group)-$"
 )
-"""Files that dpkg, adduser and the kernel leave behind."""
+"""Files created by dpkg, adduser and the kernel that are not removed."""
 
 
 @pytest.fixture(scope="module")

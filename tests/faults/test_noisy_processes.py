@@ -1,4 +1,4 @@
-"""A process whose samples all differ costs other processes no samples."""
+"""A process with only distinct samples does not cause sample loss for other processes."""
 
 import contextlib
 import os
@@ -247,7 +247,7 @@ def test_only_a_process_above_its_budget_loses_stack_detail(run_agent, receiver,
 
 
 @pytest.mark.parametrize("kind", ["forks", *further("executables")])
-def test_processes_of_a_fork_storm_share_one_budget_and_others_keep_theirs(
+def test_a_fork_storm_uses_one_budget_without_affecting_other_processes(
     run_agent, receiver, public_directory, kind
 ):
     receiver.up()

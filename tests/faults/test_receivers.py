@@ -1,4 +1,4 @@
-"""When receivers behind a queue fail, samples arrive or are lost for the right reason."""
+"""When a queue's receiver fails, samples arrive or are counted as lost for the correct reason."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ def numbered(number, size=50):
 
 
 class GrpcReceiver:
-    """Fails the first requests as scripted and accepts the others."""
+    """Fails the first requests as scripted and accepts later requests."""
 
     def __init__(self, faults):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -181,7 +181,7 @@ def test_a_slow_receiver_delays_only_its_own_queue(opened):
     assert queues[1].force_flush(20_000)
     assert quick.arrived == ALL
     assert queues[0].counts().queued == BATCHES * SAMPLES
-    wait_until(lambda: receiver.requests >= 2)  # a slow answer times out and is retried
+    wait_until(lambda: receiver.requests >= 2)  # a slow response times out and is retried
     over.set()
     assert queues[0].force_flush(20_000)
     assert queues[0].counts().exported == BATCHES * SAMPLES
@@ -251,7 +251,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_batch_whose_response_is_unreadable_is_exported_once(opened, name, caplog):
+def test_a_batch_with_an_unreadable_response_is_exported_once(opened, name, caplog):
     receiver = opened(HttpReceiver([UNREADABLE[name]] * 2))
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})

@@ -72,7 +72,7 @@ SNIPPETS = [
 @example([(0, len(SAMPLE), 'receivers: {kprofiler: {resource: {a: "\\ud800"}}}')], "")
 @example([(0, len(SAMPLE), "exporters: {file: {path: .nan}}")], "")
 @example([(1, 0, "%YAML 9.9\n---\n"), (1, 0, "%YAML 9.9\n---\n")], "")
-def test_a_damaged_configuration_is_read_or_rejected(changes, value):
+def test_a_corrupt_configuration_is_loaded_or_rejected(changes, value):
     text = SAMPLE
     for at, cut, new in changes:
         text = text[:at] + new + text[at + cut :]

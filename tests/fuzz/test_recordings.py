@@ -162,7 +162,7 @@ def test_recordings_with_changed_bytes_are_read_or_rejected(tmp_path_factory, na
 
 
 def overlapping():
-    """Returns an archive whose directory has many entries that share the same data."""
+    """Returns an archive with many directory entries for the same data."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as file:
         for name, value in TEXTS.items():
@@ -193,7 +193,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_reading_a_small_recording_takes_little_memory_and_time(bomb, tmp_path):
+def test_reading_a_small_recording_requires_little_memory_and_time(bomb, tmp_path):
     path = tmp_path / "a.kprofile"
     path.write_bytes(BOMBS[bomb]())
     assert path.stat().st_size < 1_000_000

@@ -71,7 +71,7 @@ def check(table, addresses):
 
 @EXAMPLES
 @given(damaged(), st.booleans())
-def test_damaged_files_are_rejected_or_yield_a_consistent_function_table(data, as_debug_file):
+def test_corrupt_files_are_rejected_or_yield_a_consistent_function_table(data, as_debug_file):
     source = ImageSource(data)
     whole = ImageSource(seeds()[4][0])
     with suppress(ElfError):

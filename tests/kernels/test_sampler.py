@@ -122,7 +122,7 @@ def test_the_error_explains_debians_perf_event_paranoid_level_3():
     ids=["none", "bpf"],
 )
 def test_the_error_names_missing_capabilities(capabilities, missing):
-    """Without its capabilities, the sampler fails and names the missing ones."""
+    """Without its capabilities, the sampler fails and reports the missing capabilities."""
 
     def attempt():
         try:

@@ -174,7 +174,7 @@ def test_the_stack_of_a_thread_in_an_uninterruptible_wait_is_dumped(resting):
 def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     """Reading the process's memory or mappings would wait forever for its mmap_lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
-        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits too
+        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` also waits
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
             try:
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():
@@ -259,7 +259,7 @@ def test_threads_to_dump_are_selected_by_name():
     assert [thread["tid"] for thread in process["threads"]] == named
 
 
-def test_an_exited_process_is_omitted_and_others_are_dumped():
+def test_an_exited_process_is_omitted_and_other_processes_are_dumped():
     code = "print('ready', flush=True); input()"
     with (
         running(sys.executable, "-c", code) as (pid, _),

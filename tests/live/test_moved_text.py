@@ -14,7 +14,7 @@ from tests.windows import read_stacks
 pytestmark = pytest.mark.live
 
 # The program copies a page of its text and maps the copy over the page, as huge-page libraries do.
-# With APART, the copy runs at a different address, apart from all mappings of the file.
+# With APART, the copy runs at a different address, outside all mappings of the file.
 MOVES = r"""
     #define _GNU_SOURCE
     #include <string.h>

@@ -73,7 +73,7 @@ def test_jit_compiled_functions_have_names(command, wanted, request, tmp_path):
     assert not code_in_memory.mapping.path.startswith("/")
     for address in (hot.start, hot.end - 1):
         assert perf_map.lookup(address, now)[:3] == (hot.start, hot.end, hot.name.decode())
-    assert not perf_map.update(now + 1)  # the map stays readable after the process has exited
+    assert not perf_map.update(now + 1)  # the map remains readable after the process has exited
     assert perf_map.lookup(hot.start, now + 1)
     assert len(codes) > 10
 
@@ -92,7 +92,7 @@ process.stdin.resume();
 
 
 @pytest.mark.parametrize("option", ["--no-perf-prof-delete-file", "--perf-prof-delete-file"])
-def test_functions_and_lines_of_a_jitdump_are_found(option, tmp_path):
+def test_functions_and_lines_of_a_jitdump_are_resolved(option, tmp_path):
     if not shutil.which("node"):
         pytest.skip("node is not installed")
     script = tmp_path / "hot.js"

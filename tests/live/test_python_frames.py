@@ -61,7 +61,7 @@ def own_part(found):
 
 
 def in_leaf(sampler, samples):
-    """Returns the stacks with :func:`leaf` on top, without those of the test's own code."""
+    """Returns the stacks with :func:`leaf` on top, which excludes stacks of the test itself."""
     return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 
@@ -181,7 +181,7 @@ def test_the_frame_limit_can_change_while_the_sampler_runs():
 
 
 def test_code_objects_evicted_from_the_cache_are_described_again():
-    """The cache has no room for two descriptions, so they evict each other with each sample."""
+    """The cache holds only one description, so two descriptions evict each other on each sample."""
     with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
         take(sampler, outer, seconds=1)
         sampler.stop()

@@ -196,7 +196,7 @@ NAMESPACED = " ".join([*COMMAND, "record", *TO_FILE])
 def test_pids_given_as_arguments_are_interpreted_in_the_callers_pid_namespace(
     in_namespace, tmp_path
 ):
-    # Process 1 is the shell, process 2 the target, whose child is sampled too.
+    # Process 1 is the shell, process 2 the target, whose child is also sampled.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")
     assert done.returncode == 0, done.stderr
@@ -204,7 +204,7 @@ def test_pids_given_as_arguments_are_interpreted_in_the_callers_pid_namespace(
 
 
 def test_commands_are_recorded_in_the_callers_pid_namespace(in_namespace, tmp_path):
-    """A command is found by the name of its executable, which only /proc shows."""
+    """A command is identified by its executable's name, which is available only in /proc."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
     assert done.returncode == 0, done.stderr

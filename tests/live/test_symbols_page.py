@@ -1,4 +1,4 @@
-"""The examples in docs/symbols.md do what the page says."""
+"""The examples in docs/symbols.md work as documented."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
 /*
  * Starts threads that sleep in known functions. Prints a line for each thread: "TID CAUSE
- * FUNCTION...", leaf first. The main thread starts, ends and counts the threads.
+ * FUNCTION...", leaf first. The main thread starts, stops and counts the threads.
  *
  * usage: threads_at_rest COPIES   (of each kind of thread)
  */

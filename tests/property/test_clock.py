@@ -1,4 +1,4 @@
-"""Windows stay correct under clock steps, slew, suspend and an unset clock."""
+"""Windows remain correct under clock steps, slew, suspend and an unset clock."""
 
 from __future__ import annotations
 

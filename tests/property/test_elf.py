@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def say(capsys):
-    """Returns a function that prints figures among pytest's dots."""
+    """Returns a function that prints values between pytest's dots."""
 
     def write(text):
         with capsys.disabled():
@@ -75,7 +75,7 @@ def symbolizer(captured):
 
 @pytest.fixture(scope="module")
 def symbols(captured, symbolizer):
-    """Returns the ELF symbols, by name, of those modules whose exact file is available."""
+    """Returns the ELF symbols, by module name, of modules whose exact file is available."""
     files = find_files()
     results = {}
     for module in symbolizer.snapshot.modules:

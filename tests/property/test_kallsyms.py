@@ -170,7 +170,7 @@ def check_is_right(table, symbols):
     size=1,
 )
 @settings(max_examples=300, deadline=None)
-def test_damaged_kallsyms_never_cause_a_wrong_name(items, harm, size):
+def test_corrupt_kallsyms_content_never_yields_a_wrong_name(items, harm, size):
     symbols = make_symbols(items)
     data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
     result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -180,8 +180,8 @@ def test_damaged_kallsyms_never_cause_a_wrong_name(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_damaged_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
-    """Module lines need not be sorted. Lines whose address was removed are not checked."""
+def test_corrupt_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
+    """Module lines need not be sorted. Lines with a removed address are not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
     data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)

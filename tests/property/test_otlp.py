@@ -319,7 +319,7 @@ def test_json_and_protobuf_are_equivalent(window):
 
 @pytest.mark.parametrize("form", Form)
 def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly(form):
-    """Frequent frames get the first indices. Parts have no unused frames, and are nearly full."""
+    """Frequent frames have the first indices. Parts are nearly full, without unused frames."""
     frames = [
         Frame(None, 2**63 + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
         for number in range(600)
@@ -357,7 +357,7 @@ def damaged(draw):
 @example(b'{"resourceProfiles":[{"schemaUrl":"\\ud800"}]}')
 @example(b'{"dictionary":{"mappingTable":[{"memoryStart":Infinity}]}}')
 @example(b'{"dictionary":{"attributeTable":[{"value":' + b'{"arrayValue":{"values":[' * 1000)
-def test_damaged_data_is_decoded_or_rejected_without_a_crash(data):
+def test_malformed_data_is_decoded_or_rejected_without_a_crash(data):
     violations = check_payload(data)
     try:
         decode_windows(data)

@@ -1,7 +1,7 @@
-"""Intact records of a spool are recovered regardless of damage to its files.
+"""Intact records of a spool are recovered even if its files are corrupt.
 
-The oracle knows the bytes of every written record and searches for them in the damaged files,
-without parser or checksums.
+The oracle knows the bytes of every written record and searches for them in the corrupt files,
+without a parser or checksums.
 """
 
 import json
@@ -50,7 +50,7 @@ class Written:
 
         spool._write = noting
         waiting, self.appended = [], SampleCounts()
-        spool._begin_segment()  # a new segment, whose records are all noted
+        spool._begin_segment()  # a new segment, to capture all of its records
         for number, step in enumerate(steps, start=1):
             if step == "settle":
                 if waiting:
@@ -70,7 +70,7 @@ class Written:
             spool._release()
 
     def expect(self, files):
-        """Returns what intact records imply: waiting batches, damaged and appended samples."""
+        """Returns the result expected from intact records: batches, lost and appended samples."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         headers = [record[2] for record in whole]
         settled = max((header.get("settled", 0) for header in headers), default=0)
@@ -119,7 +119,7 @@ def harm(directory, kind, where, length, value):
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, DAMAGE, st.booleans())
-def test_intact_records_of_a_damaged_spool_are_recovered_and_the_rest_counted(
+def test_intact_records_of_a_corrupt_spool_are_recovered_and_lost_samples_counted(
     steps, damages, close
 ):
     with tempfile.TemporaryDirectory() as directory:

@@ -17,7 +17,7 @@ from tests.truth.calls import Calls, describe_wrong, find_libraries, take_stacks
 from tests.truth.programs import FOLDER
 
 COMPLETE = 0.98
-"""The share of stacks that must be complete."""
+"""Minimum fraction of complete stacks."""
 
 
 class Program(NamedTuple):

@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks on which reading the boottime takes a scripted time."""
+    """Clocks with a scripted duration for each read of the boottime."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())
@@ -22,7 +22,7 @@ class Script:
         return self.boot + self.offset
 
 
-def test_the_clock_offset_comes_from_the_fastest_of_several_reads():
+def test_the_clock_offset_is_taken_from_the_fastest_of_several_reads():
     source = Script()
     # The clock is read in pairs. The delay within a pair varies.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
@@ -30,7 +30,7 @@ def test_the_clock_offset_comes_from_the_fastest_of_several_reads():
 
 
 @pytest.mark.parametrize("step", [-3600, -1, 1, 86_400])
-def test_a_clock_step_is_followed_immediately(step):
+def test_a_clock_step_is_applied_immediately(step):
     source = Script()
     clock = Clock(source)
     source.offset += step * SECOND

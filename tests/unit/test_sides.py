@@ -1,4 +1,4 @@
-"""Adding a row to the table of stack sides adds the side to OTLP and every report."""
+"""Adding a row to ``SIDES`` adds a kind of frames to OTLP and to every report."""
 
 import gzip
 import json
@@ -55,13 +55,13 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_new_stack_side_survives_an_otlp_round_trip(form):
+def test_frames_of_a_new_kind_survive_an_otlp_round_trip(form):
     (sample,) = send(window_of(WHOLE), form).profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
     assert sample.stack.frames[1].lines == HANDLER.lines
 
 
-def test_raw_addresses_in_a_stack_part_of_a_new_kind_survive_a_round_trip():
+def test_raw_addresses_of_a_new_kind_of_frames_survive_a_round_trip():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
     decoded = send(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
@@ -74,8 +74,8 @@ def test_raw_addresses_in_a_stack_part_of_a_new_kind_survive_a_round_trip():
     ]
 
 
-def test_frequent_addresses_of_two_unresolved_stack_sides_are_not_mixed_up():
-    """Frequent addresses get the first indices of their side's table. Sides do not share tables."""
+def test_frequent_raw_addresses_of_two_kinds_of_frames_are_not_confused():
+    """Each kind of frames has a separate table, with the first indices for frequent addresses."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
     raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]
@@ -106,7 +106,7 @@ def test_alternating_frames_of_two_languages_keep_their_order():
     assert sides(sample.stack) == sides(mixed)
 
 
-def test_every_report_shows_frames_of_a_new_stack_side_below_kernel_frames():
+def test_every_report_shows_frames_of_a_new_kind_below_kernel_frames():
     windows = [send(window_of(WHOLE))]
     assert folded(windows) == "dd;[truncated]_[j];handler_[j];vfs_read_[k] 1\n"
     rows = [line.split() for line in table(windows).splitlines()]

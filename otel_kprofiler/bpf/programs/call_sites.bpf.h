@@ -3,7 +3,7 @@
  * Recognizes instructions: calls before a return address, and the first and last instructions of
  * functions that use frame pointers.
  *
- * The code has no branches, because the verifier would follow each of them for every frame.
+ * The code is branchless, because the verifier would explore each branch for every frame.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 /* Returns whether these eight bytes (last byte most significant) may end with an x86-64 call. */
 INLINE u64 is_x86_call(u64 x)
 {
-	u64 high = x >> 8; /* drops the lowest byte, so that the masks stay below 2^63 */
+	u64 high = x >> 8; /* drops the lowest byte, to keep the masks below 2^63 */
 
 	return (MATCHES(high, 0x00000000ff0000, 0x00000000e80000)) | /* rel32 */
 	       (MATCHES(high, 0xf8ff0000000000, 0xd0ff0000000000)) | /* *reg */

@@ -40,7 +40,7 @@ INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 c
 	       w->code[TYPE_WORD] == w->process.code_type;
 }
 
-/* Returns a value that distinguishes the copied code object from others at the same address. */
+/* Returns a checksum to distinguish the copied code object from other code at its address. */
 INLINE u64 code_check(const struct python_work *w, const struct python_layout *l)
 {
 	u64 name = code_word(w, l->code_name), table = code_word(w, l->code_table);
@@ -58,7 +58,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	return sum;
 }
 
-/* Assigns an id to a code object that has none; returns 0 if it cannot be described now. */
+/* Assigns an id to a new code object; returns 0 if the code cannot be described now. */
 INLINE u64 add_code(struct python_work *w, u64 check)
 {
 	u64 at = w->new_codes, id = w->next_id + 1;
@@ -120,7 +120,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Sends a line table in pieces; returns 0 on success. */
+/* Sends a line table in chunks; returns 0 on success. */
 INLINE int send_table(struct python_work *w, u64 table, u64 size)
 {
 	struct code_piece *piece = &w->piece;

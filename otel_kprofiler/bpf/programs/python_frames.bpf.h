@@ -82,7 +82,7 @@ INLINE int put_entry(struct python_work *w)
 	return GO_ON;
 }
 
-/* Checks that a frame with the copied code is in a valid place; returns an outcome, or GO_ON. */
+/* Checks that a frame with the copied code has a valid address; returns an outcome, or GO_ON. */
 INLINE int check_place(struct python_work *w, const struct python_layout *l, u64 at, u32 owner,
 		       s64 instruction)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Follows the interpreter's own objects from the interrupted thread to its current span:
+ * Follows the interpreter's objects from the interrupted thread to its current span:
  *
  *   thread state -> contextvars.Context -> HAMT -> OpenTelemetry's Context, a dictionary
  *   -> span -> span context

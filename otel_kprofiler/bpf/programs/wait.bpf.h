@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Measures how long threads are off the CPU, and in which state. Included by
+ * Measures how long threads are off-CPU, and in which state. Included by
  * sampler.bpf.c after its programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they must not block,

@@ -1,7 +1,8 @@
 """Columns of function tables, and their copies in temporary files.
 
-A lookup touches only a few pages of a table. The remaining pages of a table in a file are page
-cache, which the kernel can reclaim; anonymous memory would stay until the table is evicted.
+A lookup touches only a few pages of a table. The remaining pages of a file-backed table are page
+cache, which the kernel can reclaim; anonymous memory would remain in use until the table is
+evicted.
 """
 
 import logging
@@ -14,12 +15,11 @@ from typing import IO, Final, NamedTuple
 from otel_kprofiler.errors import describe_error
 
 MIN_MAPPED_BYTES: Final = 128 << 10
-"""Smaller tables stay in memory, because reading a mapped page maps up to 64 KiB around the
-page."""
+"""Smaller tables are kept in memory, because reading a mapped page maps up to 64 KiB around it."""
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Bytes per write. Larger writes may create larger folios, which a page fault maps as a whole."""
+"""Bytes per write. Larger writes may create larger folios, which a page fault maps entirely."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Copies columns to an unnamed temporary file, which exists as long as it is mapped.
+    """Copies columns to an unnamed temporary file, which exists while it is mapped.
 
-    Returns the columns themselves if no such file can be written. ``named`` must not be empty.
+    Returns the original columns if the file cannot be written. ``named`` must not be empty.
     """
     columns = named.starts, named.sizes, named.names_at, named.ranks, *others
     contents = [memoryview(column) for column in columns]  # type: ignore[arg-type] # buffers
@@ -83,7 +83,7 @@ def sample(starts: Sequence[int]) -> list[int]:
 
 
 def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
-    """Returns the number of items that are at most ``offset``, like ``bisect_right``.
+    """Returns the number of items <= ``offset``, like ``bisect_right``.
 
     Reads a single page of the column, or searches the whole column if there are no samples.
     """

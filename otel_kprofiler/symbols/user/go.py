@@ -6,11 +6,11 @@ src/internal/abi/symtab.go)::
 
     0  magic (u32), two zero bytes, code quantum, pointer size
     8  words: number of functions, number of files, start of the code (not in 1.16; unused since
-       1.26), then the offsets of five parts: names, units, files, pc tables, functions
+       1.26), then the offsets of five sections: names, units, files, pc tables, functions
 
-The last part, functions, begins with a table of each function's start and the offset of its struct
-``_func``. Function starts are relative to the start of the code, which is read from the runtime's
-``moduledata``. ``moduledata`` is found by searching for the table's address.
+The last section, functions, starts with a table of each function's start and the offset of its
+struct ``_func``. Function starts are relative to the start of the code, which is read from the
+runtime's ``moduledata``. ``moduledata`` is located by searching for the table's address.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class GoTable:
     """The function table of a Go program. Not thread-safe.
 
     Raises:
-        ElfError: the table is damaged or too large. The ``problem`` attribute is ``NO_SECTION`` if
-            the table's version is unsupported, or if the start address of the code is unknown.
+        ElfError: the table is malformed or too large. The ``problem`` attribute is ``NO_SECTION``
+            if the table's version is unsupported, or if the start address of the code is unknown.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class GoTable:
         return Symbols(starts, sizes, bytes([_FUNCTION_KIND]) * len(starts), names_at, names)
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """Returns the functions at an address, innermost inlined first; empty if there are none.
+        """Returns the functions at an address, innermost inlined first; empty if not found.
 
-        Raises ``ElfError`` if the file is damaged or no longer readable.
+        Raises ``ElfError`` if the file is malformed or no longer readable.
         """
         pc = svma - self._module.text
         index = bisect_right(self._starts, pc) - 1
@@ -264,7 +264,7 @@ class GoTable:
             raise _damaged("a pc table has no end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Returns a value from the cache that all files share, or reads and caches the value."""
+        """Returns a value from the cache shared by all files, or reads and caches the value."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -363,7 +363,7 @@ class GoLines(GoTable):
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """Returns the functions at an address; empty if the file is damaged or closed."""
+        """Returns the functions at an address; empty if the file is malformed or closed."""
         with self._lock:
             if self._fd < 0:
                 return ()
@@ -389,7 +389,7 @@ def read_go_symbols(
 ) -> Symbols | None:
     """Reads the functions of a Go program; None for other programs and unsupported versions of Go.
 
-    Raises ``ElfError`` if the program's table is damaged, too large, or exceeds the budget.
+    Raises ``ElfError`` if the program's table is malformed, too large, or exceeds the budget.
     """
     section = find_go_section(sections)
     if section is None:

@@ -5,7 +5,7 @@ include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listen
 wasmtime. Reads a process's file only if the process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
-code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
+code moves, or the compiler closes or unmaps the file. Timestamps are from ``CLOCK_MONOTONIC``,
 which stops while the host is suspended. If the host was suspended since the last read, a timestamp
 may be too late by the length of the suspension. To be safe, the old name of replaced code expires
 earlier by the length of the suspension. If a file uses a clock other than ``CLOCK_MONOTONIC``, its
@@ -80,7 +80,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The record with which a compiler closes the file. The file's code does not run afterwards."""
+    """The record that marks the end of a file. The file's code does not run afterwards."""
 
     time_ns: int
 
@@ -93,12 +93,12 @@ class NotADumpError(OSError):
 
 
 class JitDumpParser:
-    """Parses a file in pieces, from its start.
+    """Parses a file in chunks, from its start.
 
     Attributes:
         pid: pid of the process in its pid namespace; records of its children are skipped.
         header: the file's header; empty until it is parsed.
-        has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
+        has_other_clock: whether timestamps are from a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means no file.
     """
 
@@ -110,7 +110,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start parsing a new file from the process. Source file numbers stay valid."""
+        """Start parsing a new file from the process. Source file numbers remain valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
@@ -122,21 +122,21 @@ class JitDumpParser:
         return self._nbytes + len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
-        """Parse the next piece: the bytes after the last byte consumed.
+        """Parse the next chunk: the bytes after the last byte consumed.
 
-        ``left`` is the size of the rest of the file, which begins with ``text``. Raises
-        ``NotADumpError`` if the header is invalid.
+        ``left`` is the remaining size of the file, starting with ``text``. Raises ``NotADumpError``
+        if the header is invalid.
         """
         records: list[Record] = []
         at = 0 if self.header else self._parse_header(text)
         while self.header and at + _RECORD.size <= len(text):
             kind, size, time_ns = _RECORD.unpack_from(text, at)
             if size < _RECORD.size or at + size > left:
-                break  # incomplete or damaged: later records cannot be located
+                break  # incomplete or malformed: later records cannot be located
             end = min(at + size, len(text))
             if at and end < at + size:
                 break
-            with suppress(struct.error, ValueError):  # the record is damaged
+            with suppress(struct.error, ValueError):  # the record is malformed
                 record = self._parse_record(kind, time_ns, text, at + _RECORD.size, end)
                 records += [record] if record else []
             at += size
@@ -216,7 +216,7 @@ _Entry = tuple[int, int, bytes]
 def _split(body: bytes, count: int) -> list[_Entry]:
     """Parses a debug-info record.
 
-    Raises ``ValueError`` or ``struct.error`` if the data is damaged.
+    Raises ``ValueError`` or ``struct.error`` if the data is malformed.
     """
     entries = []
     at, file = _TABLE.size, b""
@@ -232,7 +232,7 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Parses a V8 record whose entries all name the function's file (``JS:*f a.js:1:13``).
+    """Parses a V8 record in which all entries contain the function's file (``JS:*f a.js:1:13``).
 
     Takes the file from the function's name, because V8 may write file names after freeing them. A
     freed file name is written as garbage of the correct length. Returns an empty list if the

@@ -43,13 +43,13 @@ def demangle_rust(name: str) -> str | None:
     if match := LEGACY.fullmatch(name):
         return demangle_legacy(match[1])
     if match := _V0.fullmatch(name):
-        with suppress(_DamagedError, RecursionError):
+        with suppress(_MalformedError, RecursionError):
             return _Printer(match[1]).run()
     return None
 
 
-class _DamagedError(Exception):
-    """Raised if the name does not follow the grammar, or is too long when printed."""
+class _MalformedError(Exception):
+    """Raised if the name does not conform to the grammar, or its demangled form is too long."""
 
 
 class _Printer:
@@ -65,21 +65,21 @@ class _Printer:
     def run(self) -> str:
         self._path(in_value=True)
         text = "".join(self._out)
-        if self._at < len(self._body):  # the crate for which the code was generated
+        if self._at < len(self._body):  # the instantiating crate
             self._path(in_value=False)
         if self._at < len(self._body):
-            raise _DamagedError
+            raise _MalformedError
         return text
 
     def _print(self, text: str) -> None:
         self._chars += len(text)
         if self._chars > MAX_CHARS:
-            raise _DamagedError
+            raise _MalformedError
         self._out.append(text)
 
     def _next(self) -> str:
         if self._at >= len(self._body):
-            raise _DamagedError
+            raise _MalformedError
         self._at += 1
         return self._body[self._at - 1]
 
@@ -94,7 +94,7 @@ class _Printer:
         self._steps += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH or self._steps > _MAX_STEPS:
-            raise _DamagedError
+            raise _MalformedError
 
     def _list(self, read: Callable[[], None], separator: str = ", ") -> int:
         count = 0
@@ -109,7 +109,7 @@ class _Printer:
         start = self._at - 1
         target = self._number()
         if target >= start:
-            raise _DamagedError
+            raise _MalformedError
         back, self._at = self._at, target
         self._enter()
         read()
@@ -119,7 +119,7 @@ class _Printer:
     def _take(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self._body, self._at)
         if match is None:
-            raise _DamagedError
+            raise _MalformedError
         self._at = match.end()
         return match[0]
 
@@ -142,7 +142,7 @@ class _Printer:
         self._eat("_")
         text = self._body[self._at : self._at + length]
         if len(text) < length:
-            raise _DamagedError
+            raise _MalformedError
         self._at += len(text)
         return _decode_punycode(text) if is_punycode else text
 
@@ -164,7 +164,7 @@ class _Printer:
         elif tag == "B":
             self._backref(lambda: self._path(in_value=in_value))
         else:
-            raise _DamagedError
+            raise _MalformedError
         self._depth -= 1
 
     def _nested_path(self, *, in_value: bool) -> None:
@@ -178,7 +178,7 @@ class _Printer:
         elif namespace.islower():
             self._print(name and f"::{name}")
         else:
-            raise _DamagedError
+            raise _MalformedError
 
     def _qualified_path(self, tag: str) -> None:
         if tag != "Y":  # the path of the impl is not printed
@@ -208,13 +208,13 @@ class _Printer:
             return
         depth = self._bound_lifetimes - index
         if depth < 0:
-            raise _DamagedError
+            raise _MalformedError
         self._print(f"'{chr(97 + depth)}" if depth < 26 else f"'_{depth}")
 
     def _binder(self, read: Callable[[], object]) -> None:
         bound = self._optional_number("G")
         if bound > _MAX_DEPTH:
-            raise _DamagedError
+            raise _MalformedError
         outer_lifetimes = self._bound_lifetimes
         if bound:
             self._print("for<")
@@ -281,7 +281,7 @@ class _Printer:
         self._print("dyn ")
         self._binder(lambda: self._list(self._trait, " + "))
         if not self._eat("L"):
-            raise _DamagedError
+            raise _MalformedError
         if index := self._number():
             self._print(" + ")
             self._lifetime(index)
@@ -354,7 +354,7 @@ class _Printer:
             self._list(lambda: self._field(read))
             self._print(" }")
         elif kind != "U":
-            raise _DamagedError
+            raise _MalformedError
 
     def _field(self, read: Callable[[], None]) -> None:
         self._optional_number("s")
@@ -368,7 +368,7 @@ class _Printer:
         if tag == "p":
             return "_"
         if tag not in "hmtyojaslxnibc":
-            raise _DamagedError
+            raise _MalformedError
         sign = "-" if tag in "aslxni" and self._eat("n") else ""
         value = int(self._digits() or "0", 16)
         if tag == "b" and value < 2:
@@ -376,14 +376,14 @@ class _Printer:
         if tag == "c" and (char := find_char(value)):
             return "'" + _escape(char, quote="'") + "'"
         if tag in "bc":
-            raise _DamagedError
+            raise _MalformedError
         return f"{sign}{value if value >> 64 == 0 else hex(value)}"
 
     def _text(self) -> str:
         try:
             text = bytes.fromhex(self._digits()).decode()
         except ValueError as error:
-            raise _DamagedError from error
+            raise _MalformedError from error
         return '"' + "".join(_escape(char, quote='"') for char in text) + '"'
 
 
@@ -399,4 +399,4 @@ def _decode_punycode(text: str) -> str:
     try:
         return f"{base}-{rest}".removeprefix("-").encode().decode("punycode")
     except UnicodeError as error:
-        raise _DamagedError from error
+        raise _MalformedError from error

@@ -39,7 +39,7 @@ _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Fraction of the reading budget that a file's tables may use."""
+"""Maximum fraction of the reading budget for the tables of one file."""
 
 
 class LineReader(Protocol):

@@ -1,7 +1,7 @@
 """The kernels in the test matrix, and how to obtain their files.
 
 Packages are downloaded and unpacked but not installed, so root is not needed and the machine's
-kernel is not touched. The newest version known to apt is used.
+kernel is not touched. The newest version available from apt is used.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -27,9 +27,9 @@ class KernelFiles:
     Attributes:
         version: the version of the package, such as ``6.1.192-2``.
         release: the output of ``uname -r``.
-        modules: the directory that the guest sees as ``/lib/modules``, with ``modules.dep``.
-        headers: the directory for ``make -C`` to build a module; None if there are no headers.
-        root: the directory that the guest sees as ``/``; None for the host's root.
+        modules: the guest's ``/lib/modules``, with ``modules.dep``.
+        headers: the directory for ``make -C`` to build a module; None if headers are unavailable.
+        root: the guest's root directory; None for the host's root directory.
     """
 
     name: str
@@ -54,10 +54,11 @@ class DebianKernel:
     """A Debian kernel, identified by the packages that depend on its newest image and headers.
 
     Attributes:
-        package: the part of the package names after ``linux-image-`` and ``linux-headers-``.
+        package: the suffix of the package names after ``linux-image-`` and ``linux-headers-``.
         release: the code name of its Debian release; empty for this machine's release.
-        boots: the names of the boots in which it is tested; empty for all.
-        tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all.
+        boots: the names of the boots in which it is tested; empty for all boots.
+        tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all
+            files.
         machine: the machine type. ``release`` is required unless this is the host's machine type.
     """
 
@@ -96,8 +97,7 @@ class DebianKernel:
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            # The tools that come with the headers run on the host, even if the headers are for
-            # another machine.
+            # The headers' tools run on the host, even if the headers are for another machine.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         return KernelFiles(

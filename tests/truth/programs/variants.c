@@ -74,7 +74,7 @@ static void copy(const char *from, const char *to)
 }
 
 /* variants DIRECTORY HOW COUNT TIMES: HOW is own (separate paths), new (new files at one path),
- * same (one file, overwritten), gone (deleted once loaded) */
+ * same (one file, overwritten), gone (deleted after loading) */
 int main(int argc, char **argv)
 {
 	const char *directory = argv[1], *how = argv[2];

@@ -128,7 +128,7 @@ def test_samples_can_be_filtered_by_endpoint(profile):
     )  # fmt: skip
 
 
-def test_callers_and_callees_are_listed_with_their_shares_of_the_function(profile):
+def test_callers_and_callees_are_listed_as_percentages_of_the_function(profile):
     assert report("--callers", "do_syscall_64", profile).splitlines()[1:] == [
         "callers of do_syscall_64: 5,000.0 ms, 83.3% of all",
         "     ms   share  samples  module     callers",
@@ -278,7 +278,7 @@ def test_names_are_escaped_before_they_reach_the_terminal(profile):
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 100])
-def test_report_lines_fit_the_terminal(profile, width, monkeypatch):
+def test_report_lines_fit_the_terminal_width(profile, width, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.cli.report.terminal_width", lambda: width)
     for by in ("function", "process", "span", "line"):
         lines = report("--by", by, profile).splitlines()[1:]

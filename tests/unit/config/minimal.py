@@ -1,4 +1,4 @@
-"""The smallest configuration file, to which tests add the lines under test."""
+"""A minimal configuration file, to which tests add the lines under test."""
 
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import parse_config

@@ -20,7 +20,7 @@ def problems(text, **environ):
 
 
 def receiver(block, **environ):
-    """Returns the problems found in a receiver block, without the common prefix."""
+    """Returns the problems in a receiver block, without the common prefix."""
     result = problems(with_receiver(block), **environ)
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
 
@@ -32,7 +32,7 @@ def test_a_minimal_file_is_loaded_with_the_defaults():
     assert list(config.running_exporters) == ["debug"]
 
 
-def test_all_problems_are_reported_at_once_with_their_positions():
+def test_every_problem_is_reported_with_its_position():
     assert receiver(
         "samples_per_second: fast\n"
         "reporter_interval: 5\n"

@@ -1,4 +1,4 @@
-"""Loading in a child process gives the same values and errors, and takes little memory."""
+"""Loading in a child process yields the same values and errors, and requires little memory."""
 
 import subprocess
 import sys

@@ -133,7 +133,7 @@ def test_a_partially_accepted_request_is_never_resent(
 
 
 @pytest.mark.parametrize("response", [b"\xff\xff\xff", b"\x12" + b"\x00" * (4 << 20)])
-def test_a_success_status_counts_as_delivery_whatever_the_response(
+def test_a_success_status_counts_as_delivery_regardless_of_the_response(
     grpc_receiver, exporter, batch, response, caplog
 ):
     """A response that is unreadable or larger than 4 MiB is logged once per exporter."""
@@ -248,7 +248,7 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, is_r
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_shutdown_lets_a_running_export_attempt_finish(grpc_receiver, exporter, batch):
+def test_shutdown_waits_for_a_running_export_attempt(grpc_receiver, exporter, batch):
     grpc_receiver.answer(lambda *_: time.sleep(0.3) or b"")
     result = start_export(exporter, batch(), grpc_receiver)
     exporter.shutdown(60_000)

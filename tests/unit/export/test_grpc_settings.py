@@ -97,7 +97,7 @@ def proxy():
 
 @pytest.mark.parametrize("given", [True, False])
 def test_only_a_configured_proxy_is_used(proxy, given, monkeypatch, batch, caplog):
-    """A proxy from the environment would see the metadata of plain-text requests."""
+    """A proxy from the environment could read the metadata of plain-text requests."""
     address, asked = proxy
     url = f"http://me:hunter22@{address}"
     for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):

@@ -226,7 +226,7 @@ def test_programs_with_the_same_pid_are_different_processes(windows):
 
 
 class Reader:
-    """The Firefox Profiler's command line, which shares code with its page."""
+    """The Firefox Profiler's command-line tool, which shares code with its web page."""
 
     def __init__(self, directory):
         place = npm.install(PACKAGES, "firefox-profiler")

@@ -44,7 +44,7 @@ def test_the_table_counts_recursion_once_and_labels_gaps_with_their_reason(windo
 
 
 @pytest.mark.parametrize("width", [40, 80, 133])
-def test_the_table_fits_the_width_by_truncating_only_names(windows, width):
+def test_only_names_are_truncated_to_fit_the_table_width(windows, width):
     lines = table(windows, width=width).splitlines()
     assert max(map(len, lines)) <= width
     numbers = [re.match(r" +(\d+\.\d%) +(\d+\.\d%)  ", line) for line in lines[1:-1]]

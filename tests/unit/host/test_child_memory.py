@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Returns a function that creates a cgroup tree and places this process in it."""
+    """Returns a function that creates a cgroup tree containing this process."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"
@@ -78,7 +78,7 @@ def test_the_cgroup_with_the_least_memory_left_sets_the_limit(tree, version):
     assert left == MemoryLeft(10 * MIB, f"/{MOUNT[version]}/a/{NAMES[version][0]}", 400 * MIB)
 
 
-def test_a_container_sees_its_cgroup_at_the_root_of_the_mount(tree):
+def test_the_root_of_a_containers_cgroup_mount_is_its_cgroup(tree):
     limits = {"": (256 * MIB, 6 * MIB, 0)}
     assert find_memory_left(tree("/", limits)).count_bytes == 250 * MIB
     assert find_memory_left(tree("/docker/abc", limits, "/docker/abc")).count_bytes == 250 * MIB

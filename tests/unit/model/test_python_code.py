@@ -9,7 +9,7 @@ def code(number, table=b""):
     return PythonCode(number, 7, 0x1000 * number, 1, "app.py", "f", number, 0, table)
 
 
-def test_a_code_description_is_found_by_its_id():
+def test_a_code_description_is_looked_up_by_its_id():
     codes = KnownCodes()
     codes.add(code(1))
     assert codes.get(1) == code(1)

@@ -114,7 +114,7 @@ def test_unused_reasons_and_their_strings_are_removed_once_locations_have_names(
 
 
 def peer_message():
-    """Builds a message like opentelemetry-ebpf-profiler: base names, file addresses, no lines."""
+    """Builds a message like opentelemetry-ebpf-profiler's: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([
@@ -184,7 +184,7 @@ def test_unknown_fields_are_preserved(window):
     assert again["dictionary"]["locationTable"][1]["new"] == 5
 
 
-def test_json_requests_get_the_same_names_as_protobuf_requests():
+def test_json_and_protobuf_requests_yield_the_same_names():
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
         profile["profile_id"] = "01" * 16

@@ -32,7 +32,7 @@ DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # in glibc
 
 
 class Registered(dict):
-    """A registry that keeps the places of processes."""
+    """A registry that stores the context places of processes."""
 
     def register(self, pid, start_time_ns, stack_start, place):
         self[pid] = place
@@ -91,7 +91,7 @@ def image_of(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if STATIC.match(name)])
 def test_static_tls_is_an_offset_from_the_thread_pointer(image_of, name):
-    """TLS descriptors of needed libraries are static, too."""
+    """TLS descriptors of needed libraries are also static."""
     place = image_of(name).find()
     assert place == ContextPlace(place.offset)
     assert -4096 < place.offset <= -8
@@ -133,7 +133,7 @@ def test_unrelocated_got_entries_yield_no_tls_location(image_of, name):
 
 
 @pytest.mark.parametrize("name", ["local_exec", "opened_descriptor", "sysv_hash"])
-def test_reading_damaged_memory_raises_no_error(image_of, name):
+def test_reading_corrupt_memory_raises_no_error(image_of, name):
     image, rng = image_of(name), random.Random(name)
     reads = 0
 

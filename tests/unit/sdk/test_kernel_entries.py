@@ -1,4 +1,4 @@
-"""Samples of a service name the kernel entry in which the sampled thread was."""
+"""Samples of a service contain the kernel entry of the sampled thread."""
 
 import json
 

@@ -104,7 +104,7 @@ def test_a_withdrawn_context_is_not_read():
     assert read_process_context(os.getpid()) is None
 
 
-def test_a_reader_never_sees_a_torn_update():
+def test_a_reader_never_observes_a_torn_update():
     publish_process_context({"n": "0", "same": "0"})
     code = (
         "import os, sys\n"
@@ -131,7 +131,7 @@ def test_a_reader_never_sees_a_torn_update():
             text = str(update % 10) * (1 + update % 977)
             publish_process_context({"n": text, "same": text})
             if update % 1000 == 0:
-                time.sleep(0.001)  # lets the reader run even on one CPU
+                time.sleep(0.001)  # allows the reader to run even on one CPU
                 if update >= 40_000 and select.select([reader.stdout], [], [], 0)[0]:
                     break
         output, _ = reader.communicate()  # closes the reader's input
@@ -218,7 +218,7 @@ def test_a_process_context_mapping_without_a_name_is_an_error(monkeypatch):
         publish_process_context({"service.name": "a"})
 
 
-# Contexts are read from a simulated /proc, in which mem is a sparse file.
+# Contexts are read from a simulated /proc, where mem is a sparse file.
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_flush_exports_all_earlier_windows(processor, in_memory):
     assert in_memory.get_finished_batches() == ()
 
 
-def test_a_failing_processor_does_not_affect_others(in_memory, caplog):
+def test_a_failing_processor_does_not_affect_other_processors(in_memory, caplog):
     class Broken(ProfileProcessor):
         def on_window(self, window):
             raise RuntimeError("broken")

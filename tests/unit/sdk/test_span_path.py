@@ -71,7 +71,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
     assert wrong == []
 
 
-def test_spans_are_found_in_context_maps_of_any_shape(path):
+def test_spans_are_found_in_context_maps_of_any_structure(path):
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))
@@ -104,7 +104,7 @@ class Named(str):
 
 
 def make_equal(key):
-    """Makes a context variable that has the same hash as a given variable."""
+    """Creates a context variable with the same hash as a given variable."""
     for _ in range(1000):
         name = Named("equal")
         name.value = 0
@@ -116,7 +116,7 @@ def make_equal(key):
 
 
 @pytest.mark.parametrize("others", [0, 40])
-def test_variables_whose_hashes_are_equal_are_distinguished(path, others):
+def test_context_variables_with_equal_hashes_are_distinguished(path, others):
     equal = make_equal(VARIABLE)
     filling = [contextvars.ContextVar(str(number)) for number in range(others)]
 

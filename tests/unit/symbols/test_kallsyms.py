@@ -36,7 +36,7 @@ def test_padding_belongs_to_its_function_and_ends_the_previous_function():
     assert named(table, 0x3F) == ("g", 0x30), "h has no padding, so g reaches up to it"
 
 
-def test_padding_whose_function_is_missing_has_no_name():
+def test_padding_without_a_function_has_no_name():
     table = core((0, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "d", "data"), (0x40, "t", "h"))
     assert named(table, 0x1F) == ("f", 0)
     assert named(table, 0x25) is None
@@ -194,7 +194,7 @@ def test_addresses_may_cross_a_4_gib_boundary():
         assert table.lookup(low + at * 0x40 + 5) == (b"f%d" % at, low + at * 0x40)
 
 
-def test_symbols_4_gib_below_the_others_are_counted_and_dropped():
+def test_symbols_4_gib_below_other_symbols_are_counted_and_dropped():
     data = b"0000000000001000 T " + b"x" * 300 + b"\n" + text((0, "T", "f"), (16, "T", "_etext"))
     kallsyms = parse_kallsyms([data])
     assert kallsyms.bad_lines == 1

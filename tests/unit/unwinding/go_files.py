@@ -1,4 +1,4 @@
-"""Makes files for tests, with tables in the format of Go's linker."""
+"""Generates test files with tables in the format of Go's linker."""
 
 import struct
 from typing import NamedTuple

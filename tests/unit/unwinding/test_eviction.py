@@ -18,7 +18,7 @@ def key(number):
 
 
 class Kernel:
-    """The contents of the slots, as the BPF program sees them."""
+    """The contents of the slots, as visible to the BPF program."""
 
     def __init__(self):
         self.slots = [None] * SLOTS
@@ -46,7 +46,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_table_slots_and_bytes_are_never_allocated_twice(steps):
-    """Claims overlap as if made by several threads; the steps of each claim are in order."""
+    """Claims overlap as if by several threads; the steps of each claim are in order."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
     claimed, ready = [], []  # claims before and after their victims were removed
     for number, (step, value) in enumerate(steps):

@@ -14,7 +14,7 @@ from tests.unit.unwinding.files import content
 
 
 def find(name, *, with_tables=True, entry=0):
-    """Returns the gaps in a file whose entry point is ``entry``, and the file's text segment."""
+    """Returns the gaps in a file with entry point ``entry``, and the file's text segment."""
     source = ImageSource(content(name))
     elf = read_elf(source, "x86_64")._replace(entry=entry)
     (text,) = elf.texts

@@ -1,4 +1,4 @@
-"""The sample store returns the same samples as a plain list would."""
+"""The sample store returns the same samples as a plain list."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Reads files as the agent does, in a child process whose memory use a test can measure.
+"""Reads files as the agent does, in a child process, so that a test can measure its memory use.
 
 Arguments: a good file, a hostile file, a limit in MiB, how often to read the hostile file, and what
 to read (names or lines).

@@ -25,7 +25,7 @@ ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 SLOW = {"versions", "packed-symbols", "symbols-within-the-limit"}
 """The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Makes glibc return freed memory at once (mallopt(3)), to exclude it from measurements."""
+"""Makes glibc return freed memory immediately (mallopt(3)), to exclude it from measurements."""
 
 
 def read(folder, content, limit_mib, count, detail="names"):
@@ -43,7 +43,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 
 
 def check_memory(report, limit_mib):
-    """Checks that reading used limited memory, and that the good file's function is named."""
+    """Checks that reading stayed within the limit, and that the good file's function is named."""
     assert report["peak_kib"] - report["before_kib"] <= (limit_mib + SLACK_MIB) * 1024, report
     assert report["good"] == [["good_000000"]], report
 
@@ -52,14 +52,14 @@ def check_memory(report, limit_mib):
 def test_hostile_files_are_read_within_the_memory_limit(tmp_path, kind):
     count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
-    check_memory(report, LIMIT_MIB)  # tables within the limit are evicted to make room for reads
+    check_memory(report, LIMIT_MIB)  # tables within the limit are evicted to free memory for reads
     counts = report["counts"]
     assert counts["loaded"] + counts["refused"] == 1 + count, report
 
 
 @pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
 def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
-    """Child processes convert the DWARF, so that the reading process holds none of it."""
+    """DWARF is converted by child processes, and is not held in memory by the reading process."""
     count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
     check_memory(report, DWARF_LIMIT_MIB)
@@ -75,7 +75,7 @@ def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
 
 
 def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
-    """Lines are kept as long as the names are, and evicted with them."""
+    """Lines are kept as long as names, and are evicted together with the names."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
     assert counts["loaded"] == 1 + FILES, report
@@ -108,7 +108,7 @@ def test_memory_held_during_a_read_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_an_abandoned_reader_does_not_block_others_but_its_memory_still_counts():
+def test_an_abandoned_reader_does_not_block_other_readers_but_its_memory_counts():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

@@ -37,7 +37,7 @@ def made(tmp_path_factory):
 
 
 class Server:
-    """A local server that answers requests with a given function, and counts them."""
+    """A local server that handles requests with a given function, and counts them."""
 
     def __init__(self, answer):
         self.asked, self._answer = [], answer
@@ -238,7 +238,7 @@ def test_an_unreachable_server_does_not_prove_that_a_file_is_missing(made, cache
     assert os.listdir(cache.path) == []
 
 
-def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
+def test_corrupt_cache_files_are_replaced(made, serve, cache):
     server = serve(lambda handler: handler.reply(200, made[1]))
     finder = Debuginfod([server.address], cache, LIMITS)
     file = cache.create(f"{made[0]}.debuginfo")

@@ -130,7 +130,7 @@ def test_a_name_that_grows_within_bounds_is_demangled():
     assert demangle(nested(6)).startswith("f(A, X<A, A>, X<X<A, A>, X<A, A> >")
 
 
-def test_cxx_names_stay_mangled_without_a_cxx_runtime(monkeypatch):
+def test_cxx_names_remain_mangled_without_a_cxx_runtime(monkeypatch):
     monkeypatch.setattr(module, "_RUNTIMES", ("libnone.so.1",))
     module._find_runtime.cache_clear()
     try:

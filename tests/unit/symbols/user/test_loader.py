@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 
 class Names:
-    """A stand-in for a file's symbols, in which each address is named after the file."""
+    """A fake for a file's symbols, with names derived from the file's content."""
 
     nbytes = 100
 
@@ -154,7 +154,7 @@ def test_a_file_remains_readable_after_the_caller_closes_its_descriptor(make, tm
     assert function(loader, 1) == "deleted_10"
 
 
-def test_a_damaged_file_does_not_affect_others(make, caplog):
+def test_a_malformed_file_does_not_affect_other_files(make, caplog):
     def read(_details, content):
         if content == b"bad":
             raise SymbolsRefused("its section headers are damaged")
@@ -206,7 +206,7 @@ def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
     assert function(loader, lost) == "again_10"
 
 
-def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeypatch):
+def test_a_file_dropped_by_a_full_queue_is_read_once_the_queue_has_space(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     now_s, go_on = 0, threading.Event()
     loader = make(
@@ -225,7 +225,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeyp
 
 
 class Stalled:
-    """A loader with a settable clock, and a file whose source lines temporarily cannot be read."""
+    """A loader with a settable clock, and a file with temporarily unreadable source lines."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0
@@ -367,7 +367,7 @@ def test_tables_that_evict_each_other_are_reloaded_at_growing_intervals(make):
     assert function(loader, last) == "f_10"
 
 
-def test_a_table_that_would_evict_most_others_is_rejected(make, caplog):
+def test_a_table_that_would_evict_most_other_tables_is_rejected(make, caplog):
     caplog.set_level("INFO")
     loader = make(max_bytes=199)
     add(loader, 1, content=b"large")
@@ -398,7 +398,7 @@ def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch)
 
 
 class MadeCode:
-    """Code without files, whose names are read once."""
+    """Code without files, with names that are read once."""
 
     def __init__(self):
         self.has_work, self.was_read = True, threading.Event()
@@ -414,7 +414,7 @@ class MadeCode:
         pass
 
 
-def test_code_without_a_file_stays_queued_when_files_are_dropped(make, monkeypatch):
+def test_code_without_a_file_remains_queued_when_files_are_dropped(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     go_on, code = threading.Event(), MadeCode()
     loader = make(read_after(go_on), code=code)
@@ -425,7 +425,7 @@ def test_code_without_a_file_stays_queued_when_files_are_dropped(make, monkeypat
     assert code.was_read.wait(30)
 
 
-def test_files_are_read_for_processes_in_turn(make):
+def test_files_of_different_processes_are_read_alternately(make):
     go_on, order = threading.Event(), []
 
     def read(file, _content):
@@ -442,7 +442,7 @@ def test_files_are_read_for_processes_in_turn(make):
 
 
 @pytest.mark.system
-def test_a_process_with_a_slow_file_waits_while_files_of_others_are_read(make):
+def test_files_of_other_processes_are_read_before_those_of_a_slow_process(make):
     go_on, order, children = threading.Event(), [], PatientChildren()
     burns = "import time\nwhile time.process_time() < 0.2: pass"
 
@@ -465,7 +465,7 @@ def test_a_process_with_a_slow_file_waits_while_files_of_others_are_read(make):
 
 @pytest.mark.parametrize(
     ("owners", "other"),
-    [([1] * 10, 2), ([2**30 + number for number in range(10)], os.getpid())],  # no such processes
+    [([1] * 10, 2), ([2**30 + number for number in range(10)], os.getpid())],  # nonexistent pids
     ids=["of a process", "of a user with many processes"],
 )
 def test_many_files_do_not_crowd_out_files_of_other_owners(make, monkeypatch, owners, other):
@@ -481,7 +481,7 @@ def test_many_files_do_not_crowd_out_files_of_other_owners(make, monkeypatch, ow
     assert loader.counts().dropped in {6, 7}
 
 
-def test_reading_stays_within_its_cpu_share_until_shutdown(make):
+def test_reading_stays_within_its_cpu_budget_until_shutdown(make):
     spent_ns = 0
 
     def read(_details, _content):
@@ -541,7 +541,7 @@ def test_code_without_a_file_has_no_name(make):
     assert make().name_code(ProcessKey(1, 1), 0x1000, 1).unresolved is Unresolved.NO_FILE
 
 
-def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
+def test_reading_files_evicts_large_tables_but_not_small_tables(make):
     budget = ReadingBudget(300)
     sizes = {0: 20, 1: 180, 2: 20}
 
@@ -566,7 +566,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 
 
 @pytest.mark.system
-def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
+def test_evicted_files_on_a_hanging_device_do_not_delay_other_files(make, tmp_path):
     """There are more files than threads that the loader can abandon."""
     count = 34
     with mounted(tmp_path / "fuse", {f"f{number}": b"content" for number in range(count)}) as fuse:
