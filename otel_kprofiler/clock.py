@@ -140,8 +140,8 @@ class Interval(NamedTuple):
 class StreamClock:
     """Maps consecutive boottime intervals to Unix times that never go backwards. Not thread-safe.
 
-    If the clock is set forward, the stream follows immediately and leaves a gap. If the clock is
-    set back, the stream runs at a fraction of the clock's speed until the clock has caught up.
+    If the clock is set forward, the stream jumps with it, leaving a gap. If the clock is set back,
+    the stream runs at a fraction of the clock's speed until the clock has caught up.
     """
 
     def __init__(self, clock: Clock) -> None:

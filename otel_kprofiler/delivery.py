@@ -369,7 +369,7 @@ def _totals(window: Window) -> dict[str, StreamTotals]:
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """Returns a window whose totals include the samples that will not be sent to the receiver."""
+    """Returns a window with totals that include the samples not sent to the receiver."""
     profiles = [
         _profile_for_receiver(
             profile,

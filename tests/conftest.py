@@ -84,7 +84,7 @@ def sampling_host():
 
 @pytest.fixture(scope="session")
 def descriptors_kept():
-    """Counts the descriptors that are open already or may stay open after the tests."""
+    """Counts the descriptors that are already open, or may remain open after the tests."""
     return count_descriptors() + KEPT
 
 

@@ -47,7 +47,7 @@ PACKAGES = {
     "redact": Package("Redacts secrets in addresses and messages"),
     "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
-    "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
+    "model": Package("Types shared by all packages: samples, stacks, windows, accounts"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
         "This host: files, capabilities, perf events, checks of `doctor`", "errors model text"

@@ -27,7 +27,7 @@ SCHEMA = {
 NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
-"""The number of samples with a span for which a test waits."""
+"""The number of samples with a span that a test waits for."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
 """The environment variable with the path of prebuilt programs, for machines without a compiler."""

@@ -49,7 +49,7 @@ def summarize_locks(
 
 
 def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
-    """Returns the sum of the exactly counted lock waits in profiles; None if no wait was counted."""
+    """Returns the sum of the exactly counted lock waits in profiles; None if there were none."""
     totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
     if not totals:
         return None

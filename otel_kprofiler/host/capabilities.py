@@ -1,4 +1,4 @@
-"""Reads a process's capabilities (capabilities(7)), and suggests fixes for missing ones."""
+"""Reads a process's capabilities (capabilities(7)), and suggests fixes for missing capabilities."""
 
 import os
 import shlex

@@ -21,7 +21,7 @@ class Cgroup(NamedTuple):
     """A cgroup's directory.
 
     Attributes:
-        level: depth below the root, whose level is 0.
+        level: depth in the hierarchy; 0 for the root.
         id: inode number, as returned by ``bpf_get_current_cgroup_id``.
     """
 

@@ -1,4 +1,4 @@
-"""Parses ``/proc/PID/stat``, whose start time distinguishes processes with the same pid."""
+"""Parses ``/proc/PID/stat``, with the start time that identifies a process if its pid is reused."""
 
 import os
 from typing import Final, NamedTuple

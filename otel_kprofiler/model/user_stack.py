@@ -220,11 +220,11 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")
     if len(raw) < _HEAD.size:
-        raise ValueError("the user stack is damaged")
+        raise ValueError("the user stack is malformed")
     end, mappings, frames, version, marker = _HEAD.unpack_from(raw)
     first = _HEAD.size + mappings * _MAPPING.size
     if (version, marker, len(raw)) != (_VERSION, _MARKER, first + frames * _WORD_BYTES):
-        raise ValueError("the user stack is damaged")
+        raise ValueError("the user stack is malformed")
     return end, raw[_HEAD.size : first], memoryview(raw)[first:].cast("Q")
 
 

@@ -1,4 +1,4 @@
-"""Waits for samples, and sleeps while there are none."""
+"""Waits for samples, sleeping while none are pending."""
 
 from typing import Final
 

@@ -137,7 +137,7 @@ int main(int count, char **words) {
 }
 """,
 }
-"""Programs whose children each have unique names, stacks, or files."""
+"""Programs with children that each have unique names, stacks, or files."""
 NEW_CODE = """
 def f():
     x = 0

@@ -1,4 +1,4 @@
-"""Fixtures: both loaders, and a file to which services write their profiles."""
+"""Fixtures: the loaders, and a file to which services write their profiles."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A program with thirty functions, of which exactly one causes kernel time."""
+"""A program with thirty functions, exactly one of which causes kernel time."""
 
 import os
 

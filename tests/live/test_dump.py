@@ -237,7 +237,7 @@ def test_the_stack_of_a_running_thread_is_dumped():
 def test_a_second_dump_shows_which_threads_have_moved():
     with running(*python(1, "tick,")) as (pid, _):
         has_ticked = False
-        while not has_ticked:  # a busy machine may not run the thread in the interval
+        while not has_ticked:  # a busy machine might not run the thread in the interval
             threads = dump(pid, "--interval", "0.5s")
             stuck = [t for t in threads if "leaf" in functions(t, "python")]
             assert [t["moved"] for t in stuck] == [False]

@@ -1,4 +1,4 @@
-"""Programs or C libraries without unwind tables, whose stacks are checked against their calls.
+"""Checks the stacks of programs or C libraries without unwind tables against their calls.
 
 All programs are stripped, and run until they are killed.
 """

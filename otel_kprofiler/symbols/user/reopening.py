@@ -1,4 +1,4 @@
-"""Reopens files whose symbols were evicted."""
+"""Reopens files with evicted symbols."""
 
 import os
 import time

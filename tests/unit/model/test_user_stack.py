@@ -52,8 +52,8 @@ def test_a_missing_mapping_is_parsed_as_none():
     assert parse_user_stack(raw).places == (None,)
 
 
-@pytest.mark.parametrize("damaged", [RAW[:-1], RAW + b"\0", RAW[:5], bytes(len(RAW))])
-def test_a_malformed_stack_is_rejected(damaged):
+@pytest.mark.parametrize("malformed", [RAW[:-1], RAW + b"\0", RAW[:5], bytes(len(RAW))])
+def test_a_malformed_stack_is_rejected(malformed):
     for parse in (parse_user_stack, find_user_addresses):
-        with pytest.raises(ValueError, match="damaged"):
-            parse(damaged)
+        with pytest.raises(ValueError, match="malformed"):
+            parse(malformed)

@@ -1,4 +1,4 @@
-"""Processes whose memory is on a hanging file system do not delay other reads."""
+"""Processes with memory on a hanging file system do not delay other reads."""
 
 import os
 

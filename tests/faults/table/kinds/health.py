@@ -1,4 +1,4 @@
-"""Faults: other users' connections to the health endpoint, and agent outputs that nobody reads."""
+"""Faults: other users' connections to the health endpoint, and agent output without a reader."""
 
 from __future__ import annotations
 
