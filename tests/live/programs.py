@@ -11,12 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from samplers import spawned
-
 from otel_kprofiler.bpf.btf import parse_program_btf
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.host import PerfAttributes, attach_program, enable_event
 from tests.commands import COMMAND
+from tests.live.samplers import spawned
 from tests.waiting import wait_until
 
 _PROG_LOAD = 5
