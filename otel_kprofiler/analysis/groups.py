@@ -1,4 +1,4 @@
-"""Groups samples by their frames (functions, lines, modules), or by process and thread."""
+"""Groups samples by function, process, wait cause, waker and the other keys of ``report --by``."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
