@@ -214,7 +214,7 @@ class Samples:
         return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
-        """Converts the samples back to windows. Filtered profiles lack losses and totals."""
+        """Converts the samples to windows. Filtered profiles contain no loss counts or totals."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)

@@ -63,7 +63,7 @@ class KernelTypes:
         """Returns the types of a tracepoint's arguments; None if the kernel has no such tracepoint.
 
         Each type is the name of a typedef, an integer type, or a struct (even if the argument is a
-        pointer to it). A type without a name is an empty string.
+        pointer to it). An unnamed type is reported as an empty string.
         """
         at = self._find(_TRACEPOINT.decode() + tracepoint, _KIND_TYPEDEF)
         for kind in (_KIND_PTR, _KIND_FUNC_PROTO):

@@ -36,7 +36,7 @@ WAIT_UNIT_NS: Final = 256
 """Unit in which thresholds are stored, so that they fit into 32 bits (``UNIT_SHIFT``)."""
 PLACES: Final = 16
 """Maximum number of threads in a bucket."""
-_PLACES_AT_ONCE: Final = 4096  # this many elements fill whole pages
+_PLACES_AT_ONCE: Final = 4096  # elements that occupy a whole number of pages
 
 
 class WaitOffsets(NamedTuple):
@@ -276,7 +276,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """Returns all threads that exist during the whole call. Raises ``OSError``."""
+        """Returns all threads that exist throughout the call. Raises ``OSError``."""
         threads, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
             with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:

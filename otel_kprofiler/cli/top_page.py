@@ -80,13 +80,13 @@ class Status:
     """Fields of the header line that are not derived from samples.
 
     Attributes:
-        host: name of the host, or address of the table.
+        host: name of the host, or address of the database table.
         kernel: release of the host's kernel; empty if samples come from a database table.
         rate: the sampling rate, or the name of the sampled events.
         own_share: CPU usage of this process, as a fraction of one CPU; None before the first
             measurement.
         has_ended: whether all targets have exited, so that no more samples will arrive.
-        is_stale: whether the last attempt to read new samples from the table failed.
+        is_stale: whether the last attempt to read new samples from the database failed.
         remarks: sentences that describe which data is missing from samples, and why.
     """
 

@@ -187,7 +187,7 @@ class LimitedChildren:
         return None
 
     def _put(self, child: MeteredChild) -> None:
-        """Unlists a running child, which is kept for later requests if it can read more files."""
+        """Marks a child as no longer running, and keeps it if it can read more files."""
         with self._lock:
             self._running.discard(child)
             if isinstance(child, ServedChild) and child.is_idle:

@@ -1,4 +1,4 @@
-"""Opens a file that a process has mapped, with the least privilege.
+"""Opens files that processes have mapped, with as few privileges as possible.
 
 ======================  ==============================================  ==========================
 What                    Requires, for other users' processes            Finds
@@ -11,9 +11,9 @@ path                    nothing                                         the same
                                                                         or next to other files
 ======================  ==============================================  ==========================
 
-The path is tried relative to this process's root and to the root of the mapping process's mounts. A
-file's identity is checked before the file is opened for reading, because the path may lead to a
-different file, or to a device. Reading requires read permission on the file or CAP_DAC_READ_SEARCH.
+The path is tried relative to this process's root and to the mapping process's root. A file's
+identity is checked before the file is opened for reading, because the path may lead to a different
+file, or to a device. Reading requires read permission on the file or CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # The path may lead elsewhere by now. Do not wait for the holder of a lease (fcntl(2)).
+        # The path may refer to another file by now. Do not wait for a lease holder (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -210,7 +210,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
             raise _OtherInodeError(FileProblem.NOT_SAME)
         if not is_same_file(request, status, mapped=way.route == "map_files"):
             raise MappedFileError(FileProblem.NOT_SAME)
-        # The path may lead elsewhere by now.
+        # The path may refer to a different file by now.
         fd = files.open_fd(f"/proc/self/fd/{reference}")
         return OpenedFile(fd, status, way.path, way.route, way.opened)
     finally:
@@ -241,7 +241,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(DELETED)
     except OSError:
-        yield wanted, ""  # opening this entry will raise the same error
+        yield wanted, ""  # opening this entry will raise the error again
         with suppress(OSError):
             mapped = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)

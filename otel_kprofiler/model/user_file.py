@@ -1,4 +1,4 @@
-"""The files of sampled user code."""
+"""Describes the files that contain sampled user code."""
 
 import os
 import threading

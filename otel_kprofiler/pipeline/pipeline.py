@@ -128,7 +128,7 @@ class Pipeline(Generic[SamplerT]):
         self._reported: Mapping[str, SamplerCounts] = {}
 
     def start(self) -> None:
-        """Start sampling. Raises ``HostError`` or ``SamplerError`` if that fails."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError`` on failure."""
         try:
             self.sampler.start()
             if self.python:

@@ -235,7 +235,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits until processes are due to be read, and returns them; empty after :meth:`close`."""
+        """Waits for processes that are due to be read; returns no processes once closed."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()

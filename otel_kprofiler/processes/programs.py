@@ -79,7 +79,7 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
     if options is None:
         return ""
     if arguments and (title := _TITLE.match(arguments[0])):
-        return decode_name(title[1])  # set by the program, as setproctitle does
+        return decode_name(title[1])  # set by the program, for example with setproctitle
     rest = list(reversed(arguments[1:]))
     program: str | None = None
     while rest and program is None:
@@ -99,7 +99,7 @@ def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
         return _read_option(word, rest, options)
     elif options is _JAVA and word.startswith(b"@"):
-        return None  # a file of arguments, which is not read
+        return None  # an argument file, which is not read
     return _find_file(word, options)
 
 

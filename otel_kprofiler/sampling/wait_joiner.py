@@ -56,10 +56,10 @@ class _Pending:
 class WaitJoiner:
     """Joins the records of wait starts and ends into samples. Not thread-safe.
 
-    The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
-    has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
-    total time of all waits long enough to be sampled. A wait during which the thread slept and then
-    waited for a CPU becomes two samples, which share the value.
+    The BPF program samples a wait of duration d with probability p = min(1, d / threshold). The
+    sample has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples
+    estimates the total time of all waits long enough to be sampled. A wait during which the thread
+    slept and then waited for a CPU becomes two samples, which share the value.
 
     Args:
         is_left_out: returns whether the thread of a record is excluded.

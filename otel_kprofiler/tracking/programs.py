@@ -229,7 +229,7 @@ def find_facts(number: int, arrays: _Arrays | None = None) -> ProgramFacts | Non
 
 
 def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
-    """Yields the ids of all programs, or of the BPF objects that ``command`` lists, ascending.
+    """Yields the ids of all programs, or of the BPF objects that ``command`` lists, in order.
 
     Raises ``OSError`` (``EPERM`` if CAP_SYS_ADMIN is missing).
     """
@@ -244,7 +244,7 @@ def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
 
 
 def read_info(fd: int, info: Any) -> None:
-    """Fill a ctypes object with BPF_OBJ_GET_INFO_BY_FD. Raises ``OSError``."""
+    """Fill a ctypes object using BPF_OBJ_GET_INFO_BY_FD. Raises ``OSError``."""
     attributes = _InfoAttributes(fd, ctypes.sizeof(info), ctypes.addressof(info))
     bpf_call(_OBJ_GET_INFO_BY_FD, attributes)
 
@@ -286,7 +286,7 @@ def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
 
 
 def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, str, int], ...]:
-    """Returns a function's source lines as (offset in bytes, file, line), ascending.
+    """Returns a function's source lines as (offset in bytes, file, line), sorted by offset.
 
     The result is empty if the program was unloaded, or was compiled without line information.
     ``number`` is the program's id, and ``length`` the size of the function's machine code in bytes.

@@ -22,7 +22,7 @@ MAX_ENTRIES: Final = 1 << 22
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
 """Maximum size of ``.eh_frame``. The BPF program stores positions in ``.eh_frame`` in 28 bits."""
 
-# DW_EH_PE_*: the encodings of all current linkers.
+# DW_EH_PE_*: the encodings that all current linkers use.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 """Version, then the encodings of the pointer to ``.eh_frame``, the count, and the pairs."""
 _OMITTED: Final = 0xFF
@@ -118,7 +118,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether a header precedes pairs. Rejects encodings that linkers do not write."""
+    """Returns whether pairs follow a header. Rejects encodings that linkers do not write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

@@ -48,7 +48,7 @@ PARTS = {
     "test_agent": "delivery from agent to receiver",
     "test_record": "callers in recordings",
 }
-"""The names of parts on the platforms page, by test file."""
+"""The parts of the profiler that each test file covers, as named on the platforms page."""
 ENDED = (0, 1)
 """Pytest's exit statuses after it has run all tests."""
 TRIES = 2
@@ -127,7 +127,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Boots a kernel, and runs the named files' tests, or all, that match ``expression``."""
+        """Boots a kernel, and runs the tests of ``tests`` (or all) that match ``expression``."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
         places = [f"tests/kernels/test_{name}.py" for name in tests] or ["tests/kernels"]
@@ -198,7 +198,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
     machine = AARCH64 if options.arm64 else X86_64
     kernels, complete = get_kernels(session, options.kernel, machine)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
-    # Starts with the slowest boots.
+    # Start with the slowest boots.
     planned = [
         (kernel, files, boot)
         for boot in boots

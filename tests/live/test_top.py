@@ -1,4 +1,4 @@
-"""``top`` on a real terminal shows what runs, and restores the terminal."""
+"""``top`` on a real terminal shows what is running, and restores the terminal."""
 
 import os
 import signal

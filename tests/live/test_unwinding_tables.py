@@ -194,7 +194,7 @@ def test_a_loaded_table_lists_text_segments_and_its_details_identify_the_file(st
     assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
 
 
-def test_the_unwind_table_of_the_vdso_is_loaded_as_for_a_file(start):
+def test_the_unwind_table_of_the_vdso_is_loaded_like_that_of_a_file(start):
     running = start()
     running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
@@ -221,7 +221,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 
 def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeypatch):
-    """One process requests tables for many files without tables, another process for only one."""
+    """One process requests tables for many files without tables, another process for one file."""
     first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
 
@@ -270,7 +270,7 @@ def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(
     assert running.store.known.get(keys[2]).build_id
 
 
-def test_a_file_of_exited_processes_can_be_requested_a_few_times(start):
+def test_a_file_of_exited_processes_can_be_requested_up_to_16_times(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
     for count in range(1, 17):
@@ -298,7 +298,7 @@ def test_temporary_failures_to_load_unwind_tables_are_retried_after_a_while(star
     running.kernel.loaded(request.key)
 
 
-def test_a_table_that_exceeds_the_memory_limit_is_rebuilt_at_growing_intervals(start, programs):
+def test_loading_a_table_above_the_memory_limit_is_retried_at_growing_intervals(start, programs):
     running = start(Limits(total_bytes=image_bytes(start(), programs[0])))
     running.load(programs[0])
     request, holds = running.files.ask(programs[1], 5_999_998), []

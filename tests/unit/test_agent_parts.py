@@ -216,7 +216,7 @@ def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         server = HealthServer(endpoint, {"/livez": list}, waits=True)
         with contextlib.closing(HealthServer(endpoint, {}, waits=True)):
-            time.sleep(0.1)  # the other server closes while this one waits
+            time.sleep(0.1)  # the first server closes while the second one waits
         assert server.port == 0
     with contextlib.closing(server):
         wait_until(lambda: server.port)
@@ -226,7 +226,7 @@ def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
     assert "retrying every" in lines
 
 
-def test_the_agent_waits_only_for_a_port_in_use():
+def test_the_agent_does_not_wait_for_an_address_of_another_host():
     with pytest.raises(HostError, match="cannot listen on"):
         HealthServer("192.0.2.1:0", {}, waits=True)
 
@@ -237,7 +237,7 @@ def health(monkeypatch):
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server
     server.close()
-    wait_until(lambda: not count_health_threads())  # these would log during the next test
+    wait_until(lambda: not count_health_threads())  # these threads would log in the next test
 
 
 def count_health_threads():

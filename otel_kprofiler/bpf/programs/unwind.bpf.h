@@ -194,7 +194,7 @@ INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 
 	return stop(w, END_UNSUPPORTED);
 }
 
-/* Steps to the caller with `rule`. */
+/* Steps to the caller using `rule`. */
 INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 {
 	const struct row *row = &w->rule.row;
@@ -260,7 +260,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* Once the leaf has called, the link register points into the leaf, which has no rule. */
+	/* After the leaf has made a call, LR points into the leaf, which has no rule. */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
@@ -433,7 +433,7 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	return 0;
 }
 
-/* Unwinds the current thread into head, mapping[] and frame[]; returns 0 if it has a stack. */
+/* Unwinds the current thread into head, mapping[] and frame[]; returns 0 if there is a stack. */
 GLOBAL int unwind(void)
 {
 	struct unwind_work *w = get_work();

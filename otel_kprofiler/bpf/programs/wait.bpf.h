@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Measures how long threads are off-CPU, and in which state. Included by
- * sampler.bpf.c after its programs.
+ * Measures how long threads are off-CPU, and in which state. sampler.bpf.c includes this file after
+ * its own programs.
  *
- * Programs at sched_switch run with interrupts off and the run queue locked: they must not block,
- * and no sampling interrupt can intervene, so they can use the scratch memory of the sampler.
+ * Programs at sched_switch run with interrupts off and the run queue locked: they must not block.
+ * The sampler cannot interrupt them, so they can use its scratch memory.
  */
 
 #include "wait_types.bpf.h"
 
 SCRATCH(late_begin, struct record);
 
-/* A member of a tracepoint's task, or of a struct that the task points to. */
+/* Reads a member of the tracepoint's task, or of a struct that this task points to. */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
-/* Returns the clock of a task's current or last run queue; 0 if unknown. */
+/* Returns the clock of a task's current or last run queue, or 0 if unknown. */
 INLINE u64 read_queue_clock(u64 task)
 {
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the clock of struct thread, for use outside context switches. */
+/* Returns the current time on the clock that struct thread uses, outside context switches. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -154,7 +154,7 @@ INLINE int has_room(const struct config *options, u64 eighths)
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* wakeup_bytes: ring / 2 */
 }
 
-/* Stops following a thread: sends its totals to user space, and frees its entry. */
+/* Stops tracking a thread: sends its totals to user space, and frees its entry. */
 GLOBAL int remove_thread(u32 place)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = place / PLACES;
@@ -217,8 +217,8 @@ INLINE int by_chance(u64 *state, u64 part, u64 whole)
 
 /*
  * Decides whether to report the start of a wait. The wait's duration is not known yet, so the
- * probability grows with the usual duration of the thread's waits. Skips starts that exceed the
- * rate for this CPU. is_kept() compensates for skipped starts.
+ * probability grows with the usual duration of the thread's waits. Skips starts that exceed this
+ * CPU's rate limit. is_kept() compensates for skipped starts.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
@@ -498,7 +498,7 @@ INLINE int has_begun(const struct thread *thread)
 
 /*
  * Drops the start of a wait whose thread has run since (see repair()), perhaps in another span. The
- * end is then written as if there were no start.
+ * wait's end is written as if its start had not been reported.
  */
 INLINE void drop_begin(struct thread *thread)
 {
@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that was switched in after `duration`. For the last part of that time,
- * `runnable`, the thread waited for a CPU. Returns the result of tell_end().
+ * Handles a thread that was switched in after `duration`. In the final part of `duration`, as long
+ * as `runnable`, the thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -559,7 +559,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 		       0;
 }
 
-/* Returns how long a woken thread has waited for a CPU: its run delay, or time since wake-up. */
+/* Returns how long a woken thread has waited for a CPU: its run delay, or time since it woke. */
 INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 {
 	u64 waited, queued, clock;
@@ -599,7 +599,7 @@ INLINE void write_late(void *task)
 	}
 }
 
-/* Returns how long a task has run since it last got a CPU, excluding interrupts; 0: unknown. */
+/* Returns how long a task has run since it last got a CPU, without interrupts, or 0 if unknown. */
 INLINE u64 find_run_ns(u64 task)
 {
 	u64 now = 0, before = 0;
@@ -612,8 +612,8 @@ INLINE u64 find_run_ns(u64 task)
 
 /*
  * Handles a missed switch event (a few per thousand on 6.18): `task`, which is leaving now, is not
- * the task last seen arriving. The run time of `task` shows when `task` arrived. The other task's
- * run time shows when that task left. If a run time is unknown, assumes the shortest possible wait.
+ * the task last seen arriving. The run time of `task` shows when `task` arrived, and that of the
+ * task last seen shows when it left. If a run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -685,7 +685,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	now = find_switch_time(line, ctx[1]);
 	place = line->place;
-	/* The compiler must not replace ctx[1], a typed pointer, with line->task, a number. */
+	/* The compiler must not replace ctx[1], a typed pointer, with line->task, a scalar. */
 	asm volatile("" : "+r"(prev));
 	if (line->task != prev || line->epoch != c->epoch) {
 		task = bpf_get_current_task();
@@ -717,7 +717,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	tid = MEMBER(u32, ctx[2], pid);
 	if (!tid)
 		return 0;
-	/* To the verifier, a pointer read back from memory is a number: arithmetic is allowed. */
+	/* To the verifier, a pointer read from memory is a scalar, so arithmetic is allowed. */
 	place = find_place(*(volatile u64 *)&line->task);
 	thread = LOOKUP(threads, &place);
 	if (!thread || thread->initial_tid != tid)

@@ -25,7 +25,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed. Computing the checksum takes half a second."""
+"""Maximum size of a file whose checksum is computed. Computing it takes about 0.5 s per GiB."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -71,7 +71,7 @@ HOST_SEARCH: Final = DebugSearch()
 
 
 class DebugFile(NamedTuple):
-    """An open debug file, which its owner closes."""
+    """An open debug file, which the receiver must close."""
 
     path: str
     fd: int

@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time after which files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # half of the first delay that is not zero
+_AGAIN_NS: Final = 500_000_000  # half of the first nonzero delay
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""
@@ -84,7 +84,7 @@ class QueuedFile:
 
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
-    """Returns whether rereading the file may yield source lines that are missing."""
+    """Returns whether rereading the file may yield the missing source lines."""
     return not isinstance(names, NamedAddress) and names.can_retry_lines
 
 
@@ -158,7 +158,7 @@ class LoaderCounts(NamedTuple):
             ``lines_refused`` do not include retries.
         dropped: files that were not read because the queue was full. Dropped files are requested
             again if needed.
-        evicted: files whose symbols were dropped from memory to free memory for other files.
+        evicted: files whose symbols were dropped to free memory for other files.
         gone: files that could not be reopened, because no visible process maps them and their paths
             refer to other files. Reopening is retried at increasing intervals.
         pending: files waiting to be read.

@@ -81,7 +81,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Returns nothing if the data has no function there, or only a function without a file.
+        Returns an empty tuple if no function covers the address, or its file is unknown.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:

@@ -86,7 +86,7 @@ def test_json_may_be_one_multi_line_document(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["otlp", "otlp-json", "pprof"])
-def test_kernel_time_is_charged_to_the_calling_python_line(tmp_path, form):
+def test_kernel_time_is_attributed_to_the_calling_python_line(tmp_path, form):
     view = Line("view", file="/srv/app.py", line=42, start_line=40)
     frames = [frame(KERNEL, "vfs_write", module=VMLINUX), frame(NATIVE, "write", module=JVM_SO)]
     stack = Stack.from_frames([*frames, Frame(None, 0, (view,), 0, PYTHON_SIDE)])

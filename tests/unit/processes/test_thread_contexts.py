@@ -1,4 +1,4 @@
-"""Thread context attributes are named as the process publishes."""
+"""Thread context attributes get the names that the process publishes."""
 
 import pytest
 from hypothesis import example, given
@@ -94,7 +94,7 @@ def test_the_local_root_name_is_kept_in_addition_to_the_labels():
         ({"http.route": "/orders", LOCAL_ROOT: "checkout"}, "checkout"),
     ],
 )
-def test_the_local_root_is_named_by_its_attribute_or_by_the_route(labels, root):
+def test_the_local_root_is_named_after_its_attribute_or_the_route(labels, root):
     link = SpanLink(b"\1" * 16, b"\2" * 8)
     kept = tuple((name, value) for name, value in labels.items() if name != LOCAL_ROOT)
     assert name_root(link, tuple(labels.items())) == (link._replace(local_root=root), kept)
@@ -157,7 +157,7 @@ def test_a_key_map_has_at_most_256_names():
 NODEJS = {SCHEMA: NODEJS_SCHEMA, KEY_MAP: ("route",)}
 
 
-def test_the_variable_is_selected_by_the_schema_version_and_the_v8_layout():
+def test_the_context_variable_is_selected_by_schema_version_and_v8_layout():
     assert find_variable({SCHEMA: "tls_v1"}) == (VARIABLE, ContextKind.POINTER, 0)
     assert find_variable(NODEJS) == (NODEJS_VARIABLE, ContextKind.IN_V8, 0)
     layout = {name: values[-1] for name, values in V8_LAYOUT.items()}

@@ -83,7 +83,7 @@ CODES = st.builds(
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
 def test_lookups_at_any_time_never_yield_a_wrong_name(tmp_path_factory, rounds, address):
-    """Functions are written at times 1, 2 and so on; the map is read after each list of them."""
+    """Functions are written at times 1, 2, …; the map is read after each list of functions."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
     perf_map = PerfMap(ME, Access(), Clock(), str(root))
@@ -124,7 +124,7 @@ def test_appended_perf_map_lines_are_read_and_the_newer_name_wins(path, opened):
     assert not opened.update(10)
     assert opened.lookup(0x105, 10) == MadeFunction(0x100, 0x110, "first")
     assert opened.lookup(0x110, 10) is None
-    assert opened.lookup(0x105, 11) is None  # the file has not been read since
+    assert opened.lookup(0x105, 11) is None  # the file has not been reread yet
     with open(path, "ab") as file:
         file.write(b"10f 2 second\n300 10 half")
     assert not opened.update(20)
