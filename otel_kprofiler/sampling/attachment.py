@@ -126,18 +126,18 @@ class Attachment:
                 _check_release(read_release(files))
             possible = read_possible_cpus(files)
             size = plan_ring_bytes(config, possible)
-            entries = {
-                "cpu_lines": possible * (1 + len(config.events)),
-                **target_map_entries(config),
-                "ring": size,
-            }
-            self.target_slots = entries["targets"]
             if config.target_cgroups:
                 check_cgroups(files, loader.name)
             plans = _plan(config, files, loader.name)
-            entries |= wait_map_entries(plans.waits, files, possible)
-            entries |= lock_map_entries(plans.locks, possible)
-            entries |= {"traced_cpus": possible if plans.has_tracepoints else 1}
+            entries = {
+                "cpu_lines": possible * (1 + len(config.events)),
+                "ring": size,
+                "traced_cpus": possible if plans.has_tracepoints else 1,
+                **target_map_entries(config),
+                **wait_map_entries(plans.waits, files, possible),
+                **lock_map_entries(plans.locks, possible),
+            }
+            self.target_slots = entries["targets"]
             program, choice, spec = _load(
                 config, files, loader, cpus=possible, entries=entries, plans=plans
             )
