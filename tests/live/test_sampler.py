@@ -307,7 +307,9 @@ def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):
         pytest.skip("needs two CPUs and packet steering (CONFIG_RPS)")
-    ranges = tuple((r.start, r.end) for r in KernelSymbolizer.live(Access()).interrupt_ranges())
+    ranges = tuple(
+        (r.start, r.end) for r in KernelSymbolizer.live(Access()).snapshot.interrupt_ranges()
+    )
     assert ranges, "the kernel's symbols are hidden"
     with open(steering) as file:
         before = file.read()
