@@ -26,7 +26,7 @@ _RING_HEADER, _DESCRIPTION_BYTES, _PIECE_HEADER, _PIECE_BYTES = 8, 56, 16, 4096
 
 
 class Cost(NamedTuple):
-    """The run time of the BPF program, and its samples, during a measurement."""
+    """The run time and sample count of the BPF program during a measurement."""
 
     run_ns: int
     taken: int

@@ -318,7 +318,7 @@ class Reporter:
         return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
-        """Encode a task's window for each queue, but only once for equal encodings and totals."""
+        """Encode a task's window, sharing results among queues with equal encodings and totals."""
         encoded: dict[object, Encoded | None] = {}
         results = []
         for queue in task.queues:

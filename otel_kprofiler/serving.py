@@ -37,9 +37,9 @@ class HttpServer(ThreadingHTTPServer):
 
     The constructor starts the server on ``endpoint``, as ``host:port`` or, for IPv6,
     ``[::1]:port``. Port 0 selects a free port. The constructor raises ``OSError`` if the server
-    cannot listen there, and ``ValueError`` if the endpoint has no port. Within ``timeout_s``, a
-    client must send its request and read the response. ``name`` is used in the log, and as the name
-    of the server's thread. :attr:`host` is in lower case and without brackets.
+    cannot listen on ``endpoint``, and ``ValueError`` if the endpoint has no port. Within
+    ``timeout_s``, a client must send its request and read the response. ``name`` is used in the
+    log, and as the name of the server's thread. :attr:`host` is in lower case and without brackets.
     """
 
     daemon_threads = True
@@ -133,7 +133,7 @@ class HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Abort overdue connections twice a second, as a client may send one byte at a time."""
+        """Abort overdue connections twice a second. A client may send one byte at a time."""
         with self._changed:
             now = time.monotonic()
             for request in [request for request, end in self._open.items() if end < now]:

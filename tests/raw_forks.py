@@ -1,4 +1,4 @@
-"""Runs functions in children forked with Python's fork hooks, or without, as C servers fork."""
+"""Runs functions in children forked with Python's fork hooks, or without them as in C servers."""
 
 import ctypes
 import inspect

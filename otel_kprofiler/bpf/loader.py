@@ -15,7 +15,7 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread within the context, and in threads started there until they end.
+    """Block signals in this thread during the context, and permanently in threads started in it.
 
     The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c). A
     verification may take half a second, longer than the timer interval of some services.
@@ -31,7 +31,7 @@ def without_signals() -> Iterator[None]:
 
 
 class ObjectSpec(NamedTuple):
-    """A BPF object file, and which of its programs to load.
+    """A BPF object file, and the programs to load from it.
 
     Attributes:
         source: the C file, for loaders that compile it.

@@ -153,10 +153,9 @@ class ThreadContexts(LockedForForks):
     ) -> None:
         """Start reading a process's thread contexts. Raises ``OSError``.
 
-        The registration does not apply to a later process with the same id, or to another program
-        that the process executes. If too many processes are registered, the oldest registration is
-        released. The process id, start time and stack start (0 if missing) must equal the values in
-        samples.
+        The registration no longer applies once the id is reused or the process executes another
+        program. If too many processes are registered, the oldest registration is released. The
+        process id, start time and stack start (0 if missing) must equal the values in samples.
         """
         with self._lock:
             if self._map_fd is None:

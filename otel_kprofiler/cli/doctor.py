@@ -77,7 +77,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     """Returns the verdict, and the findings that it is based on."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # Name the sampler's failure to start only if no other check failed.
+        # Mention the sampler's failure to start only if no other check failed.
         return "does not work", [
             finding for finding in failed if finding.check != "sampler"
         ] or failed

@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Signals that the agent ignores, because their default action would end it."""
+"""Signals that the agent ignores, because their default action would terminate it."""
 
 _log = logging.getLogger(__name__)
 

@@ -91,7 +91,7 @@ def describe_losses(lost: Losses) -> str:
 
 
 def describe_idle_cpus(windows: Sequence[Window], cpu_seconds: float) -> str:
-    """Returns a remark if the CPUs were almost always idle and no other kind was recorded.
+    """Returns a remark if the CPUs were almost always idle and no other sample kind was recorded.
 
     ``cpu_seconds`` is the duration of the recording times the number of CPUs; 0 if unknown.
     """

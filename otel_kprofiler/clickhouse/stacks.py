@@ -78,7 +78,7 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Builds and keeps stacks by number. Equal frames and equal stacks are stored only once."""
+    """Builds stacks, and caches them by number. Equal frames and equal stacks are stored once."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Frame, ...]] = {}

@@ -1,4 +1,4 @@
-"""Lists keys of related configurations that are not supported, each with an alternative.
+"""Lists unsupported keys of related configurations, each with an alternative.
 
 Receiver keys are those of opentelemetry-ebpf-profiler's receiver; all other keys are the
 Collector's.

@@ -2,7 +2,7 @@
 
 :mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script needs no privileges,
 and imports nothing from the package, so that it starts in milliseconds. The arguments are the file
-offset, the size and the address of ``.eh_frame``. For each function, the table has two 32-bit
+offset, the size and the address of ``.eh_frame``. For each function, the table contains two 32-bit
 distances from the address of ``.eh_frame``: to the function, and to its FDE.
 
     frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE

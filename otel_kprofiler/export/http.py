@@ -42,7 +42,7 @@ _BROKEN: Final = (
 )
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Exceptions for timeouts of reads and writes; those of urllib3 occur while a body is read."""
+"""Exceptions for read and write timeouts; urllib3 raises its own while a body is being read."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -90,7 +90,7 @@ class OtlpHttpExporter(OtlpSender):
             self._tls_files = TlsFiles(tls)
         else:
             tls.read()
-        # Pass this value with each request, because environment variables override the session's.
+        # Pass this with each request, because environment variables override the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
         self._session = session = PlainSession(self._adapter, user_agent())
@@ -195,7 +195,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 def _read_body(response: requests.Response) -> Body:
     """Returns a response's body without decompressing it, or a problem if the body is too large."""
     content = bytearray()
-    # Read once more after the end, because only this detects a truncated response.
+    # Read once more after the end, because only that read detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):
         content += chunk
         if len(content) > MAX_RESPONSE_BYTES:

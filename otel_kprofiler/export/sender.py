@@ -58,7 +58,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     Args:
         endpoint: the receiver's address without credentials, for messages.
-        secrets: texts that are redacted in all messages from receivers and libraries.
+        secrets: strings that are redacted in all messages from receivers and libraries.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             raise
 
     def _note(self, answer: Answer) -> Answer:
-        """Sanitize a response's message, and log it unless a similar response has been logged."""
+        """Sanitize a response's message, and log it unless a similar message has been logged."""
         answer = self._clean(answer)
         answer = answer._replace(message=self._advise(answer))
         message = answer.message
@@ -240,7 +240,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Adds a fix, or the problem with the client's TLS files, to the message if possible."""
+        """Appends a fix, or the problem with the client's TLS files, to the message if possible."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -282,7 +282,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         ).lstrip()
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure and the outage's duration; empty without an outage."""
+        """Returns the last retryable failure and the outage's duration; empty if there is none."""
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -347,7 +347,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 
 @contextlib.contextmanager
 def _instrumentation_suppressed() -> Iterator[None]:
-    """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
+    """Keep gRPC and HTTP instrumentation from creating spans for our exports.
 
     Does not import the OpenTelemetry API: if no other code has imported it, no spans are created.
     """

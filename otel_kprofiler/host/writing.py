@@ -37,7 +37,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class NewFile:
-    """A file that appears under its name when complete, or not at all.
+    """A file that appears under its name only when complete.
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. If ``replace`` is set, an existing file with the final name is replaced. Symbolic
@@ -280,7 +280,7 @@ class PrivateDirectory:
             raise PermissionError(errno.EPERM, reason)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file of this user, with mode 0600 if new. Raises ``OSError``."""
+        """Open a regular file owned by this user, with mode 0600 if new. Raises ``OSError``."""
         fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
         opened = os.fstat(fd)
         if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
@@ -304,7 +304,7 @@ class PrivateDirectory:
         return os.path.samestat(there, os.fstat(fd))
 
     def sync(self) -> None:
-        """Flush the directory's entries to the disk."""
+        """Flush the directory's entries to disk."""
         os.fsync(self.fd)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Counts the samples that were taken, exported and, by cause, lost."""
+"""Counts the samples that were taken, exported and lost (by cause)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LossCause(enum.Enum):
     REJECTED = "rejected"
     """The receiver rejected the data with a non-retryable error."""
     RETRIES_EXHAUSTED = "retries_exhausted"
-    """The receiver stayed unreachable until the retry policy gave up."""
+    """The receiver remained unreachable until retries were exhausted."""
     TOO_LARGE = "too_large"
     """A single sample exceeds the exporter's size limit."""
     WRITE_FAILED = "write_failed"
@@ -61,10 +61,10 @@ class StreamTotals(NamedTuple):
     """Cumulative counts from the start of a sampler to the end of a window.
 
     Attributes:
-        stream_id: random id, generated at each start of a sampler.
+        stream_id: random id, generated each time a sampler starts.
         samples: samples in all windows so far, including this window.
-        taken: samples that the BPF program took, including samples lost in the kernel or still
-            waiting for their window.
+        taken: samples that the BPF program took, including samples lost in the kernel or not yet in
+            a closed window.
         lost: number of samples lost so far, by cause. Once a window is encoded for a receiver,
             samples lost in transit to that receiver are included.
         earlier_samples: number of samples from earlier streams that were in this receiver's spool.
@@ -143,7 +143,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def of_kind(self, kind: str) -> ExporterAccount:
-        """Returns one kind's account; the counts are 0 if the exporter had no samples of it."""
+        """Returns a kind's account; the counts are 0 if the exporter had no samples of the kind."""
         return self.kinds.get(kind, ExporterAccount(self.name))
 
     def as_dict(self) -> dict[str, object]:

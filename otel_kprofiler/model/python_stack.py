@@ -86,7 +86,7 @@ def parse_python_stack(raw: bytes) -> PythonStack:
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """Returns a stack's end, tag and frame words. Raises ``ValueError`` if it is malformed."""
+    """Returns a stack's end, tag and frame words; raises ``ValueError`` if malformed."""
     if not raw:
         return PythonEnd.COMPLETE, 0, memoryview(b"").cast("Q")
     if python_stack_bytes(raw, 0) != len(raw):

@@ -31,8 +31,8 @@ class WaitStacks:
     is already off-CPU, ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits the tracers and the
     scheduler. After the removal, the two stacks of a wait are the same object.
 
-    ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without them, only
-    ``__schedule`` and ``schedule`` are recognized, by name.
+    ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without ``scheduler_rvas``,
+    only ``__schedule`` and ``schedule`` are recognized, by name.
     """
 
     def __init__(self, scheduler_rvas: range = range(0)) -> None:

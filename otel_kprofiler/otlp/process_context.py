@@ -21,7 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes: Resource attributes, plus others in ``extra``."""
+    """Resource attributes published by a process, and additional attributes in ``extra``."""
 
     resource: Attributes
     extra: Attributes
@@ -38,7 +38,7 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:
-    """Decodes a ``ProcessContext`` message. Raises ``ValueError`` if it is not protobuf.
+    """Decodes a ``ProcessContext`` message. Raises ``ValueError`` if the data is not protobuf.
 
     Unsupported values (bytes, maps, mixed lists) are ignored. The last value of a repeated key
     wins.

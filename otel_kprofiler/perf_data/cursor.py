@@ -30,9 +30,9 @@ class Cursor:
         return self.end - self.position
 
     def skip(self, count: int) -> int:
-        """Skips bytes, and returns the position of the first.
+        """Skips bytes, and returns the position of the first skipped byte.
 
-        Raises ``PayloadError`` if fewer are left.
+        Raises ``PayloadError`` if fewer bytes are left.
         """
         position = self.position
         if not 0 <= count <= self.end - position:

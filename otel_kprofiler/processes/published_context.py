@@ -5,7 +5,7 @@ format, version 2, and the reading protocol. A mapping with ``OTEL_CTX`` in its 
 32-byte header in the host's byte order::
 
     0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
-    16 published at (u64, boottime in ns, 0 while it changes)    24  address of the payload
+    16 published at (u64, boottime in ns, 0 during an update)    24  address of the payload
 """
 
 import os

@@ -164,7 +164,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Returns whether a CPU's event has stopped counting, as after the CPU was offline.
+        """Returns whether a CPU's event has stopped counting, as it does when the CPU goes offline.
 
         Reading an event interrupts the CPU, so only events whose program has not run are read.
         """
@@ -257,7 +257,7 @@ class CpuEvents(PerCpuEvents):
 
 
 class ChildEvents:
-    """An event on a process and its descendants, which counts from the process's next exec on.
+    """An event on a process and its descendants, which starts counting at the process's next exec.
 
     A child starts with a full period, so processes that live for less than a period are
     underrepresented.

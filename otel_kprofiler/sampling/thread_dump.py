@@ -1,4 +1,4 @@
-"""Reads the states and stacks of threads at one moment, with a BPF task iterator.
+"""Takes a snapshot of thread states and stacks with a BPF task iterator.
 
 The program (dump.bpf.c) runs in the process that reads its output, so nothing is attached to the
 dumped threads, and nothing stops or wakes them.
@@ -284,7 +284,7 @@ class ThreadReader:
                 if (suffix, name) == choices[-1]:
                     raise
                 _log.debug("the kernel rejected %s: %s\n%s", name + suffix, error, error.log)
-        raise AssertionError("unreachable: the last choice returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _find_memory(self) -> None:
         """Find the kernel's direct map of physical memory, by searching it for a random word."""

@@ -65,7 +65,7 @@ def plan_tracepoints(
     """Plans sampling at the configured tracepoints.
 
     Raises ``HostError`` if the kernel lacks a tracepoint, or if the value of its events cannot be
-    located, and ``OSError`` without BTF.
+    located, and ``OSError`` if the kernel has no BTF.
     """
     return [
         TracepointPlan(event, number, _find_value(event, read_types(), files))

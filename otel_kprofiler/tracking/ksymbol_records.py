@@ -45,7 +45,7 @@ class KsymbolRecord(NamedTuple):
 class ProgramRecord(NamedTuple):
     """A BPF program was loaded or unloaded (``event``).
 
-    The records of the program's functions precede this record.
+    The records for the program's functions precede this record.
     """
 
     time_ns: int
@@ -65,7 +65,7 @@ PerfRecord = KsymbolRecord | ProgramRecord | LostRecord
 
 
 class PerfRecords(NamedTuple):
-    """Records in stream order; ``damaged`` if parsing stopped at invalid bytes."""
+    """Records in stream order; ``damaged`` is set if parsing stopped at invalid bytes."""
 
     records: list[PerfRecord]
     damaged: bool

@@ -253,7 +253,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Reads a process's state. Also returns the time after the read; None on failure."""
+        """Returns a process's state and the time after reading it; None on failure."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

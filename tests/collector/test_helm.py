@@ -1,4 +1,4 @@
-"""The rendered Helm chart equals the manifests in config/kubernetes, and passes helm's checks."""
+"""The rendered Helm chart matches the manifests in config/kubernetes, and passes helm's checks."""
 
 import subprocess
 
@@ -83,7 +83,7 @@ def test_helm_lint_accepts_the_chart():
     assert "[WARNING]" not in done.stdout
 
 
-def test_the_versions_of_the_chart_match_the_agents_version():
+def test_the_chart_versions_match_the_agent_version():
     chart = YAML(typ="safe").load(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == __version__
 

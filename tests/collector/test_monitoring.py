@@ -1,4 +1,4 @@
-"""The alert rules and dashboards in config/ work in a real Prometheus and ClickHouse's engine.
+"""The alert rules and dashboards in config/ work with a real Prometheus and ClickHouse's engine.
 
 The agent's code sends metrics to Prometheus. Each series that an alert or a panel queries must
 exist under the queried name and labels.

@@ -17,7 +17,7 @@ RECORD = ["record", "-F", "199", "-d", "1h"]
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kind):
+def test_a_recording_is_streamed_to_a_collector(collector, samples_of, tmp_path, kind):
     address = collector.http_endpoint if kind == "http" else f"grpc://{collector.grpc_endpoint}"
     command = [*COMMAND, *RECORD, "--idle", "--stacks", "both", "--export", address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:

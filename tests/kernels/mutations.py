@@ -1,6 +1,6 @@
 """Breaks the package on purpose, one rule at a time, and expects a kernel test to fail.
 
-    python tests/kernels/mutations.py            # all of them, one boot each
+    python tests/kernels/mutations.py            # all mutations, one boot each
     python tests/kernels/mutations.py --list
     python tests/kernels/mutations.py NAME …
 
@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """Breaks a rule by replacing the only ``old`` with ``new``, which ``test`` must detect."""
+    """Breaks a rule, which ``test`` must detect, by replacing the only ``old`` with ``new``."""
 
     name: str
     broken: str

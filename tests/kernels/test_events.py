@@ -1,4 +1,4 @@
-"""On this kernel, event and tracepoint samples are as many as the program's events."""
+"""On this kernel, event and tracepoint samples add up to the program's number of events."""
 
 import mmap
 import subprocess

@@ -1,4 +1,4 @@
-"""Samples of a service have Python frames however it is started, or it logs the reason once."""
+"""However a service is started, its samples have Python frames, or it logs the reason once."""
 
 import os
 import textwrap

@@ -100,6 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves which parts passed in all boots of a kernel. Keeps the old result if no part passed."""
+    """Saves the parts that passed in all boots of a kernel, or keeps the old result if none did."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

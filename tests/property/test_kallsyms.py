@@ -65,7 +65,7 @@ ITEMS = st.lists(
 
 
 def make_symbols(items):
-    """Returns ascending symbols, with padding as in the kernel."""
+    """Returns symbols in ascending order, with padding as in the kernel."""
     symbols, address = [], BASE
     for gap, what, kind, name in items:
         if what == "alias" and symbols and is_function(symbols[-1]):

@@ -28,7 +28,7 @@ def records(draw):
 
 
 def look_up_all(table, history, steps):
-    """Looks up each address before and after every step. Yields time, result, and true names."""
+    """Looks up each address around every step; yields the time, the result and the true names."""
     for number in range(steps + 2):
         time_ns = number * STEP_NS + STEP_NS // 2
         for address in range(A, A + 64 * SLOTS, 8):
@@ -72,7 +72,7 @@ steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_si
 @settings(max_examples=300, deadline=None)
 @given(steps, st.sets(st.integers(0, 40)))
 def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
-    """The oracle is a list of intervals. Full reads between the steps change nothing."""
+    """The oracle is a list of intervals. Full reads between the steps do not change the results."""
     table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):
         time_ns = number * STEP_NS

@@ -187,7 +187,7 @@ async def tasks_until(truth, end):
 
 
 def tasks(truth, seconds):
-    """asyncio with gather, task groups, cancellation, generators, threads, executors, callbacks."""
+    """Runs asyncio gather, task groups, cancellation, generators, threads, executors, callbacks."""
     asyncio.run(tasks_until(truth, time.monotonic() + seconds))
 
 

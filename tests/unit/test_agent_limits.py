@@ -80,7 +80,7 @@ class Checks(threading.Event):
 @pytest.mark.parametrize(
     "stall", [lambda goes_on: goes_on.wait(60), "count"], ids=["system call", "python"]
 )
-def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, caplog):
+def test_a_stall_is_logged_with_a_traceback_when_it_starts_and_again_when_it_ends(stall, caplog):
     goes_on, watchdog = threading.Event(), Watchdog()
     watchdog._stop = checks = Checks()
 

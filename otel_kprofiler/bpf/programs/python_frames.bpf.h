@@ -17,7 +17,7 @@ enum frame_owners {
 
 enum {
 	GO_ON = -1, /* must differ from all python_outcomes */
-	STACKS_MASK = 0xfff, /* more than the kernel and user stacks take */
+	STACKS_MASK = 0xfff, /* more than the kernel and user stacks occupy */
 };
 
 #define NO_WINDOW_AT (1ULL << 62) /* not an address in any process */
@@ -201,7 +201,7 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* On first use, binds a process to its program; returns whether it still runs this program. */
+/* On first use, binds a process to its program; returns whether the process still runs it. */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)

@@ -49,14 +49,14 @@ enum wait_flags {
 
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* the starts of sampled waits up to twice the usual length are reported */
-	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 on each wait */
-	BURST_NS = 1000000000, /* a burst may contain the starts or samples of one second */
+	LIKELY_FACTOR = 2, /* starts are reported as if waits lasted twice as long as usual */
+	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 per wait */
+	BURST_NS = 1000000000, /* a burst holds up to one second's worth of starts or samples */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
-	SAMPLES_PER_STEP = 4, /* this many samples beyond a burst double the threshold */
+	SAMPLES_PER_STEP = 4, /* the threshold doubles per this many samples beyond a burst */
 	MOST_STEPS = 31,
 	WAIT_EIGHTHS = 6, /* wait records may fill this many eighths of the ring */
-	ENDED_EIGHTHS = 7, /* records of exited threads may fill the ring up to this many eighths */
+	ENDED_EIGHTHS = 7, /* records of exited threads may fill this many eighths */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
 
@@ -116,7 +116,7 @@ struct wait_line {
 	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
 	u64 task; /* the last task switched in on this CPU; 0: unknown */
 	u64 place; /* the task's index in `threads`; NO_THREAD: not tracked, or not known yet */
-	u64 switched_ns; /* when the task got this CPU */
+	u64 switched_ns; /* when the task was switched in */
 	u64 epoch;
 	u64 next_begin_ns;
 	u64 random;
@@ -126,7 +126,7 @@ struct wait_line {
 };
 
 /*
- * A thread that was off the CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
+ * A thread that has left a CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
  * line contains the members that every switch uses; the second contains those that waits update.
  */
@@ -165,7 +165,7 @@ struct thread {
 struct wait_end {
 	u64 since_ns;
 	u64 asleep_ns;	 /* time off the CPU in `state` */
-	u64 runnable_ns; /* time spent waiting for a CPU afterwards */
+	u64 runnable_ns; /* time spent runnable, waiting for a CPU */
 	u64 threshold_ns;
 	u32 state;
 	u32 flags;
@@ -189,5 +189,5 @@ struct bucket {
 
 MMAP_ARRAY(buckets, struct bucket, SIZED_BY_LOADER);
 MMAP_ARRAY(threads, struct thread, SIZED_BY_LOADER);
-MMAP_ARRAY(wait_config, struct wait_config, 1); /* user space writes it without a system call */
+MMAP_ARRAY(wait_config, struct wait_config, 1); /* written by user space without a system call */
 MMAP_ARRAY(wait_lines, struct wait_line, SIZED_BY_LOADER);

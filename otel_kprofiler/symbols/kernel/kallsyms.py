@@ -2,7 +2,7 @@ r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for symbols outside vmlinux
 (kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address, followed by
-unsorted blocks: the live modules, ftrace's clones of modules' init functions, the
+unsorted blocks: the live modules, ftrace's clones of module init functions, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
 
@@ -29,7 +29,7 @@ _HEX_DIGITS = 16
 _LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # per address, to bound the memory for hostile input
+_MAX_ALIAS_LINES = 256  # per address, to bound memory use on hostile input
 _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines added to a module's table per batch
 _PREAMBLE = b" __cfi_"
@@ -53,7 +53,7 @@ class Kallsyms(NamedTuple):
     Attributes:
         core: the symbols of vmlinux, including init code.
         blocks: the other symbols, by the name in brackets, in file order.
-        freed: symbols that ftrace keeps for freed init functions. Frames never show freed symbols.
+        freed: symbols that ftrace keeps for freed init functions; never used to resolve frames.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.

@@ -53,7 +53,7 @@ class _Mark(enum.IntEnum):
 
 
 class Interleaver:
-    """Interleaves Python and native frames. Only one thread may use it.
+    """Interleaves Python and native frames. Not thread-safe.
 
     Args:
         loops: locations of evaluation loops in files, used to recognize frames without a name.

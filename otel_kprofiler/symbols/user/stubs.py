@@ -19,7 +19,7 @@ from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 MAX_STUB_BYTES: Final = 1 << 20
 """Size limit of a stub section. In libLLVM-14, the section is 8 KiB long."""
 _MAX_NAME_BYTES: Final = 1024
-_PART_BYTES: Final = 24 << 12  # relocations read at a time
+_PART_BYTES: Final = 24 << 12  # bytes of relocations per read
 _STUB_MEMORY: Final = 40
 """Memory used per byte of a stub section. Each stub requires two tuples of numbers and two keys."""
 _NAME_FACTOR: Final = 3

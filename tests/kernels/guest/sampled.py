@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """Runs a sampler during the block, which samples only waits if ``off_cpu`` is given."""
+    """Runs a sampler during the block; samples only waits if ``off_cpu`` is given."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,

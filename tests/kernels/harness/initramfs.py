@@ -64,7 +64,7 @@ def parse_dependencies(modules_dep: str) -> dict[str, list[str]]:
 
 
 def module_name(path: str) -> str:
-    """Returns a module's name, given its file's path: without suffixes, ``_`` for ``-``."""
+    """Returns the name of the module at a path: without suffixes, with ``_`` for ``-``."""
     return re.sub(r"\.ko(\.\w+)?$", "", path.rpartition("/")[2]).replace("-", "_")
 
 

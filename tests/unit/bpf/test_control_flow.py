@@ -31,7 +31,7 @@ def functions(path):
 
 
 def successors(code, at):
-    """Returns an instruction's possible successors, each with whether a jump leads to it."""
+    """Returns an instruction's possible successors, and whether each is the target of a jump."""
     operation, _, offset, _ = code[at]
     if operation == EXIT:
         return []

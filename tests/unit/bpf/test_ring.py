@@ -12,7 +12,7 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 
 
 class SyntheticRing:
-    """A ``RingMemory`` substitute, to which tests write as the kernel does."""
+    """A substitute for ``RingMemory`` that tests write to as the kernel does."""
 
     def __init__(self, position: int = 0) -> None:
         self.positions = bytearray(16)

@@ -1,4 +1,4 @@
-"""The first signal ends a recording, and the second exits immediately."""
+"""The first signal ends a recording, and the second terminates the command immediately."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_a_signal_before_sampling_ends_the_command_with_a_message_and_status(num
     )
 
 
-def test_a_second_signal_exits_immediately():
+def test_a_second_signal_terminates_the_command_immediately():
     with EndSignals() as signals:
         signals.listen(lambda: None)
         send(signal.SIGINT)

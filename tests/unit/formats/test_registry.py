@@ -1,4 +1,4 @@
-"""Adding a row to the table of formats suffices for the command line to offer a format."""
+"""Adding a row to the table of formats makes a format available on the command line."""
 
 import re
 import subprocess

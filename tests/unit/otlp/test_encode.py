@@ -1,4 +1,4 @@
-"""The encoder's output is right, field by field."""
+"""The encoder's output is correct, field by field."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_event_kinds_have_no_period(window):
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
 
-def test_samples_include_thread_cpu_and_why_a_stack_is_incomplete(window):
+def test_samples_include_the_thread_the_cpu_and_the_reason_for_an_incomplete_stack(window):
     reader = Reader(encoded(window).payload)
     samples = [sample for profile in reader.profiles for sample in profile.samples]
     results = [reader.attributes(sample) for sample in samples]
@@ -206,7 +206,7 @@ def test_the_mapping_of_a_user_file_has_the_bounds_and_offset_of_its_segment(win
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_found_by_frame_pointer_or_guess_state_the_method(window, form):
+def test_frames_found_by_frame_pointer_or_guessing_include_the_method(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))
@@ -421,7 +421,7 @@ def test_surrogates_are_escaped(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_sample_larger_than_the_limit_is_counted_instead_of_sent(window, form):
+def test_a_sample_larger_than_the_limit_is_counted_as_lost_and_not_sent(window, form):
     huge = Frame(None, 1 << 63, (Line("f" * 5000),), 0, KERNEL_SIDE)
     normal = Frame(None, 1 << 63, (Line("g"),), 0, KERNEL_SIDE)
     samples = [
@@ -436,7 +436,7 @@ def test_a_sample_larger_than_the_limit_is_counted_instead_of_sent(window, form)
 
 
 @pytest.mark.parametrize("form", Form)
-def test_many_timestamps_of_one_sample_are_split(window, form):
+def test_a_sample_with_many_timestamps_is_split(window, form):
     times = [window.start_unix_ns + index % 1000 for index in range(20_000)]
     sample = window.profiles[0].resources[0].samples[0]._replace(timestamps_unix_ns=times)
     many = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[sample])])
@@ -454,7 +454,7 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
 
 @pytest.mark.parametrize("form", Form)
 def test_merged_equal_samples_are_sized_correctly(window, form):
-    """A window may contain equal stacks as separate objects if the symbolizer evicted the first."""
+    """A window may contain a stack twice, if the symbolizer evicted it between the samples."""
     frame = Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE)
     samples = [
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])

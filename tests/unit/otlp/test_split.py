@@ -92,7 +92,7 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_parts_of_a_message_are_valid_and_within_the_limit_and_lose_nothing(
+def test_a_split_message_has_valid_parts_within_the_limit_and_loses_nothing(
     form, limit, attributes
 ):
     original = message(window([sample(number) for number in range(60)], processes=3), attributes)
@@ -125,7 +125,7 @@ def test_an_indivisible_sample_above_the_limit_is_counted_as_too_large():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_string_references_in_resource_attributes_are_resolved(form):
-    """The Collector's file exporter writes such references. Most receivers show empty values."""
+    """The Collector's file exporter writes references, which most receivers show as empty."""
     original = message(window([sample(1)]), AttributeForm.REFERENCES)
     attributes = original.resource_profiles[0].resource.attributes
     assert all(attribute.key_strindex for attribute in attributes)
@@ -225,7 +225,7 @@ def test_splitting_a_batch_is_deterministic():
 
 
 def test_profiles_of_batches_that_are_split_repeatedly_have_distinct_ids():
-    """Receivers treat profiles with equal ids as duplicates."""
+    """Receivers treat profiles with the same id as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
     waiting, parts = [batch], []
     while waiting:

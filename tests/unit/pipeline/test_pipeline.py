@@ -1,4 +1,4 @@
-"""With a scripted sampler, the pipeline's event times, windows and sample counts are right."""
+"""With a scripted sampler, the pipeline's event times, windows and sample counts are correct."""
 
 import itertools
 
@@ -103,7 +103,7 @@ def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window
     assert counts(windows) == [4]
 
 
-def test_samples_wait_to_be_processed_while_their_processes_are_identified(parts):
+def test_samples_are_held_while_their_processes_are_identified(parts):
     pipeline, sampler, symbols, windows, time = parts
     sampler.first_after_s = 0
     sampler.ready = [raw(time.boot + 1)]

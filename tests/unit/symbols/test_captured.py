@@ -236,7 +236,7 @@ def test_the_recorded_events_example_resolves_names_by_time(modules_folder, monk
     assert symbolizer.explain(address + 8, time_ns=500).names == ()
 
 
-def test_explanations_use_the_symbols_of_the_given_time(tmp_path):
+def test_explanations_use_the_symbols_loaded_at_the_given_time(tmp_path):
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))

@@ -76,7 +76,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
         child.close()
 
 
-def test_code_that_ran_before_its_module_was_announced_is_attributed_to_it(host, symbolizer):
+def test_code_run_before_its_module_was_announced_is_attributed_to_the_module(host, symbolizer):
     """Init code may run at any time between the last read and the announcement."""
     between_ns = boot_ns()
     host.load("fresh")
@@ -89,7 +89,7 @@ def test_code_that_ran_before_its_module_was_announced_is_attributed_to_it(host,
 
 
 @pytest.mark.parametrize(("in_one_batch", "build_id"), [(False, 2), (True, 1)])
-def test_a_reload_at_the_same_address_is_a_new_module(host, symbolizer, in_one_batch, build_id):
+def test_a_reload_at_the_same_address_adds_a_new_module(host, symbolizer, in_one_batch, build_id):
     host.load("fresh")
     settle(symbolizer)
     before = symbolizer.module("fresh")
@@ -108,7 +108,7 @@ def test_a_reload_at_the_same_address_is_a_new_module(host, symbolizer, in_one_b
     assert symbolizer.module("fresh").generation > before.generation
 
 
-def test_an_unloaded_module_is_named_only_for_its_lifetime(host, symbolizer):
+def test_an_unloaded_module_is_named_only_in_samples_from_its_lifetime(host, symbolizer):
     ran_ns = boot_ns()
     settle(symbolizer)
     host.unload("old")

@@ -254,7 +254,7 @@ def test_c_code_is_unwound_to_the_goroutine_that_called_it():
     ]
 
 
-def test_the_caller_of_c_is_unknown_if_its_code_is_not_as_expected():
+def test_the_caller_of_c_code_is_unknown_if_asmcgocall_is_not_recognized():
     for made in (call_of_c(0xF9000BE4), call_of_c(taken=(NOP, NOP))):
         assert rows(made) == WITHOUT
 

@@ -76,7 +76,7 @@ def test_unwind_rows_match_the_frame_size():
     ]
 
 
-def test_distances_and_sizes_of_every_varint_length_are_decoded():
+def test_distances_and_sizes_are_decoded_from_varints_of_every_length():
     sizes = ((1, 0), (300, 8), (70_000, 1 << 20), (70_001, 0))
     assert [(at, cfa[1]) for at, cfa, *_ in rows(Made(b"main.large", PUSH + bytes(30), sizes))] == [
         (0, 8), (1, 16), (300, (1 << 20) + 8), (70_000, 8)
@@ -162,7 +162,7 @@ def test_c_code_is_unwound_to_the_goroutine_that_called_it(depth):
     assert [fp for *_, fp, _ in made] == [None, *[SAVED] * 4, None, *[SAVED] * 3, None]
 
 
-def test_the_caller_of_c_is_unknown_if_its_code_is_not_as_expected():
+def test_the_caller_of_c_code_is_unknown_if_asmcgocall_is_not_recognized():
     for kept in (KEPT[0][:-1] + b"\x25", KEPT[0x28].replace(b"\x30", b"\x38"), b""):
         assert [ra for *_, ra in calling_c(kept)[0]] == [UNKNOWN]
 
@@ -218,7 +218,7 @@ def test_go_function_tables_of_unsupported_versions_are_rejected():
         rows(magic=0xFFFFFFFB)
 
 
-def test_unwind_table_entries_of_c_code_are_kept_and_sorted():
+def test_unwind_table_entries_for_c_code_are_kept_and_sorted():
     file, table, segments = go_file([ORDINARY] * 3)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64)
     packed = pack_tables(
@@ -283,7 +283,7 @@ def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
 
 
 def _compare(known, made, return_address):
-    """Returns 1 if a function's rows are equal, 0 if it switches stacks or no code calls it."""
+    """Returns 1 if a function's rows match, 0 if it switches stacks or no code calls it."""
     theirs, ours = known.get_decoded().table, made.get_decoded().table
     rules = [row.get(return_address) for row in ours]
     if any(rule and rule.type != "OFFSET" for rule in rules):
@@ -303,8 +303,8 @@ def _compare(known, made, return_address):
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
-def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path, children):
-    """A static program has ``.eh_frame`` but no search table."""
+def test_c_code_in_a_static_go_program_is_unwound_with_the_rules_in_eh_frame(tmp_path, children):
+    """A statically linked program has ``.eh_frame`` but no search table."""
     path = tmp_path / "program"
     command = ["go", "build", "-ldflags", "-linkmode external -extldflags -static", "-o", path, CGO]
     subprocess.run(command, check=True, env={**os.environ, "CGO_ENABLED": "1"})
@@ -327,7 +327,7 @@ def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path, 
 
 
 @pytest.mark.system
-def test_a_malformed_table_is_rejected_with_a_reason_and_read_once(tmp_path, monkeypatch, children):
+def test_a_malformed_table_is_read_once_and_rejected_with_a_reason(tmp_path, monkeypatch, children):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"
     path.write_bytes(file[: table.offset] + bytes(table.size))
@@ -381,7 +381,7 @@ FRAME_SIZES = st.lists(
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0), (70, 40), (4, 8), (1, 0), (9, 0)], b"")
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0)], b"")
 @example([(20, 0)], b"")
-def test_frame_shapes_are_equal_whether_made_from_packed_or_parsed_sizes(lengths, damage):
+def test_packed_and_parsed_frame_sizes_yield_the_same_shapes(lengths, damage):
     sizes = [(end, size) for end, (_, size) in zip(
         itertools.accumulate(length for length, _ in lengths), lengths, strict=True
     )]  # fmt: skip

@@ -56,7 +56,7 @@ def test_entries_are_sorted_by_function():
         (0x04, "<QQ", False),
     ],
 )
-def test_pointer_encodings_used_by_compilers_are_read(encoding, form, relative):
+def test_pointer_encodings_used_by_compilers_are_decoded(encoding, form, relative):
     frames = cie(data=bytes([encoding]))
     frames += fde(frames, 0x3000, form=form, relative=relative)
     ((start, at),) = struct.iter_unpack("<ii", make_pairs(frames, 0x1000, 0x1000))

@@ -154,11 +154,11 @@ SCENARIOS = [
     loop("20 times 100 ms", freeze(0.1, 20), FREEZE),
     loop("three times 2 s", freeze(2, 3), FREEZE),
     loop("3 s in the cgroup freezer", frozen, FREEZE),
-    loop("by a debugger that lists all stacks", debugged, FREEZE),
+    loop("a debugger lists all stacks", debugged, FREEZE),
     *[loop(f"{name}, 2,000 a second", signals(getattr(signal, name)), SIGNAL) for name in SIGNALS],
     loop("50,000 real-time signals in one burst", queued, SIGNAL),
     loop("no descriptor is free", limited(resource.RLIMIT_NOFILE, 1, forks)),
-    loop("files cannot be larger than 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
+    loop("files are limited to 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
     loop("no process can be started", limited(resource.RLIMIT_NPROC, 0)),
     loop("stack of 64 KiB", limited(resource.RLIMIT_STACK, 65536)),
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
@@ -174,7 +174,7 @@ SCENARIOS = [
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
     loop("cgroup with 2 CPU shares", in_cgroup("cpu", shares=2), others="the agent hardly runs"),
     loop("cgroup with 256 MB of memory", in_cgroup("memory", limit_in_bytes=256 << 20)),
-    loop("moves between cgroups ten times a second", repeatedly(move_between_cgroups)),
+    loop("moved between cgroups ten times a second", repeatedly(move_between_cgroups)),
     loop("sampled by perf at 999 Hz", beside(lambda run: run.start(
         "perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null", root=True))),
 ]  # fmt: skip

@@ -111,11 +111,11 @@ MAPS = {
     "link to /etc/shadow": lambda path: os.symlink("/etc/shadow", path),
     "device with endless output": lambda path: os.symlink("/dev/zero", path),
 }  # fmt: skip
-CHANGES = {"grows by 20,000 lines 20 times a second": grow,
-           "is repeatedly truncated to half its size":
+CHANGES = {"file grows by 20,000 lines 20 times a second": grow,
+           "file is repeatedly truncated to half its size":
                lambda path: os.truncate(path, os.stat(path).st_size // 2),
-           "is constantly rewritten": text(lines(2000, name=b"other")),
-           "is constantly replaced": rename}  # fmt: skip
+           "file is constantly rewritten": text(lines(2000, name=b"other")),
+           "file is constantly replaced": rename}  # fmt: skip
 
 
 def header(pid, size=40, magic=0x4A695444, version=1):
@@ -154,7 +154,7 @@ DUMPS = {
     "header of 2^32-1 bytes": lambda pid: header(pid, size=2**32 - 1) + load(1),
     "another process's id": lambda pid: header(1) + load(1),
     "other byte order": lambda pid: header(pid, magic=0x4454694A) + load(1),
-    "kinds of records that do not exist":
+    "unknown record types":
         lambda pid: header(pid) + struct.pack("=IIQ", 99, 16, 1) * 100_000,
     "line tables with 2^64-1 entries":
         lambda pid: header(pid) + struct.pack("=IIQQQ", 2, 32, 1, START, 2**64 - 1) + load(0),

@@ -46,11 +46,11 @@ MANNERS = {
     "is never read": lambda connection, connect: time.sleep(6),
     "receives a response in another protocol": garbage,
     "sends an endless stream of zeros": endless,
-    "ends after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
-    "ends after 20 bytes from the receiver": lambda connection, connect: connect(back=20),
-    "passes 300 bytes every 10 ms":
+    "is closed after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
+    "is closed after 20 bytes from the receiver": lambda connection, connect: connect(back=20),
+    "is limited to 300 bytes per 10 ms":
         lambda connection, connect: connect(pause_s=0.01, piece=300),
-    "passes one byte every 10 ms": lambda connection, connect: connect(pause_s=0.01, piece=1),
+    "is limited to one byte per 10 ms": lambda connection, connect: connect(pause_s=0.01, piece=1),
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def correct(run):
 
 PLACES = {
     "refuses connections": ("127.0.0.1", 0),
-    "has an unknown host name": ("nobody.invalid", 4318),
+    "has an unresolvable host name": ("nobody.invalid", 4318),
 }
 
 

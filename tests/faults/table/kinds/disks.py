@@ -212,7 +212,7 @@ SCENARIOS = [
     spooled("lock is removed", remove_lock),
     spooled("directory is replaced by a link", replace_spool_by_link),
     spooled("directories are world-writable", open_to_all),
-    spooled("ownership of all files is given to another user", give_away),
+    spooled("all files are chowned to another user", give_away),
     spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),
     spooled("disk is full for a while", fill_spool, **IN_SPOOL),

@@ -163,8 +163,8 @@ SCENARIOS = [
     *[Scenario(BROKEN, name, running(make)) for name, make in DAMAGES.items()],
     Scenario(BROKEN, "8 GiB of holes", sparse),
     Scenario(BROKEN, "content changes while it is being read", changing),
-    Scenario(BROKEN, "is truncated to a page while it is mapped, 20 times", truncated),
-    Scenario(BROKEN, "is removed while it is mapped", unlinked),
+    Scenario(BROKEN, "file is truncated to a page while mapped, 20 times", truncated),
+    Scenario(BROKEN, "file is removed while mapped", unlinked),
     Scenario(MEMORY, "300 small files", many, alone=True),
     *[Scenario(BROKEN, f"name {text}", running(program, name=name))
       for text, name in {

@@ -74,7 +74,7 @@ ATTACKS = {
         *[repr(bytes([byte])) for byte in b"GET / HTTP/1.1"], count=1, pause_s=0.5, programs=30),
     "a header of 1 MB": clients(GET + "X: ' + b'a' * 1_000_000"),
     "10,000 headers": clients(GET + "' + b'X: y\\r\\n' * 10_000 + b'\\r\\n'"),
-    "an address of 1 MB": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
+    "a URL of 1 MB": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
     "bytes that are not HTTP": clients("bytes(range(256)) * 100"),
     "a TLS ClientHello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
     "a body of 2^63 bytes": clients(
@@ -86,7 +86,7 @@ ATTACKS = {
     "500 clients that each leave 50 responses unread": program(UNREAD),
     "requests with the host name of another site": clients(
         "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
-    "a request with NUL and line feeds in its address": clients(
+    "a request with NUL and line feeds in its URL": clients(
         "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),
 }  # fmt: skip
 
@@ -152,7 +152,7 @@ def take_port(run):
 
 SCENARIOS = [
     *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
-    Scenario(HEALTH, "another process holds its port while the agent starts", before=take_port),
+    Scenario(HEALTH, "another process is using the port when the agent starts", before=take_port),
     unread("log to a pipe that is full", full_pipe),
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),

@@ -167,9 +167,9 @@ def one(name, fault, **more):
 
 
 SCENARIOS = [
-    one("forks as fast as two cores can create them", c(FORKS % ("fork", EXIT), count=2)),
+    one("forks as fast as two cores can perform them", c(FORKS % ("fork", EXIT), count=2)),
     one(
-        "vforks and executions as fast as two cores can create them",
+        "vforks and execs as fast as two cores can perform them",
         c(FORKS % ("vfork", EXEC), count=2),
     ),
     one("threads as fast as two cores can create them", c(THREADS, count=2)),
@@ -182,7 +182,7 @@ SCENARIOS = [
     ),
     one("processes with different names as fast as two cores can start them", c(NAMED, count=2)),
     one("each process reuses the id of the previous process under another name", reused),
-    one("services publish endless labels with endless names", labelled),
+    one("services publish labels with constantly changing names", labelled),
     one("5,000 zombies", zombies),
     one("a chain of 500 processes", python(DEEP)),
     one("4,000 threads that sleep", python(MANY_THREADS)),

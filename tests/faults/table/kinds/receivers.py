@@ -23,7 +23,7 @@ STATUSES = {
 }  # fmt: skip
 RETRY_AFTER = {
     "1": "a delay of one second", "Thu, 01 Jan 2099 00:00:00 GMT": "a delay until the year 2099",
-    "-5": "a negative delay", "soon": "a delay that is not a time",
+    "-5": "a negative delay", "soon": "a malformed delay",
     "9" * 400: "a delay with 400 digits", "\u00b2": "a superscript digit",
 }  # fmt: skip
 
@@ -120,7 +120,7 @@ TRANSIENT = (
 LOSING = (raw(), raw(OK + b"Content-Length: 100\r\n\r\nx"))
 ANSWERS = {
     "stores the batch and returns 204": lambda request: (request.store(), request.reply(204)),
-    "stores the batch and closes without a response": raw(),
+    "stores the batch and closes the connection without responding": raw(),
     "stores the batch and truncates the response": raw(OK + b"Content-Length: 100\r\n\r\nx"),
     "responds after the timeout": late,
     "takes 0.4 s to handle each request": slow,
@@ -230,7 +230,7 @@ GRPC_ANSWERS = {
 }  # fmt: skip
 
 SPOOLED = (
-    "responds after the timeout", "stores the batch and closes without a response",
+    "responds after the timeout", "stores the batch and closes the connection without responding",
     "resets the connection",
     "rejects all profiles", "responds with random errors and delays",
     "stores the batch and randomly drops responses",

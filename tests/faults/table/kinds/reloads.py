@@ -129,7 +129,7 @@ def occupied(run):
 
 
 CHANGES = {
-    "same configuration, 30 times within three seconds": storm,
+    "same configuration reloaded 30 times in three seconds": storm,
     "100 reloads while the agent is frozen": while_frozen,
     "rate changed to 1, 997 and 19": changed(
         *(sampler(samples_per_second=n) for n in (1, 997, 19))
@@ -141,7 +141,7 @@ CHANGES = {
     "Python frames turned off and on": changed(
         sampler(python_frames=0), sampler(python_frames=127)
     ),
-    "ring made four times as large": changed(sampler(map_scale_factor=2)),
+    "ring enlarged fourfold": changed(sampler(map_scale_factor=2)),
     "targets changed to a process that does not exist": changed(sampler(target_pids=[4194303])),
     "windows changed to 200 ms and 5 s": changed(
         *(sampler(reporter_interval=t) for t in ("200ms", "5s"))

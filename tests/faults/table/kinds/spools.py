@@ -157,7 +157,7 @@ SCENARIOS = [
              AwayReceiver, spool=True, others="the agent is restarted"),
     one("a byte of a checksum", patch(8, flip)),
     one("a byte of a length field", patch(12, flip)),
-    one("a byte of a record's kind", patch(16, flip)),
+    one("a byte of a record's type", patch(16, flip)),
     one("a byte in the middle", patch(0.5, flip)),
     one("a byte three quarters into the newest segment", patch(0.75, flip, -1)),
     one("one byte in every 1,000", patch(0.5, every(1000))),

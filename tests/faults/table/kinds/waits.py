@@ -109,7 +109,7 @@ STORMS = {
     "2,000 threads that repeatedly sleep for 100 ms": (SLEEPERS, 2000, 100_000),
     "10,000 threads that repeatedly sleep for a second": (SLEEPERS, 10_000, 1_000_000),
     "200 threads that repeatedly sleep for 50 µs": (SLEEPERS, 200, 50),
-    "10,000 threads in a single long sleep": (SLEEPERS, 10_000, 100_000_000),
+    "10,000 threads that sleep once for a long time": (SLEEPERS, 10_000, 100_000_000),
     "50 pairs of processes that pass a byte back and forth": (PIPES, 50),
     "8 processes that yield as fast as possible": (YIELDS,),
     "1,000 threads that are woken simultaneously, 50 times a second": (HERD,),

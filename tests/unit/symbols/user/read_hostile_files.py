@@ -18,7 +18,7 @@ from tests.unit.symbols.user.hostile_files import TEXT
 
 
 def peak_kib():
-    """Returns this process's peak memory. ru_maxrss would include the parent's before exec."""
+    """Returns this process's peak memory. ru_maxrss would include the parent's peak before exec."""
     match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(match[1])
 
