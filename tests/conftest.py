@@ -21,7 +21,7 @@ KEPT = Counter(
         "anon_inode:[eventfd]": 4,
     }
 )
-"""Descriptors that the process keeps after their first use."""
+"""Descriptors that the process keeps open after their first use."""
 NUMBER = re.compile(r":\[\d+\]$")
 
 
@@ -67,7 +67,7 @@ def pytest_sessionfinish():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Keeps byte strings out of test ids: times and pids would differ between xdist workers."""
+    """Keeps byte strings out of test ids: times and pids in them differ between xdist workers."""
     return argname if isinstance(val, bytes) else None
 
 

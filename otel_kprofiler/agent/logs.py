@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     """Formats a record as one line without control characters.
 
-    Each line of a traceback follows on a separate line.
+    Each line of a traceback is written on a separate line.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging

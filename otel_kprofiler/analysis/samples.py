@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 class Thread(NamedTuple):
     """A thread with one of its names and one set of labels.
 
-    ``resource`` is the index of its process in :attr:`Tables.resources`.
+    ``resource`` is the index of the thread's process in :attr:`Tables.resources`.
     """
 
     resource: int
@@ -260,7 +260,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """Loads the samples of windows, even from several hosts. Equal Resources are merged."""
+    """Loads the samples of windows, which may be from several hosts. Equal Resources are merged."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

@@ -19,8 +19,8 @@ def coarse_timers() -> Iterator[None]:
 
     The kernel may then coalesce timers, which expire up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. The slack of
-    this thread is restored at the end. Threads that already have a larger slack keep it. Real-time
-    threads have no slack.
+    this thread is restored when the context exits. Threads that already have a larger slack keep
+    it. Real-time threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

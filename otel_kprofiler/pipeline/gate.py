@@ -29,7 +29,7 @@ class EventTimeGate:
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
     stalled watermark of the sampler delays them by at most ten seconds. Samples that arrive even
-    later count towards the window that is then open.
+    later count towards the window open at that time.
 
     Attributes:
         counts: the number of waiting samples, by kind.
@@ -49,7 +49,7 @@ class EventTimeGate:
         """Returns the boottime up to which all data has arrived, or is no longer awaited.
 
         All samples before the boottime ``samples_ns`` must have been pushed, and all symbol events
-        before ``symbols_ns`` applied.
+        before ``symbols_ns`` must have been applied.
         """
         samples_ns = max(samples_ns, now_ns - _MAX_STALL_NS)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))

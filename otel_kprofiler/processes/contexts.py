@@ -1,4 +1,4 @@
-"""Tracks what processes publish about themselves, in process contexts and their environment.
+"""Tracks what processes publish about themselves, in the environment and in process contexts.
 
 Published attributes are unverified claims by the process.
 """

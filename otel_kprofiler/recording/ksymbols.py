@@ -85,7 +85,7 @@ class ReplayedKsymbols:
         return self._details.get(symbol)
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns an empty mapping, because replays lose nothing."""
+        """Returns an empty mapping, because replays lose no records."""
         return {}
 
     def close(self) -> None:

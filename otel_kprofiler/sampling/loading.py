@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObject:
-    """Load programs; raises ``SamplerError`` if the kernel rejects them, else ``HostError``."""
+    """Load programs. Raises ``HostError`` or ``SamplerError`` if the kernel does not load them."""
     try:
         return loader.load(spec)
     except OSError as error:
@@ -54,8 +54,8 @@ def get_offsets(
 ) -> _T:
     """Returns what ``find`` finds in the kernel's types.
 
-    Raises ``KernelFeatureError`` with the message if the kernel lacks BTF. The fix names an
-    ``alternative`` to another kernel.
+    Raises ``KernelFeatureError`` with the message if the kernel lacks BTF. The fix suggests another
+    kernel, or the ``alternative``.
     """
     offsets = find_offsets(find, read_types)
     if offsets is None:

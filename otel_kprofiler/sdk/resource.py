@@ -22,8 +22,8 @@ def find_resource() -> Resource | None:
 class ServiceResource:
     """Tracks the current Resource of the service's other signals.
 
-    The providers of other signals may be set late. In a forked child, the SDK changes the
-    ``service.instance.id`` in the Resource of the other signals, and profiles adopt the new id.
+    The other signals' providers may be set later. In a forked child, the SDK changes their
+    ``service.instance.id``, and profiles adopt the new id.
 
     Args:
         given: an explicit Resource. By default, the other signals' Resource, or

@@ -12,8 +12,8 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open while waiting to be loaded. Excess files are closed and
-reopened."""
+"""Maximum number of files kept open while waiting to be loaded. Excess files are closed, and
+reopened later."""
 
 
 class Opened(NamedTuple):

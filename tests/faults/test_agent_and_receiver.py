@@ -217,7 +217,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(run_agent
 
 @pytest.mark.long
 def test_removing_the_spool_of_a_running_agent_loses_no_samples(run_agent, receiver, tmp_path):
-    """A cleaner of temporary files may remove a spool."""
+    """A temporary-file cleaner may remove a spool."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
     agent.wait_until(agent.count_pending)

@@ -1,4 +1,4 @@
-"""Damages real files where it has an effect."""
+"""Corrupts real files at offsets where this has an effect."""
 
 from hypothesis import strategies as st
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fuzz
 
 
 def request():
-    """Returns a request with one profile, and its dictionary with only the zero entries."""
+    """Returns a request whose dictionary contains only the zero entries, and its only profile."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.append("")

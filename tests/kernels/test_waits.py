@@ -1,4 +1,4 @@
-"""Off-CPU time on this kernel."""
+"""Off-CPU time is measured exactly, and waits are sampled, on this kernel."""
 
 import bisect
 import resource
@@ -62,7 +62,7 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
             passed, ran, totals, waits = as_nobody(capabilities, lambda: observe(process.pid))
         finally:
             process.kill()
-    # Clock and totals are read one after the other, so they differ slightly.
+    # The clock and the totals are read one after the other, so they differ slightly.
     assert totals.total_ns == pytest.approx(passed - ran, rel=0.05, abs=50_000_000)
     assert totals.by_state[WaitState.INTERRUPTIBLE] > totals.total_ns / 2
     assert len(waits) > 10

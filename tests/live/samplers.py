@@ -65,7 +65,7 @@ def record_and_replay(config, seconds, path):
 
 
 class Witness:
-    """A fast sampler with constant settings. Gaps in its samples reveal delays of the machine."""
+    """A fast sampler with constant settings. Gaps in its samples show that the machine stalled."""
 
     RATE = 3989
 
@@ -111,7 +111,7 @@ def spawned(*command, **options):
 
 @contextlib.contextmanager
 def load(code, *, cpu=None):
-    """Runs Python code in a process, on one CPU if given, and yields its pid."""
+    """Runs Python code in a process, optionally on one CPU, and yields the pid."""
     pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
     with spawned(sys.executable, "-S", "-c", pin + code) as process:
         yield process.pid

@@ -1,4 +1,4 @@
-"""Each thread drops capabilities, as the kernel shows for separate test processes."""
+"""Threads drop capabilities, as verified in ``/proc`` for separate test processes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Span links of services, compared with their logs. ``make test-span-truth`` compares more."""
+"""The span links of services match the services' logs. ``make test-span-truth`` compares more."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""The parts of endpoints' time equal sums computed separately for each endpoint."""
+"""Parts of the time spent in endpoints equal sums computed separately for each endpoint."""
 
 from collections import Counter, defaultdict
 
@@ -45,7 +45,7 @@ events = st.tuples(
 
 @st.composite
 def loaded(draw):
-    """Draws samples and waits of two threads, in any order of time."""
+    """Draws samples and waits of two threads, not sorted by time."""
     running, waiting = [], []
     for at, link, tid, what, length in draw(st.lists(events, max_size=30)):
         if isinstance(what, Stack):

@@ -1,4 +1,4 @@
-"""ASGI services under uvicorn with both event loops: FastAPI, Django, anyio, asgiref."""
+"""ASGI services (FastAPI, Django, anyio, asgiref) under uvicorn, with asyncio and uvloop."""
 
 import asyncio
 import functools
@@ -14,7 +14,7 @@ from tests.spans.interpreter import TRACER
 from tests.spans.requests import request_until
 
 Span = Any
-"""The type of parameters with spans, which FastAPI must not validate."""
+"""The type of span parameters, so that FastAPI does not validate them."""
 
 
 class Traced:
@@ -37,7 +37,7 @@ class Traced:
 
 
 def serve_asgi(app, truth, seconds, paths, loop):
-    """Serves an application to clients for a few seconds. Uvicorn runs in this thread."""
+    """Serves an application to clients for a few seconds. Uvicorn runs in the calling thread."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0))

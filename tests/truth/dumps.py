@@ -63,7 +63,7 @@ class StackDump(NamedTuple):
             stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
         cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.
-        work: the units of work of the first walk.
+        work: the number of work units that the first walk used.
         pointers_ns, pointers: the duration and frames of the kernel's frame-pointer walk.
     """
 

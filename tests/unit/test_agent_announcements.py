@@ -1,4 +1,4 @@
-"""The agent's sample counts and warnings are logged in the right form."""
+"""The agent's sample counts and warnings are logged in the right format."""
 
 import json
 import logging

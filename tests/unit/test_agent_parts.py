@@ -131,7 +131,7 @@ def systemd(tmp_path):
     listener.close()
 
 
-def test_systemd_is_notified_of_the_life_cycle(systemd):
+def test_systemd_is_notified_of_start_reload_and_stop(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
     notifier.ready("sampling 2 CPUs")

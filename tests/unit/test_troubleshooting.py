@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every host and export error, and no outdated errors."""
+"""docs/troubleshooting.md describes every host and export error, and no outdated errors."""
 
 import ast
 import re

@@ -79,7 +79,7 @@ GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 				   bytes, (void *)from);
 }
 
-/* Appends the label if it fits: the key and the value, each preceded by a length byte. */
+/* Appends the label if there is space: the key and the value, each preceded by a length byte. */
 GLOBAL int add_go_label(void)
 {
 	u64 behind, at, key, value;

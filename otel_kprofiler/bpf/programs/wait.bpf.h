@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that was switched in after `duration`. In the final part of `duration`, as long
- * as `runnable`, the thread waited for a CPU. Returns the result of tell_end().
+ * Handles a thread that was switched in after `duration`. For the last `runnable` ns of that time,
+ * the thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)

@@ -34,7 +34,7 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     processes if ``perf_event_paranoid`` is 1 or less. If ``kptr_restrict`` is 1, addresses are
     visible only to processes with CAP_SYSLOG; if 2, to no process (kernel/ksyms_common.c).
     """
-    # /proc/sys may be missing, as in a container without CAP_SYSLOG
+    # If /proc/sys is missing, as in some containers, CAP_SYSLOG is assumed to be missing.
     with suppress(OSError, ValueError):
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT

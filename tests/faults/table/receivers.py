@@ -47,7 +47,7 @@ class HttpReceiver:
 
 
 class Request:
-    """An HTTP request, with the ways to respond to it."""
+    """An HTTP request, with methods that respond to it."""
 
     def __init__(self, receiver, handler, body):
         self.receiver, self.handler, self.body = receiver, handler, body
@@ -141,7 +141,7 @@ class Proxy:
             self.manner(connection, lambda **how: self._connect(connection, **how))
 
     def _connect(self, connection, *, there=None, back=None, pause_s=0.0, piece=65536) -> None:
-        """Copies in both directions, up to ``there`` and ``back`` bytes, in chunks with pauses."""
+        """Copies up to ``there`` bytes to the receiver and ``back`` bytes to the client."""
         with socket.create_connection(self.behind.address) as other:
             thread = threading.Thread(
                 target=_copy, args=(connection, other, there, pause_s, piece), daemon=True
@@ -187,7 +187,7 @@ class FileReceiver:
         return {"path": str(self.path), "format": "proto", **self.settings}
 
     def heal(self) -> None:
-        """Does nothing, since the fault itself restores the file."""
+        """Does nothing, because the fault itself restores the file."""
 
     def close(self) -> None:
         """Does nothing."""

@@ -21,7 +21,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 def as_nobody(capabilities: Sequence[str], function: Callable[[], T]) -> T:
     """Returns the result of ``function``, called in a child with uid 65534 and ``capabilities``.
 
-    Results and exceptions are passed back in pickled form. Modules must be imported beforehand.
+    Results and exceptions are pickled. Import the modules that ``function`` uses beforehand.
     """
     reader, writer = os.pipe()
     pid = os.fork()

@@ -29,7 +29,7 @@ def build(kernel: KernelFiles) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(SOURCE, target)
         # BTF for modules would need pahole, and no test reads it. Headers from an older release
-        # specify the compiler of that release, so set another.
+        # specify the compiler of that release, so override it.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         options += [f"CC={kernel.machine.compiler}", *kernel.machine.make]
         call(["make", "-s", f"-j{os.cpu_count()}", "-C", str(kernel.headers), *options, "modules"])

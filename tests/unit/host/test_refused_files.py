@@ -1,4 +1,4 @@
-"""A file is not retried immediately if reading it costs a child CPU time without a result."""
+"""A file is not retried immediately after a child spent CPU time on it without a result."""
 
 import os
 

@@ -78,7 +78,7 @@ def test_files_of_different_owners_are_read_by_different_children(serve, tmp_pat
         ("os.write(1,bytes([9,0,0,0,0,0,0,0,1]));os._exit(3)", ChildProblem.FAILED),
     ],
 )
-def test_a_file_that_crashes_its_child_does_not_fail_other_files(serve, code, expected):
+def test_a_file_that_crashes_its_child_does_not_affect_other_files(serve, code, expected):
     first = serve()
     assert problem(serve, code) is expected
     assert serve() != first

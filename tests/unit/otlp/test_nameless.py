@@ -1,4 +1,4 @@
-"""Names are added to payloads of any producer, in each encoding, without losing data."""
+"""Names are added to payloads from any producer, in each encoding, without losing data."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The page's server serves only permitted clients, with safe headers."""
+"""The viewer's HTTP server responds only to permitted clients, with safe headers."""
 
 import contextlib
 import gzip
@@ -89,7 +89,7 @@ def test_every_response_forbids_foreign_scripts_and_mime_sniffing(server, path):
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:8080", "[::1]:9", "192.0.2.7"]
 )
-def test_requests_for_local_names_and_addresses_are_answered(server, host):
+def test_requests_for_local_names_and_addresses_are_accepted(server, host):
     assert ask(server, "/profile.json", Host=host)[0] == 200
 
 

@@ -1,1 +1,1 @@
-"""Scenarios by kind. Each module has a list ``SCENARIOS``."""
+"""Scenarios by kind. Each module contains a list ``SCENARIOS``."""

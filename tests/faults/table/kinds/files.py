@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code from copies of a file, each with a different last byte and thus identity."""
+    """Runs code from copies of a file, which differ in their last byte and thus identity."""
 
     def fault(run):
         content = make()
