@@ -112,7 +112,7 @@ class OpenedFile(NamedTuple):
         fd: descriptor, which the receiver of this object must close.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: how the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
-        reached_at: path under which the file was opened.
+        reached_at: path at which the file was opened.
     """
 
     fd: int

@@ -41,7 +41,7 @@ class FileDetails(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the last part of the path, marked if the file was deleted.
+        """Returns the last component of the path, marked if the file was deleted.
 
         A file from memfd_create(2) never had a directory entry, so its name, ``memfd:NAME``, is
         returned unmarked.

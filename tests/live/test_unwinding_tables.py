@@ -137,7 +137,7 @@ def await_release():
             assert not thread.is_alive()
 
 
-def test_bpf_maps_are_released_when_the_last_hanging_thread_ends(hanging_write, monkeypatch):
+def test_bpf_maps_are_released_when_the_last_hanging_thread_exits(hanging_write, monkeypatch):
     hangs, go_on = hanging_write
     released = []
     close = TableMaps.close
@@ -281,7 +281,7 @@ def test_a_file_of_exited_processes_can_be_requested_up_to_16_times(start):
     assert running.kernel.file(key).state == FileState.UNAVAILABLE
 
 
-def test_temporary_failures_to_load_unwind_tables_are_retried_after_a_while(start, tmp_path):
+def test_loading_unwind_tables_is_retried_after_a_temporary_failure(start, tmp_path):
     program = compile_c(tmp_path / "waits", WAITS)
     running = start()
     request = running.files.ask(program, 5_999_998)

@@ -274,7 +274,7 @@ def test_decoding_restores_the_encoded_window(window, form, attributes):
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.integers(300, 4000))
-def test_batches_are_within_the_limit_individually_valid_and_jointly_complete(window, form, limit):
+def test_each_batch_is_valid_and_within_the_limit_and_no_sample_is_missing(window, form, limit):
     encoded = encode_window(window, form=form, max_bytes=limit)
     for batch in encoded.batches:
         assert len(batch.payload) <= limit
@@ -318,7 +318,7 @@ def test_json_and_protobuf_are_equivalent(window):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly(form):
+def test_windows_with_more_frames_than_short_indices_can_address_are_split_correctly(form):
     """Frequent frames have the first indices. Parts are nearly full, without unused frames."""
     frames = [
         Frame(None, 2**63 + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)

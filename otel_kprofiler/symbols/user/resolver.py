@@ -58,7 +58,7 @@ _Place = int | tuple[int, str]
 
 
 class UserNames(Protocol):
-    """Provides the loaded names of user code. Only ``finish`` may block.
+    """Provides the function names loaded for user code. Only ``finish`` may block.
 
     The thread that drains samples calls all methods except ``add``, which other threads call.
     """

@@ -1,7 +1,7 @@
 """Compares Python stacks of every installed interpreter with the code that ran, and prints a table.
 
 ``python -m tests.truth.python [--samples N] [VERSION…]`` exits with 1 if a stack is wrong, or if
-more than 2 % of the stacks are absent.
+more than 2 % of the stacks are missing.
 """
 # ruff: noqa: T201 - a command prints for its user
 
