@@ -1,4 +1,4 @@
-"""Cost of reading a thread context for a sample, and of publishing a context at a span change."""
+"""Measures the cost of reading a thread context, and of publishing one at a span change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
 GOAL_OF_CHANGES_NS: Final = 200
 GOAL_OF_SWITCHES_NS: Final = 400
-"""The goal for a switch between contexts (``Context.run``, greenlets), in nanoseconds."""
+"""The target cost of a switch between contexts (``Context.run``, greenlets), in nanoseconds."""
 
 
 class _Place:

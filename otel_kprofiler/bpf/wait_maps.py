@@ -160,7 +160,7 @@ class WaitThread(NamedTuple):
     ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns how long the thread was in the wait's state, and how long ago it woke up, in ns.
+        """Returns how long the thread was in the wait's state, and how long ago it woke, in ns.
 
         ``now_ns`` is the current time on the clock of ``off_since_ns``. Returns zeros if the wait
         starts after ``now_ns``.

@@ -1,7 +1,7 @@
 """Reads TLS files that may be replaced while an exporter uses them, and finds problems with them.
 
 A renewal replaces the certificate and the key one after the other. For a moment, the certificate
-and the key do not match, or a file is missing. Until they match again, the existing connection
+and the key do not match, or a file is missing. Until the files match again, the existing connection
 remains in use.
 """
 
@@ -136,7 +136,7 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """Parses a certificate's validity (RFC 5280, 4.1.2.5); raises ``ValueError`` if malformed."""
+    """Parses a certificate's validity period (RFC 5280, 4.1.2.5). Raises ``ValueError``."""
     _, certificate, _ = _read_value(der, _SEQUENCE)
     _, body, _ = _read_value(certificate, _SEQUENCE)
     tag, _, rest = _read_value(body)

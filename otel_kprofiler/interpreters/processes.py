@@ -201,7 +201,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program; may wrongly be False on overlayfs and btrfs."""
+    """Returns whether mappings belong to a program; may miss matches on overlayfs or btrfs."""
     # [vsyscall] may be executable but not readable.
     code = [mapping for mapping in mappings if mapping.permissions.startswith("r-x")]
     pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE

@@ -1,7 +1,7 @@
 """The event-time gate: a sample waits until every symbol stream has passed the sample's timestamp.
 
 Samples, module events and BPF symbol records arrive separately. If a sample were resolved as soon
-as it is read, the symbols could be older or newer than the sample.
+as it was read, the symbols could be older or newer than the sample.
 """
 
 from bisect import bisect_left

@@ -135,7 +135,7 @@ class Pipeline(Generic[SamplerT]):
                 self.python.start()
             self._on_started()
         except BaseException:
-            self._stacks.close()  # the resolvers' files may be open
+            self._stacks.close()  # the resolvers may have open files
             raise
         start_boot_ns = self._clock.boot_ns()  # moved back if earlier samples arrive
         self._windows = self._open_windows(self._schedule, start_boot_ns)

@@ -65,7 +65,7 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     assert got.in_order or got.requests_twice
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
-    # ``unknown_since_unix_ns`` precedes the last kill by at most the length of a window and the
+    # ``unknown_since_unix_ns`` precedes the last kill by at most the length of a window plus the
     # time to write the window to disk. If the last run wrote no batch, the value precedes an
     # earlier kill. If no run wrote a batch, the value is 1.
     unknown = exporter["unknown_since_unix_ns"]

@@ -143,7 +143,7 @@ def django_asgi(truth, seconds, loop):
 
 
 def anyio_threads(truth, seconds):
-    """anyio, with threads that call back into the loop, and with task groups."""
+    """anyio, with task groups and with threads that call back into the loop."""
     import anyio
     import anyio.from_thread
     import anyio.to_thread

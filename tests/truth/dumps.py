@@ -58,7 +58,7 @@ class StackDump(NamedTuple):
     """The registers and stack captured at an interrupt.
 
     Attributes:
-        registers: the registers by DWARF number.
+        registers: the registers, indexed by DWARF number.
         stacks: copies of the stack, starting at the stack pointer's page, and of the goroutine's
             stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
@@ -146,7 +146,7 @@ class Dumps:
     def take(
         self, pid: int, hz: int, count: int, *, go: GoOffsets | None = None, timeout_s: float = 60
     ) -> list[StackDump]:
-        """Samples a process at least ``count`` times, or until the time is up."""
+        """Samples a process at least ``count`` times, or until the time limit is reached."""
         config = struct.pack(
             "=9I", pid, 127, self._top_of_stack, self._forgetting, self._fsbase,
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),

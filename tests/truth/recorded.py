@@ -19,7 +19,7 @@ class RecordedStack(NamedTuple):
     """The record of one interrupt.
 
     Attributes:
-        dump: the registers by DWARF number with the program counter, and a copy of the stack.
+        dump: a copy of the stack, and the registers (with the program counter) by DWARF number.
         frames: all frames that the BPF program reported, leaf first.
         signal: whether a signal interrupted one of the frames.
     """

@@ -1,4 +1,4 @@
-"""Descriptions of code objects take bounded memory, and their eviction is reported."""
+"""Descriptions of code objects use bounded memory, and their eviction is reported."""
 
 import pytest
 

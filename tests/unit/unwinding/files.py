@@ -31,7 +31,7 @@ class Elf:
         self.data = bytearray(content(name))
 
     def program_header(self, kind, flags=0):
-        """Returns the offset of the first program header of a kind with these flags."""
+        """Returns the offset of the first program header with the given type and flags."""
         start, count = struct.unpack_from("<Q", self.data, 0x20)[0], self.data[0x38]
         for at in range(start, start + 56 * count, 56):
             result, has = struct.unpack_from("<II", self.data, at)
