@@ -136,7 +136,7 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """Parses a certificate's validity period (RFC 5280, 4.1.2.5). Raises ``ValueError``."""
+    """Parses a certificate's validity (RFC 5280, 4.1.2.5); raises ``ValueError`` if malformed."""
     _, certificate, _ = _read_value(der, _SEQUENCE)
     _, body, _ = _read_value(certificate, _SEQUENCE)
     tag, _, rest = _read_value(body)
