@@ -1,4 +1,4 @@
-"""Measures context changes in this process, before and after it publishes its spans.
+"""Measures context changes before and after this process starts publishing its spans.
 
 ``python -m benchmarks.span_changes`` prints a JSON object that maps each kind of change to its cost
 in nanoseconds.

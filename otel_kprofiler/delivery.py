@@ -399,7 +399,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """Returns a window without samples, with one Resource that has the attributes shared by all."""
+    """Returns a window without samples, with one Resource of the attributes shared by all."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes

@@ -45,7 +45,7 @@ _START: Final = (
 def open_receiver(address: str) -> OtlpSender:
     """Opens an exporter for a receiver, after checking that the receiver accepts profiles.
 
-    :func:`otel_kprofiler.export.exporter_from_environment` describes the form of the address.
+    :func:`otel_kprofiler.export.exporter_from_environment` describes the format of the address.
     Raises ``ConfigError`` if the address or an environment variable is invalid, and ``ExportError``
     if the receiver cannot be reached or does not accept profiles.
     """

@@ -154,8 +154,8 @@ def _read_podman(files: HostFiles, container: str) -> str:
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
     """Identifies a process's container by the process's mounts.
 
-    Other processes can add misleading mounts, so trust the result for another process only if it
-    matches the names in that process's cgroup.
+    A process can add misleading mounts, so trust the result for another process only if it matches
+    the names in that process's cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

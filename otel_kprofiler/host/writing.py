@@ -187,7 +187,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Returns whether the path still leads to this file; True if the file cannot be moved."""
+        """Returns whether the path still refers to this file; True if the file cannot be moved."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -289,7 +289,7 @@ class PrivateDirectory:
         return fd
 
     def is_in_place(self) -> bool:
-        """Returns whether the path still leads to this directory."""
+        """Returns whether the path still refers to this directory."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
         except OSError:

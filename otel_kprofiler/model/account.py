@@ -192,7 +192,7 @@ class Account(NamedTuple):
         """Combines the sampler's and the exporters' accounts into the account of all kinds.
 
         ``sampled`` contains the account of each kind up to the last closed window. ``exporters``
-        are added to the accounts, and may have samples of additional kinds. ``earlier`` contains
+        are added to the accounts, and may contain samples of additional kinds. ``earlier`` contains
         the number of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])

@@ -67,7 +67,7 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A decoded Python stack, leaf first. ``tag`` identifies the process of the stack."""
+    """A decoded Python stack, leaf first. ``tag`` identifies the stack's process."""
 
     end: PythonEnd
     tag: int

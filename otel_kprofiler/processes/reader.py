@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 class ProcessReader:
-    """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
+    """Reads executable, owner, parent, container and systemd unit of processes. Not thread-safe.
 
     ``reads_arguments`` states whether to read command lines, which show the programs that
     interpreters run. Reading a command line can block.

@@ -137,7 +137,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
+        """Sample only these CPUs. CPUs that are already being sampled are not interrupted."""
         self._wanted = frozenset(cpus)
         self.follow()
 

@@ -40,7 +40,7 @@ _MOST_SUGGESTIONS: Final = 5
 
 
 class TracepointPlan(NamedTuple):
-    """A plan for sampling at a tracepoint; ``number`` is the event's number, from 1."""
+    """A plan for sampling at a tracepoint; ``number`` is the event's number, starting at 1."""
 
     spec: TracepointSpec
     number: int

@@ -26,7 +26,7 @@ def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if unknown.
 
     Enters two contexts one after the other, and searches for the word that contains the address of
-    the context just entered.
+    the current context.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 

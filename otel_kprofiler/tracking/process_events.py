@@ -137,7 +137,7 @@ class ProcessEvents(ForkAware):
         return self._events.epoll.fileno()
 
     def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
-        """Returns the code that a process has mapped, as of the last event returned."""
+        """Returns a process's executable mappings as of the last returned event."""
         return self._table.mappings(pid)
 
     def add(self, pid: int) -> None:

@@ -137,7 +137,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def mutate(text: str, mutation: Mutation) -> str:
-    """Returns the broken text, or raises MatrixError unless ``old`` occurs exactly once."""
+    """Returns the mutated text, or raises MatrixError unless ``old`` occurs exactly once."""
     count = text.count(mutation.old)
     if count != 1:
         raise MatrixError(

@@ -29,7 +29,7 @@ for _ in range({SLEEPS}):
 
 
 def test_sample_values_sum_to_the_number_of_events():
-    """Three kinds of events are sampled at the same time: two at every event, one at a rate."""
+    """Two events are sampled at each occurrence and, at the same time, a third one at a rate."""
     events = (
         EventSpec("page-faults", 1),
         EventSpec("context-switches", 1),
@@ -45,7 +45,7 @@ def test_sample_values_sum_to_the_number_of_events():
 
 
 def test_tracepoint_samples_have_the_right_values_on_this_kernel():
-    """Tracepoints have the values of this kernel, and can count calls of a single system call."""
+    """Tracepoint values are correct on this kernel, and calls to one system call can be counted."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)
     config = SamplerConfig(stacks="both", events=events, off_cpu=OffCpuConfig())

@@ -69,14 +69,14 @@ def read_rows(path: Path = RESULTS) -> list[Row]:
 
 
 def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """Returns all rows, sorted by platform. A new row replaces the row of the same platform."""
+    """Returns all rows, sorted by platform. A new row replaces the row for the same platform."""
     merged = {row.platform: row for row in rows}
     merged.update({row.platform: row for row in new})
     return [merged[key] for key in sorted(merged)]
 
 
 def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False) -> None:
-    """Adds results, replacing earlier results of the same platforms, and writes the page.
+    """Adds results, replacing earlier results for the same platforms, and writes the page.
 
     ``replaced`` selects earlier results to remove even if no new result replaces them.
     """

@@ -233,7 +233,7 @@ def test_lookups_in_a_full_kernel_match_brute_force(path):
 
 
 def check_linear(table, symbols, addresses, pages=False):
-    """Checks lookups against the oracle on a sliding window, so that the check is linear."""
+    """Checks lookups against the oracle on a sliding window, in linear time."""
     position = 0
     for address in addresses:
         while position < len(symbols) and symbols[position][0] <= address:

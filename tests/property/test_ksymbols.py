@@ -16,7 +16,7 @@ from otel_kprofiler.tracking.program_iterator import parse_program_rows
 
 SLOTS = 6
 A = 0xFFFF_FFFF_C000_0FC0  # so that the slots span two pages
-STEP_NS = 100_000_000  # longer than unloaded code is remembered
+STEP_NS = 100_000_000  # longer than the history of unloaded code
 
 
 @st.composite

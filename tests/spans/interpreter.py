@@ -254,7 +254,7 @@ def make_wrapping_tracer():
             with trace.use_span(Wrapper(TRACER.start_span(name)), end_on_exit=True) as span:
                 yield span
 
-    assert records_are_read.wait(LATEST_S)  # until the profiler notices the class
+    assert records_are_read.wait(LATEST_S)  # wait until the profiler notices the class
     return Tracer()
 
 

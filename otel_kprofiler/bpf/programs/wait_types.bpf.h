@@ -34,7 +34,7 @@ enum task_states {
 /* The event that a record of kind OFF_CPU reports. */
 enum wait_phases {
 	WAIT_BEGUN = 1, /* a thread left its CPU; like a sample, but `value` is `since_ns` */
-	WAIT_ENDED,	/* struct wait_end and, if its start was not written, the kernel stack */
+	WAIT_ENDED,	/* struct wait_end and, if the wait's start was not written, the kernel stack */
 	THREAD_ENDED,	/* struct thread */
 };
 
@@ -88,7 +88,7 @@ const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
-	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: no sampling */
+	u64 threshold_ns; /* all longer waits are sampled; a multiple of 256 ns; 0: no sampling */
 	u64 min_ns;	  /* shorter waits are never sampled */
 	u64 begin_ns;	  /* minimum average interval between reported starts on a CPU */
 	u64 wakers;	  /* whether to record wakers */

@@ -1,4 +1,4 @@
-"""The initramfs of a guest: busybox, the drivers for the host's root, and a script."""
+"""The initramfs of a guest: busybox, the drivers for the host's root file system, and a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs TLS connections within one process, forever. Argument: a certificate and key file."""
+"""Runs TLS connections within one process, forever. Argument: certificate and key file."""
 
 import contextlib
 import hashlib

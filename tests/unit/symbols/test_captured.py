@@ -190,7 +190,7 @@ CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]
 (RESOLVER,) = EXAMPLES["Custom side resolvers"]
 
 
-def test_the_documented_resolver_names_addresses_only_in_its_process():
+def test_the_documented_resolver_resolves_addresses_only_in_its_process():
     def sample(tgid):
         frames = ((0x5000, None, FrameSource.REGISTERS), (0x6001, None, FrameSource.FRAME_POINTER))
         stacks = (pack_user_stack(StackEnd.COMPLETE, frames),)

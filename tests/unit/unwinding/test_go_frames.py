@@ -43,7 +43,7 @@ def decode(frames, address=ADDRESS):
 
 
 def read_rows(entries, start, *registers):
-    """Returns the rows of the function at ``start``: offset, CFA, and the rule of each register."""
+    """Returns the rows of the function at ``start``: offset, CFA, and register rules."""
     results = []
     for row in entries[start].get_decoded().table:
         cfa = row["cfa"]
@@ -54,7 +54,7 @@ def read_rows(entries, start, *registers):
 
 
 def rows(*functions, **options):
-    """Returns the last function's rows: offset, CFA, rule of rbp, rule of the return address."""
+    """Returns the last function's rows: offset, CFA, and rules for rbp and the return address."""
     file, table, segments = go_file([*[ORDINARY] * 10, *functions], **options)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64)
     entries = decode(maker.frames)

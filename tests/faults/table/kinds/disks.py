@@ -195,7 +195,7 @@ def writable_at_last(run):
 
 IN_SPOOL = on_disk("spool")
 SCENARIOS = [
-    to_file("disk is full for a while", partial(fill, name="disk"), **on_disk("disk")),
+    to_file("disk is temporarily full", partial(fill, name="disk"), **on_disk("disk")),
     to_file("disk of 128 kB remains full", tiny, heals=False,
             **on_disk("disk", "size=128k")),
     to_file("file is moved away", move_away),
@@ -215,7 +215,7 @@ SCENARIOS = [
     spooled("all files are chowned to another user", give_away),
     spooled("newest segment is truncated", lambda run: os.truncate(run.segments[-1], 3000)),
     spooled("garbage is appended to the newest segment", append_garbage),
-    spooled("disk is full for a while", fill_spool, **IN_SPOOL),
+    spooled("disk is temporarily full", fill_spool, **IN_SPOOL),
     spooled("disk runs out of inodes", use_up_inodes, **on_disk("spool", "nr_inodes=40")),
     spooled("disk is full at startup", free_at_last, before=full_at_start),
     spooled("disk is read-only at startup", writable_at_last,

@@ -153,16 +153,16 @@ def take_port(run):
 SCENARIOS = [
     *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
     Scenario(HEALTH, "another process is using the port when the agent starts", before=take_port),
-    unread("log to a pipe that is full", full_pipe),
+    unread("log to a full pipe", full_pipe),
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),
-    notified("systemd's socket is full", full_socket),
+    notified("systemd's notification socket is full", full_socket),
     notified(
-        "systemd's socket does not exist",
+        "systemd's notification socket does not exist",
         lambda run: {"NOTIFY_SOCKET": str(run.directory / "nothing"), "WATCHDOG_USEC": "200000"},
     ),
     notified(
-        "systemd's socket has an invalid name",
+        "systemd's notification socket has an invalid name",
         lambda _: {"NOTIFY_SOCKET": "x" * 5000, "WATCHDOG_USEC": "-1"},
     ),
 ]

@@ -61,7 +61,7 @@ def then_damage(change):
 
 
 def one(name, fault, receiver=AwayReceiver, **more):
-    return Scenario(KIND, name, fault, receiver, spool=True, others="the agent is killed", **more)
+    return Scenario(KIND, f"killed {name}", fault, receiver, spool=True, others="killed", **more)
 
 
 SCENARIOS = [
@@ -73,5 +73,5 @@ SCENARIOS = [
     one("while it is frozen", kill_and_restart(2.6, at=freeze_first)),
     one("with a spool that is never synced", kill_and_restart(2.8),
         exporter={"sending_queue": {"fsync": "never"}}),
-    one("with a flipped byte in its spool", then_damage(flip)),
+    one("and restarted with a flipped byte in its spool", then_damage(flip)),
 ]  # fmt: skip

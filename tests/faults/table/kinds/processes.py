@@ -181,9 +181,9 @@ SCENARIOS = [
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
     one("processes with different names as fast as two cores can start them", c(NAMED, count=2)),
-    one("each process reuses the id of the previous process under another name", reused),
+    one("each process has the previous process's id, but another name", reused),
     one("services publish labels with constantly changing names", labelled),
     one("5,000 zombies", zombies),
-    one("a chain of 500 processes", python(DEEP)),
+    one("500 processes, each the parent of the next", python(DEEP)),
     one("4,000 threads that sleep", python(MANY_THREADS)),
 ]

@@ -142,7 +142,7 @@ CHANGES = {
         sampler(python_frames=0), sampler(python_frames=127)
     ),
     "ring enlarged fourfold": changed(sampler(map_scale_factor=2)),
-    "targets changed to a process that does not exist": changed(sampler(target_pids=[4194303])),
+    "targets changed to a nonexistent process": changed(sampler(target_pids=[4194303])),
     "windows changed to 200 ms and 5 s": changed(
         *(sampler(reporter_interval=t) for t in ("200ms", "5s"))
     ),
@@ -157,7 +157,7 @@ CHANGES = {
 
 KEEPS = "the agent samples others, or none"
 SCENARIOS = [
-    *[Scenario(BROKEN, name, broken(write)) for name, write in FILES.items()],
+    *[Scenario(BROKEN, f"file {name}", broken(write)) for name, write in FILES.items()],
     *[Scenario(CHANGED, name, fault,
                others=KEEPS if "rate" in name or "targets" in name or "resources" in name
                or "frozen" in name or "kernel" in name else "")

@@ -146,8 +146,8 @@ def one(name, damage, **more):
 
 
 HUGE_NAMES = {
-    "2^64-1": f"{(1 << 64) - 1:020}.spool", "2^62": f"{1 << 62:020}.spool",
-    "with 200 digits": "9" * 200 + ".spool", "a negative number": "-0000000000000000001.spool",
+    "the number 2^64-1": f"{(1 << 64) - 1:020}.spool", "the number 2^62": f"{1 << 62:020}.spool",
+    "a 200-digit number": "9" * 200 + ".spool", "a negative number": "-0000000000000000001.spool",
 }  # fmt: skip
 
 SCENARIOS = [
@@ -158,7 +158,7 @@ SCENARIOS = [
     one("a byte of a checksum", patch(8, flip)),
     one("a byte of a length field", patch(12, flip)),
     one("a byte of a record's type", patch(16, flip)),
-    one("a byte in the middle", patch(0.5, flip)),
+    one("a byte in the middle of the oldest segment", patch(0.5, flip)),
     one("a byte three quarters into the newest segment", patch(0.75, flip, -1)),
     one("one byte in every 1,000", patch(0.5, every(1000))),
     one("one byte in every 20,000", patch(0.5, every(20_000))),
@@ -177,11 +177,11 @@ SCENARIOS = [
     one("the oldest segment removed", lambda run, segments: segments[0].unlink()),
     one("the middle segment removed", lambda run, segments: segments[1].unlink(), segments=3),
     one("the oldest segment empty", lambda run, segments: segments[0].write_bytes(b"")),
-    one("8 GiB of holes after the oldest segment",
+    one("8 GiB hole appended to the oldest segment",
         lambda run, segments: os.truncate(segments[0], 8 << 30)),
     one("a record with a length of 1 GiB", huge_record),
     one("a record with impossible counts", lying_record),
-    *[one(f"a segment named {text}", with_segment(name, b"kpspool2"))
+    *[one(f"a segment with {text}", with_segment(name, b"kpspool2"))
       for text, name in HUGE_NAMES.items()],
     one("a segment of random bytes", with_segment("00000000000000000000.spool",
                                                   lambda _: os.urandom(100_000))),
