@@ -52,12 +52,12 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding runs in a separate thread, so that a large window never delays draining the ring
-    buffer. Only one thread may call the reporter object itself. The methods are thread-safe. Sample
+    buffer. The reporter must be called from a single thread; its methods are thread-safe. Sample
     counts are kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
-    encoded. If either limit is exceeded, the oldest window is dropped, and its samples are counted
-    as lost. Without ``background``, windows are encoded in the calling thread.
+    encoded. Beyond these limits, the oldest window is dropped, and its samples are counted as lost.
+    Without ``background``, windows are encoded in the calling thread.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """Returns a window without samples, with one Resource of the attributes shared by all."""
+    """Returns a window without samples, but with the attributes common to all its Resources."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes

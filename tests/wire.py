@@ -16,7 +16,7 @@ def pack_field(number, data):
 
 
 def varints(data):
-    """Yields the numbers of a packed field."""
+    """Yields the numbers in a packed field."""
     value = shift = 0
     for byte in data:
         value |= (byte & 0x7F) << shift

@@ -57,7 +57,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Programs in the kernel, which remain loaded until their descriptors and events are closed."""
+    """Loaded BPF programs, which remain loaded until their descriptors and events are closed."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, owned by this object. Raises ``KeyError`` if unknown."""
@@ -65,7 +65,7 @@ class LoadedObject(Protocol):
     def map_fd(self, name: str) -> int:
         """Returns a map's descriptor, owned by this object.
 
-        Raises ``KeyError`` if there is no map of this name.
+        Raises ``KeyError`` if there is no map with this name.
         """
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def command(
     The process is neither stopped nor traced. Threads with identical stacks are shown together,
     with their state, what they are waiting for, and for how long. Stacks are shown leaf first. With
     --interval, a second dump follows, and each thread is marked as moved or not moved. A thread
-    that has not moved is stuck rather than slow.
+    that has not moved between dumps is stuck rather than slow.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not (pids or comms or containers):
         raise click.UsageError("select a process with --pid, --comm or --container")

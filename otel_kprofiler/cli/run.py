@@ -41,7 +41,7 @@ def command(debug: bool, path: str) -> None:
     """Run the agent alongside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
     SIGHUP reloads FILE. At exit, the agent prints to standard output how many samples were taken,
-    sent and lost. The numbers are on one line, in the encoding of the log (text or JSON).
+    sent and lost. The counts are printed on one line, in the log's encoding (text or JSON).
     """
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:

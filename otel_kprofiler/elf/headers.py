@@ -112,7 +112,7 @@ def read_debug_elf(source: Source) -> ElfFile:
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
-    Includes the segments of debug files, although such segments occupy no bytes in the file. Raises
+    The segments of debug files are included, although they occupy no bytes in the file. Raises
     ``ElfError`` if the headers are malformed.
     """
     _, _, at, count, _ = _read_header(source, None)

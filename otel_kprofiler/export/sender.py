@@ -46,9 +46,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     **Partial success.** A receiver reports how many *profiles* it rejected, but not which profiles.
     For n rejected profiles, the samples of the n largest profiles of each kind are counted as
-    ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if none
-    or all profiles are rejected, or if the batch has one profile. Rejected profiles are never
-    resent.
+    ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if no
+    profile or every profile is rejected, or if the batch has one profile. Rejected profiles are
+    never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
     ``max_bytes`` is lowered to the size of the accepted parts, and later batches are divided to fit

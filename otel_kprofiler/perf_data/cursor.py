@@ -26,7 +26,7 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """Returns the number of bytes up to the end."""
+        """Returns the number of remaining bytes."""
         return self.end - self.position
 
     def skip(self, count: int) -> int:

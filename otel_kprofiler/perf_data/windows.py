@@ -67,9 +67,9 @@ def read_perf_data(
     """Reads a file written by ``perf record``, seekable or piped. Returns a list with one window.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
-    separate kind of sample, with event counts as values. Frames are symbolized if this host has the
-    file, or runs the kernel, with the same build id. Frames that are not symbolized consist of only
-    a file and an offset.
+    separate kind of sample, with event counts as values. Frames are symbolized if this host has a
+    file, or is running a kernel, with the same build id. Frames that are not symbolized consist of
+    only a file and an offset.
 
     ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
     of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is

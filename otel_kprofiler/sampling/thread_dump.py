@@ -128,8 +128,8 @@ class ThreadReader:
         user_files: KnownFiles,
         python_codes: KnownCodes,
     ) -> None:
-        # Do not preload, because listing a process's mapped files takes its mmap_lock, which a
-        # stuck thread may hold forever.
+        # Do not preload tables, because listing a process's mapped files takes its mmap_lock, which
+        # a stuck thread may hold forever.
         self.config = config = replace(config, max_preload_s=0)
         self._files = access
         self.python: PythonMaps | None = None

@@ -65,7 +65,7 @@ _Pending = TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census | Los
 
 
 class ProcessEvents(ForkAware):
-    """Streams process events until closed. For use in a single thread.
+    """Streams process events until closed. Not thread-safe.
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by a few milliseconds, so that

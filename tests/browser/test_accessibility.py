@@ -23,7 +23,7 @@ def check_accessibility(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", [*VIEWS, "process=sh&cpu=0"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations(browser, scheme, view, width):
+def test_axe_reports_no_accessibility_violations(browser, scheme, view, width):
     browser.show([PROFILE], f"#{view}", width=width, scheme=scheme)
     check_accessibility(browser)
 

@@ -37,7 +37,7 @@ def spans(path):
         return data(file.read()).get("spans", [])
 
 
-def test_the_page_shows_the_same_span_parts_as_report(profile):
+def test_the_page_shows_the_same_span_parts_as_the_report_command(profile):
     shown = {
         span["name"]: {name: ns // MS for name, ns in span["parts"]}
         for span in spans(page_of(profile))
@@ -84,6 +84,6 @@ def test_the_span_strip_is_hidden_without_spans(browser, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations(browser, profile, scheme, width):
+def test_axe_reports_no_accessibility_violations(browser, profile, scheme, width):
     browser.open(f"file://{page_of(profile)}", width=width, scheme=scheme)
     check_accessibility(browser)

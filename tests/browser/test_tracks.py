@@ -132,6 +132,6 @@ def test_time_columns_are_computed_only_for_visible_rows(browser):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations(browser, scheme, width):
+def test_axe_reports_no_accessibility_violations(browser, scheme, width):
     browser.show([RECORDING], width=width, scheme=scheme)
     check_accessibility(browser)

@@ -171,6 +171,6 @@ def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(br
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_reports_no_violations(browser, scheme):
+def test_axe_reports_no_accessibility_violations(browser, scheme):
     browser.show([RECORDING], scheme=scheme)
     check_accessibility(browser)

@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """Breaks a rule, which ``test`` must detect, by replacing the only ``old`` with ``new``."""
+    """Replaces the only occurrence of ``old`` with ``new``: breaks a rule that ``test`` checks."""
 
     name: str
     broken: str

@@ -44,7 +44,7 @@ def test_sample_values_sum_to_the_number_of_events():
     assert 0 < sums["minor_faults"] <= 2 * PAGES
 
 
-def test_tracepoint_samples_have_the_right_values_on_this_kernel():
+def test_tracepoint_samples_have_the_correct_values_on_this_kernel():
     """Tracepoint values are correct on this kernel, and calls to one system call can be counted."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)

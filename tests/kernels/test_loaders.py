@@ -1,4 +1,4 @@
-"""The second loader, bcc, on this kernel."""
+"""The sampler works with the second loader, bcc, on this kernel."""
 
 import pytest
 from guest.sampled import drain_for, finish

@@ -53,10 +53,10 @@ enum {
 	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 per wait */
 	BURST_NS = 1000000000, /* a burst holds up to one second's worth of starts or samples */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
-	SAMPLES_PER_STEP = 4, /* the threshold doubles per this many samples beyond a burst */
+	SAMPLES_PER_STEP = 4, /* number of samples beyond a burst that doubles the threshold */
 	MOST_STEPS = 31,
 	WAIT_EIGHTHS = 6, /* wait records may fill this many eighths of the ring */
-	ENDED_EIGHTHS = 7, /* records of exited threads may fill this many eighths */
+	ENDED_EIGHTHS = 7, /* records of exited threads may fill this many eighths of the ring */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
 

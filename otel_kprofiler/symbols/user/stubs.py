@@ -76,7 +76,7 @@ def read_stubs(
     """Reads a file's PLT stubs; returns none for machines other than x86-64 and arm64.
 
     ``symbols`` is ``.dynsym``, which the relocations reference. Raises ``ElfError`` if a section is
-    malformed, has more than ``limit`` bytes, or exceeds the budget.
+    malformed, has more than ``limit`` bytes, or exceeds the memory budget.
     """
     find = _FINDERS.get(elf.machine)
     if find is None:

@@ -76,7 +76,7 @@ def test_frames_of_the_sampling_program_are_ignored(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_threads_already_asleep_are_assigned_the_right_wait_cause(name, cause):
+def test_threads_already_asleep_are_assigned_the_correct_wait_cause(name, cause):
     """Stacks of sleeping threads lack functions in .sched.text, such as those that take locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")

@@ -156,7 +156,7 @@ def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_sy
     assert counts(windows) == [1]
 
 
-def test_samples_wait_a_limited_time_for_symbols_up_to_their_timestamp(parts):
+def test_samples_wait_for_symbols_for_a_limited_time(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start

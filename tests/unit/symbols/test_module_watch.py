@@ -1,4 +1,4 @@
-"""Module tracking builds snapshots over time from announcements and reads."""
+"""Module tracking builds a history of snapshots from announcements and reads."""
 
 import errno
 import logging

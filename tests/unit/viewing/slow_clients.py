@@ -1,7 +1,7 @@
 """Connects slow clients, and reconnects disconnected clients after about a second.
 
 Usage: python -m tests.unit.viewing.slow_clients COUNT PORT…. The program prints a line once each
-client has connected. At the end of its input, it prints the number of connections made, and exits.
+client has connected. At end of input, the program prints the number of connections made, and exits.
 """
 
 import contextlib
