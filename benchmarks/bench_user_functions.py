@@ -1,4 +1,4 @@
-"""Functions of user files: load time, lookup time and memory, compared with other libraries."""
+"""Functions of user-space binaries: load time, lookup time and memory of several libraries."""
 
 import gc
 import importlib

@@ -1,7 +1,7 @@
 """``python -m benchmarks.peer_load SECONDS``: runs many kinds of user code.
 
 Runs C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all
-built without frame pointers. Leaves out programs that are not installed.
+built without frame pointers. Skips programs that are not installed.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ tracer = trace.get_tracer("asyncio_service")
 
 
 def list_processes() -> int:
-    """Lists directories of /proc, which is work for the kernel."""
+    """Lists directories in /proc, to generate work in the kernel."""
     with tracer.start_as_current_span("list"):
         return sum(len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task", "ns"))
 

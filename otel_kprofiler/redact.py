@@ -1,4 +1,4 @@
-"""Redacts secrets from addresses and messages."""
+"""Redacts secrets in URLs and messages."""
 
 import base64
 import re

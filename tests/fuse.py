@@ -240,7 +240,7 @@ def _call(name, *arguments):
 
 
 def main():
-    """Mounts the file system and serves it until standard input ends."""
+    """Mounts the file system and serves it until standard input is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("point")
     parser.add_argument("directory")

@@ -43,8 +43,8 @@ PACKAGES = {
     "abortable": Package("HTTP connections that another thread can abort"),
     "repeats": Package("Limits warnings that repeat"),
     "serving": Package("HTTP servers that limit connections", "errors repeats"),
-    "late": Package("Loads public names of a package on first use"),
-    "redact": Package("Redacts secrets in addresses and messages"),
+    "late": Package("Imports the public names of a package on first use"),
+    "redact": Package("Redacts secrets in URLs and messages"),
     "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
     "model": Package("Types shared by all packages: samples, stacks, windows, accounts"),
@@ -81,7 +81,7 @@ PACKAGES = {
         "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(
-        "Opens and checks the unwind tables of user files, and fills the BPF program's maps",
+        "Loads and checks binaries' unwind tables, and fills the BPF program's maps",
         "bpf elf forks host model stopping",
     ),
     "sampling": Package(

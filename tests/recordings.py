@@ -9,7 +9,7 @@ PERIOD_NS = 10_000_000
 
 
 def write_recording(directory, functions, records, counts, **facts):
-    """Writes a recording of a kernel with functions at addresses. Returns its path."""
+    """Writes a recording of a kernel with functions at the given addresses. Returns its path."""
     symbols = {"_text": TEXT, **functions, "_etext": TEXT + 0x1000000}
     kallsyms = directory / "host" / "proc" / "kallsyms"
     kallsyms.parent.mkdir(parents=True)

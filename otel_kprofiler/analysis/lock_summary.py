@@ -16,7 +16,7 @@ class LockSummary(NamedTuple):
     Attributes:
         exact: number and total duration of waits by lock type, without sampling error; longest
             duration first.
-        uncounted: number of waits missing from ``exact`` because their start or end was not seen.
+        uncounted: number of waits not in ``exact`` because their start or end was not observed.
     """
 
     exact: LockTotals

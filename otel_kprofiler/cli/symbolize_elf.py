@@ -34,9 +34,9 @@ class _File(Protocol):
 class ElfFiles:
     """The files in which addresses are resolved, each identified by path, build id or file id.
 
-    If ``offsets`` is true, addresses in user files are file offsets. Raises ``HostError`` if a file
-    cannot be read, ``KProfilerError`` if it is malformed, and ``click.UsageError`` for file offsets
-    in a kernel file.
+    If ``offsets`` is true, addresses in user-space binaries are file offsets. Raises ``HostError``
+    if a file cannot be read, ``KProfilerError`` if it is malformed, and ``click.UsageError`` for
+    file offsets in a kernel file.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:

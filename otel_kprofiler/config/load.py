@@ -52,7 +52,7 @@ class LoadedConfig:
 
 
 def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
-    """Read and validate a configuration file in UTF-8.
+    """Read and validate a UTF-8 configuration file.
 
     ``environ`` contains the environment variables for ``${env:NAME}``. If the file is unreadable or
     invalid, raises ``ConfigError``, which lists all problems.

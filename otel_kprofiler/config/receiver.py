@@ -109,7 +109,7 @@ class ServiceName(Section):
 
 
 class Receiver(Section):
-    """The sampler of this host."""
+    """Settings of the receiver, which samples this host."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.RECEIVER
 
@@ -135,10 +135,10 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Limit on the memory for symbols from user files. Large tables, and tables "
-        "that were not used recently, are evicted first. Files are read one at a time. A file is "
-        "rejected if reading it needs more than three quarters of this limit, and the log shows "
-        "the required size. A file is also rejected if its table is larger than half of the limit. "
+        description="Limit on the memory for symbols of user-space binaries. Large tables, and "
+        "tables that were not used recently, are evicted first. Files are read one at a time. A "
+        "file is rejected if reading it needs more than three quarters of this limit, and the log "
+        "shows the required size. A file is also rejected if its table exceeds half of the limit. "
         "With user_symbols: lines, a separate process converts DWARF, and may use eight times this "
         "limit, but at most half of the memory still available under the cgroup's limit.",
     )

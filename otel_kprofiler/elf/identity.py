@@ -1,4 +1,4 @@
-"""Computes the hash that identifies a user file in OTLP."""
+"""Computes the hash that identifies a user-space binary in OTLP."""
 
 import hashlib
 from typing import Final

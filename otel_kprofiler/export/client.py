@@ -11,7 +11,7 @@ from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Default request limit: gRPC's 4 MiB for decompressed requests, minus a margin for headers."""
+"""Default maximum request size: gRPC's 4 MiB after decompression, minus a margin for headers."""
 
 
 @dataclass(frozen=True, slots=True)

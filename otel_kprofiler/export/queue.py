@@ -1,4 +1,4 @@
-"""Queues an exporter's batches, up to a number and a size, and sends them in a worker thread.
+"""Queues an exporter's batches, up to a maximum number and size, and sends them in a worker thread.
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
@@ -159,7 +159,7 @@ class ExportQueue:
         timeout_millis: float = 30_000,
         final_request: Callable[[], Batch | None] | None = None,
     ) -> None:
-        """Export queued batches until the timeout, then end the worker. Idempotent.
+        """Export queued batches until the timeout, then stop the worker. Idempotent.
 
         Undelivered batches remain in the spool. Batches in memory, and batches added later, count
         as lost with the cause ``shutdown``. If there is a spool, the shutdown does not wait for an

@@ -1,8 +1,8 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
-A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, but
+A read from a frozen FUSE file system, or from NFS if the server is down, cannot be interrupted, but
 must not block reads of other files. A thread is abandoned if a single wait for storage exceeds
-:data:`PATIENCE_S`. No other thread reads from the device of an abandoned thread.
+:data:`PATIENCE_S`. No other thread reads from the device that an abandoned thread is waiting for.
 """
 
 from __future__ import annotations

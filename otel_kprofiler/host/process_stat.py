@@ -18,7 +18,7 @@ class ProcessStat(NamedTuple):
         start_ticks: start time in clock ticks since boot.
         name: name of the main thread (``comm``).
         stack_start: start address of the main thread's stack, which changes when the process
-            executes another program; 0 if we are not permitted to trace the process (ptrace(2)).
+            executes another program; 0 without permission to trace the process (ptrace(2)).
         cpu_ticks: CPU time of all threads in user and kernel mode, in clock ticks.
     """
 

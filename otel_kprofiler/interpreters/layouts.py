@@ -2,8 +2,8 @@
 
 CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all releases of a minor version share
 the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. Missing offsets are
-computed from adjacent members, or fixed. Fixed offsets are used only if adjacent members have the
-expected offsets.
+computed from adjacent members, or hard-coded. Hard-coded offsets are used only if adjacent members
+have the expected offsets.
 """
 
 from collections.abc import Mapping
@@ -129,7 +129,7 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Expected values of published offsets, which confirm the fixed offsets of adjacent members."""
+"""Expected published offsets, which confirm the hard-coded offsets of adjacent members."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:

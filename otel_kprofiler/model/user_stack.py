@@ -43,7 +43,7 @@ class StackEnd(enum.IntEnum):
     NO_RULE = 4
     """The code has neither an unwind table nor a frame pointer."""
     UNREADABLE = 5
-    """The stack memory to read is not resident."""
+    """The required stack memory is not resident."""
     UNSUPPORTED = 6
     """An unwind rule is not supported by the BPF program."""
     NOT_EXECUTABLE = 7
@@ -151,7 +151,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """Returns the addresses at which to look up the symbols of a user stack.
+    """Returns the addresses for looking up the symbols of a user stack.
 
     A caller's address is the return address minus one, which belongs to the call instruction.
     Raises ``ValueError`` if the stack is malformed.
@@ -212,7 +212,7 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Words have the same meaning in all stacks with equal mappings. Starting at the lowest bit, a
+    Words have the same meaning in all stacks with the same mappings. Starting at the lowest bit, a
     word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
     (:data:`NO_MAPPING` without a mapping), and four bits of source, including the
     :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if the stack is malformed.

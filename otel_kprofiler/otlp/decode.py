@@ -169,7 +169,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
 
 
 class _Series:
-    """The timestamps and values of equal samples; ``values`` is empty if every value is 1."""
+    """The timestamps and values of identical samples; ``values`` is empty if every value is 1."""
 
     __slots__ = ("times", "values")
 
@@ -178,7 +178,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample. Without timestamps, its values are summed at the profile's start time."""
+        """Add a sample. If it has no timestamps, sum its values at the profile's start time."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if times and not (values or self.values):
             self.times += times

@@ -88,7 +88,7 @@ class Writer(Protocol):
         """Returns the fields that identify a sample: all those before its timestamps."""
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Serializes timestamps of a sample. The results of several calls may be concatenated."""
+        """Serializes a sample's timestamps. The results of several calls may be concatenated."""
 
     def values(self, values: Sequence[int]) -> bytes:
         """Serializes the values of a sample, one per timestamp. The results may be concatenated."""
@@ -103,7 +103,7 @@ class Writer(Protocol):
         """Returns an attribute of a resource or scope."""
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields before and after the samples, the same for all profiles of a kind."""
+        """Returns the fields around the samples, which all profiles of one kind share."""
 
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes

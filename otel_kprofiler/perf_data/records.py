@@ -116,7 +116,7 @@ def read_records(reader: Reader) -> list[Record]:
     """Returns the records, sorted by time, or in file order where times are equal or missing.
 
     Skips malformed records, and reports them in the reader's ``problem``. Raises ``PayloadError``
-    if the records are compressed, or a record written by perf itself is malformed.
+    if the records are compressed, or if a record written by perf itself is malformed.
     """
     decoder = _Decoder(reader)
     records: list[Record] = []

@@ -180,7 +180,7 @@ class ProfilerProvider(ForkAware):
 
     Args:
         resource: the service's Resource. By default, the Resource of the global TracerProvider or
-            MeterProvider, which may be set later; failing that, ``Resource.create()``.
+            MeterProvider, even if it is set later; failing that, ``Resource.create()``.
         shutdown_on_exit: whether to shut down at process exit, within two seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Loads the unwind tables of user files into the BPF program's maps."""
+"""Loads the unwind tables of user-space binaries into the BPF program's maps."""
 
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Limits

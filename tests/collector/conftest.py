@@ -26,7 +26,7 @@ from tests.servers import HttpServer, free_ports
 VERSIONS = ("0.161.0", "0.159.0")
 """The versions with all components that the tests need; the first can export to ClickHouse."""
 NEWEST = "0.165.0"
-"""The newest version. Its file exporter, which does not build, is replaced (``FileReceiver``)."""
+"""The newest version. Its file exporter does not build, so ``FileReceiver`` replaces it."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.collector)
-            # The first test of each version waits for its build.
+            # The first test of each version waits until that version is built.
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
     items.sort(key=lambda item: HERE in item.path.parents)  # run last, since builds take minutes
 

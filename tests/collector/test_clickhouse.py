@@ -278,7 +278,7 @@ def run(*words, status=0, environ=None):
 
 
 def report(*words):
-    """Runs ``report`` in this process, since there are many calls, and parses its output."""
+    """Runs ``report`` in this process, to save time, and parses its output."""
     try:
         done = CliRunner().invoke(
             report_command, ["--json", *map(str, words)], catch_exceptions=False
@@ -313,7 +313,7 @@ def test_the_table_contains_every_sample_and_span_link(engine, stored):
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
-def test_report_output_is_equal_for_a_clickhouse_table_and_a_file(engine, stored, words):
+def test_report_output_is_the_same_for_a_clickhouse_table_and_a_file(engine, stored, words):
     times = [] if "--from" in words else ALL_TIMES
     for by in ("function", "process", "span"):
         of_file = report(*words, "--by", by, stored)
@@ -323,7 +323,7 @@ def test_report_output_is_equal_for_a_clickhouse_table_and_a_file(engine, stored
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_every_grouping_returns_equal_results_for_a_clickhouse_table_and_a_file(engine, stored, by):
+def test_every_grouping_is_the_same_for_a_clickhouse_table_and_a_file(engine, stored, by):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
@@ -366,7 +366,7 @@ def sampled(data):
     return result
 
 
-def test_pages_from_a_clickhouse_table_and_a_file_are_equal(engine, stored, tmp_path):
+def test_pages_from_a_clickhouse_table_and_a_file_are_identical(engine, stored, tmp_path):
     pages = []
     for name, source, times in (("a", engine.address(), ALL_TIMES), ("b", stored, [])):
         path = tmp_path / f"{name}.html"

@@ -98,7 +98,7 @@ def linked_services(file):
 
 @pytest.fixture
 def recorded(services, collector_program, tmp_path, sampling_host):
-    """Yields a server of the profiles, the Collector's file, and the services' measurements."""
+    """Yields a ClickHouse server with the profiles, the Collector's file, and measured times."""
     port, pids = services
     engine = Engine(tmp_path / "data")
     try:

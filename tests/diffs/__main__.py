@@ -1,4 +1,4 @@
-"""Tabulates the results of ``diff`` on equal runs, and on runs with a planted difference.
+"""Tabulates the results of ``diff`` on identical loads, and on loads with a known difference.
 
 usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
 
@@ -24,7 +24,7 @@ PLANTED = (24, 19, 19, 19, 19)
 PLANTED_CALL = "read"
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 MOST_FALSE, PAIRS = 2, 20
-"""At most ``MOST_FALSE`` of ``PAIRS`` equal pairs may show a change (5 % significance)."""
+"""At most ``MOST_FALSE`` of ``PAIRS`` identical pairs may show a change (5 % significance)."""
 
 
 def record(program, path, begin, *, shares, seconds, rate):

@@ -1,4 +1,4 @@
-"""Hostile user files are rejected with a reason, or read into a consistent table."""
+"""Hostile user-space binaries are rejected with a reason, or read into a consistent table."""
 
 import functools
 import lzma

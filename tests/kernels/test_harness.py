@@ -74,7 +74,7 @@ def test_modules_are_loaded_after_their_dependencies():
         ("", None),
     ],
 )
-def test_the_result_is_read_only_from_the_guests_marker(console, status):
+def test_only_the_guests_marker_determines_the_result(console, status):
     assert parse_status(console) == status
 
 
@@ -88,7 +88,7 @@ JUNIT = f"""<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_junit_reports_are_parsed_to_features_and_outcomes():
+def test_junit_reports_are_parsed_into_features_and_outcomes():
     assert parse_junit(JUNIT) == [
         Result("test_a::test_x", "Works", "passed", "", 1.5),
         Result("test_a::test_y", "test_a::test_y", "failed", "boom", 0),

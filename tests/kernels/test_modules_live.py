@@ -120,7 +120,7 @@ def live():
 
 
 def test_modules_are_named_across_load_unload_and_reload(request):
-    """Names are right at the time of each sample, and the delay after each load is measured."""
+    """Names are correct at the time of each sample; the delay after each load is measured."""
     metadata, names, phases = [], [], []
     with live() as host:
         for variant in ("spin", "other", "spin"):
@@ -149,7 +149,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
 
 @pytest.mark.one_boot
 def test_rapid_module_loads_at_one_address_never_yield_a_wrong_name():
-    """When two variants of a module alternate, addresses have no owner until the next poll."""
+    """When two variants of a module alternate, addresses are not resolved until the next poll."""
     chance, phases = random.Random(1), []
     with live() as host:
         stop = threading.Event()
@@ -230,7 +230,7 @@ def test_a_long_running_init_that_fails_is_named_while_it_runs():
 
 @pytest.mark.one_boot
 def test_functions_of_a_module_are_named_after_its_init_succeeds():
-    """Once a module's init returns, its code is named, and its identity is unchanged."""
+    """After init returns, the module's other functions are named; its identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
         host.run_until_named(INIT[0])
@@ -307,7 +307,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # ``before`` may count a descriptor for reading names
+        assert after[0] <= before[0]  # ``before`` may include one for reading names
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None
@@ -318,7 +318,7 @@ def test_load_and_unload_cycles_leak_nothing():
 
 
 def state(symbolizer):
-    """Returns the open descriptors, the newest tables' size in bytes, and resident KiB."""
+    """Returns the number of open descriptors, the symbol table bytes and the resident KiB."""
     descriptors = []
     for _ in range(5):  # reading names uses another descriptor
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The symbols of many modules match the modules' files, and code without a file has names."""
+"""The symbols of many modules match the modules' files, and code not backed by a file is named."""
 
 import platform
 import subprocess
@@ -46,7 +46,7 @@ def test_kprobe_pages_and_trampolines_are_named():
 
 
 def test_bpf_programs_are_named():
-    """A loaded BPF program has its name and is a separate module."""
+    """A loaded BPF program appears under its name, as a separate module."""
     with sampler():
         # Linux 5.10 names subprograms after their program.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
@@ -73,7 +73,7 @@ HIDDEN = HiddenCause.NO_CAP_SYSLOG
     ],
 )
 def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
-    """Symbols are read with CAP_SYSLOG at kptr_restrict 0 and 1, else reported as hidden."""
+    """Symbols are read with CAP_SYSLOG at kptr_restrict 0 and 1, otherwise reported as hidden."""
     with sysctl("kernel.kptr_restrict", restrict):
         for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
             assert as_nobody(capabilities, lambda: visible(KernelSymbolizer.live())) == (
@@ -168,7 +168,7 @@ def truth(modules):
 
 @pytest.mark.one_boot
 def test_every_module_function_matches_the_elf_files(modules, truth):
-    """Every function of every loaded module has the name, module and RVA of its file."""
+    """Every function of every loaded module has the name, module and RVA given by its file."""
     symbolizer = KernelSymbolizer.live()
     wrong = []
     for start, end in truth.functions:

@@ -25,7 +25,7 @@ def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
 
 
 def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
-    """A wait is linked to its thread's span at the start of the wait, and ends in that span."""
+    """A wait is linked to its thread's span at the start of the wait, and ends before that span."""
     with (
         Reader(b"program", off_cpu=OffCpuConfig(samples_per_second=500)) as reader,
         Program(tmp_path, "descriptor", THREADS) as program,

@@ -72,7 +72,7 @@ def test_reconfiguring_causes_no_gap_and_no_duplicate_sample():
         assert len(unexplained) <= 2 + counts.missed
 
 
-def test_a_new_period_applies_from_the_time_that_reconfigure_returns():
+def test_a_new_period_applies_once_reconfigure_has_returned():
     with sampling(**FAST) as sampler:
         samples = collect(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))

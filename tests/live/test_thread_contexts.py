@@ -57,7 +57,7 @@ PYTHONS = [python for python in find_pythons() if not python.version.startswith(
 
 
 def with_packages(environ):
-    """Adds the site-packages directory with OpenTelemetry to an environment's PYTHONPATH."""
+    """Adds the directory of the OpenTelemetry packages to an environment's PYTHONPATH."""
     packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
     return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
 
@@ -133,7 +133,7 @@ def run_hostile(run):
 
 
 @pytest.mark.parametrize("kind", ["whole", "early", "far"])
-def test_a_context_in_the_heap_of_v8_is_found(run, kind):
+def test_a_context_in_the_v8_heap_is_found(run, kind):
     with Reader(b"heap") as reader:
         run("heap", kind, NODEJS_SCHEMA)
         reader.collect_until(lambda: reader.count_links() > 500)

@@ -147,7 +147,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """Returns each program's report and totals, and the time (ns) that only the totals cover."""
+    """Returns each program's report and totals, and how much longer (ns) the totals cover."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)
@@ -179,7 +179,7 @@ def test_wait_totals_and_cpu_time_sum_to_elapsed_time(account):
     assert totals.switches >= 0.95 * 200
 
 
-def test_threads_competing_for_a_cpu_wait_for_it(account):
+def test_threads_competing_for_a_cpu_are_counted_as_waiting_for_it(account):
     cpu = min(os.sched_getaffinity(0))
     (((wall, on_cpu, delay), totals, more),) = measure((COMPETE, 60, {"cpu": cpu}))
     assert totals.by_state[WaitState.RUNNABLE] == pytest.approx(delay, rel=0.005, abs=more)
@@ -238,7 +238,7 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         return waiting, range(begun - missed, begun + 1), read(sampler)[sleeper.process.pid]
 
 
-def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
+def test_a_woken_thread_that_does_not_run_is_counted_as_waiting_for_a_cpu(account):
     cpu = min(os.sched_getaffinity(0))
     with running() as sampler:
         tries = (starve_a_sleeper(sampler, cpu) for _ in range(20))

@@ -169,7 +169,7 @@ def compile_c(path, source, *options):
 
 
 WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(); }\n'
-"""A program that writes a newline when it runs, then waits forever."""
+"""A program that writes a newline when it starts, then waits forever."""
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def run_worker(app, work, seconds, pool):
     def begin(**_):
         sender.start()
 
-    # Not earlier, since forked workers must not inherit an import lock that another thread holds.
+    # Tasks are not sent earlier, lest forked workers inherit an import lock held by the sender.
     signals.worker_ready.connect(begin)
     with contextlib.suppress(SystemExit):  # a worker's shutdown raises this
         worker.start()

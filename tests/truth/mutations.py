@@ -1,4 +1,4 @@
-"""Breaks the unwinder in many ways, one at a time, and checks that the comparison detects each.
+"""Breaks the unwinder in many ways, one at a time; the comparison must detect each change.
 
 ``python -m tests.truth.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """

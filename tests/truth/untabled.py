@@ -69,7 +69,7 @@ PROGRAMS = (
 
 
 def find_missing(program: Program) -> str:
-    """Returns why a program cannot be built here, or an empty string if it can."""
+    """Returns why a program cannot be built here, or an empty string if nothing is missing."""
     needs = (program.make[0], "objdump", "nm", "strip")
     missing = [need for need in needs if shutil.which(need) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""

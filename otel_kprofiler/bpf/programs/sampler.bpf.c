@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The sampler: runs at every overflow of a perf event and writes one record to a ring.
+ * The sampler: runs on every overflow of a perf event and writes one record to a ring.
  *
  * Uses only helpers: no kernel header, no kernel struct and no processor register, so that one
  * little-endian object supports every kernel since 5.10, on x86-64 and arm64. layout.py reads and
@@ -88,8 +88,8 @@ struct config {
 	u64 parent_offset; /* offset of task_struct.real_parent */
 	u64 tgid_offset;   /* offset of task_struct.tgid */
 	u64 comm_offset;   /* offset of task_struct.comm; 0: unknown */
-	u64 cgroup_levels; /* bit mask of the cgroups' depths */
-	u64 period_ns;	   /* time between two runs on a CPU; 0: runs are irregular */
+	u64 cgroup_levels; /* bit mask of the selected cgroups' levels */
+	u64 period_ns;	   /* interval between runs on a CPU; 0: irregular */
 	u64 regular_since_ns; /* time from which missing runs are counted */
 	u64 thread_pointer; /* offset of task_struct.thread.fsbase, the user thread pointer */
 	struct program_offsets program;
@@ -98,8 +98,8 @@ struct config {
 };
 
 /*
- * Counters of an event on a CPU, in separate cache lines. Only that CPU writes the counters; user
- * space reads them through a mapping.
+ * Counters of one event on one CPU, in separate cache lines. Only that CPU writes the counters;
+ * user space reads them through a mapping.
  */
 struct cpu_line {
 	u64 taken;
@@ -130,7 +130,7 @@ struct comm {
 /* State of the ring's reader; user space reads and writes it through a mapping. */
 struct reader {
 	u64 waits_since;  /* the reader waits for processes that started at this time or later */
-	u64 newest_start; /* latest start of a process in the records */
+	u64 newest_start; /* latest start time of a process in the records */
 };
 
 struct record {
@@ -189,8 +189,8 @@ RING(ring);
 
 /*
  * Claims the scratch memory of this CPU; returns 0 if an interrupted program is using it. The
- * kernel keeps programs at perf events from interrupting each other, but not those at tracepoints:
- * a tracepoint may fire in an interrupt, or in a helper that a program calls.
+ * kernel keeps perf event programs from interrupting each other, but not tracepoint programs: a
+ * tracepoint may fire in an interrupt, or in a helper that a program calls.
  */
 INLINE int take_scratch(struct scratch *own)
 {
@@ -209,7 +209,7 @@ INLINE void free_scratch(struct scratch *own)
 }
 
 /*
- * Returns the length of a stack from a helper's result; 0 for errors. The mask proves the bounds to
+ * Converts a helper's result to the length of a stack; 0 for errors. The mask proves the bounds to
  * the verifiers of all kernel versions; the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes the reader in a range above the high-water mark, because records may skip the mark. */
+/* Wakes the reader in a range above the high-water mark, because a record may overshoot it. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -590,7 +590,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 0);
 }
 
-/* The sampler with Python frames. */
+/* The same sampler, which also collects Python frames. */
 PROGRAM("perf_event") int kprofiler_sample_python(void *ctx)
 {
 	return run(ctx, BY_FRAME_POINTERS, 1);

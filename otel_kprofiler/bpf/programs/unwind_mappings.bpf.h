@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds the mapping that contains a pc, its file, and the file's table.
+ * Finds the mapping that contains a pc, and that mapping's file and unwind table.
  *
- * A program in an interrupt cannot take the mm's lock, so it reads the mapping tree without it.
+ * A program in an interrupt cannot take the mm's lock, so it reads the tree without locking.
  * Nodes may be freed and reused during the search, so the result is used only if it is a mapping
  * of this mm that contains the pc.
  */
@@ -19,7 +19,7 @@ enum {
 	MAPLE_LEAF = 1,		/* enum maple_type: nodes up to this type are leaves */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct that are read */
+	VMA_BYTES = 256,	/* bytes to read from the start of a vm_area_struct */
 	WORK_PER_WALK = 150,
 };
 
@@ -203,7 +203,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 /*
  * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
  * apart in memory as in the file. This memory is the file's text, copied to huge pages by the
- * process. Leaves one of the mappings in node[].
+ * process. Overwrites node[] with one of the mappings.
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
 {

@@ -1,4 +1,4 @@
-"""Reads the segments and symbols of user files for resolvers, once for all processes."""
+"""Reads the segments and symbols of user-space binaries for resolvers, once for all processes."""
 
 import logging
 from collections.abc import Iterator

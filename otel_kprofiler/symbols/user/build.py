@@ -1,4 +1,4 @@
-"""Builds the function table of a user file from all its sources of names.
+"""Builds the function table of a user-space binary from all its sources of names.
 
 The sources are ``.symtab``, ``.dynsym`` and PLT stubs, in this order. If unwind information shows
 functions without names, ``.symtab`` is followed by ``.symtab`` of the debug file,

@@ -1,4 +1,4 @@
-"""Finds a user file's debug file by build id, or by name and checksum.
+"""Finds a user-space binary's debug file by build id, or by name and checksum.
 
 Candidates are verified by build id, or by checksum if the file has no build id.
 """

@@ -1,6 +1,6 @@
 """Reads source lines and inlined functions with drgn, in a child process.
 
-Unlike symbolic, drgn reads split DWARF (``.dwo``, ``.dwp``) and files with shared parts (``dwz``).
+Unlike symbolic, drgn reads split DWARF (``.dwo``, ``.dwp``) and alternate debug files (``dwz``).
 """
 
 import importlib.util
@@ -30,8 +30,7 @@ class WorkerLimits(NamedTuple):
     """Limits on a worker process. Times are in seconds.
 
     Attributes:
-        memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
-            left.
+        memory_bytes: limit on the data segment; at most half of the cgroup's available memory.
         open_s: time limit for opening the file.
         answer_s: time limit for looking up one address.
         idle_s: idle time after which the worker exits. The next request restarts the worker.
@@ -60,7 +59,7 @@ class DrgnLines:
 
     Raises:
         DependencyError: drgn is not installed.
-        LinesError: the file has no DWARF that can be read.
+        LinesError: the file has no readable DWARF.
     """
 
     def __init__(

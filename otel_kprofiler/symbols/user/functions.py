@@ -1,4 +1,4 @@
-"""Looks up a user file's functions by address or name, in compact and immutable tables.
+"""Looks up a binary's functions by address or name, in compact and immutable tables.
 
 A function uses thirteen bytes plus its name's length, or eight bytes if it has no name.
 """

@@ -1,4 +1,4 @@
-"""Reads source lines and inlined functions of user files from their DWARF.
+"""Reads source lines and inlined functions of user-space binaries from their DWARF.
 
 The symbolic library converts a file's DWARF once, in a child process, to a format for fast lookups.
 """
@@ -63,8 +63,8 @@ class ConversionLimits(NamedTuple):
     """Limits on a file, and on the process that converts the file's DWARF.
 
     Attributes:
-        memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
-            left. Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
+        memory_bytes: memory limit of the process; at most half of the cgroup's available memory.
+            Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
         cpu: CPU time limit, by the size of the uncompressed DWARF; five times the time needed for
             the output of common compilers.

@@ -1,4 +1,4 @@
-"""Loads the symbols of user files in the background, after code in a file is first sampled."""
+"""Loads the symbols of a binary in the background, after its code is first sampled."""
 
 import itertools
 import logging

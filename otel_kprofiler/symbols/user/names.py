@@ -38,7 +38,7 @@ class UserSymbolSettings:
         detail: which details to read; ``lines`` also includes names and inlined functions.
         max_bytes: memory limit for symbols. Reading a file may use up to three quarters of the
             limit. Large tables are evicted to free memory. A process that converts DWARF may use
-            eight times this limit, but at most half of the memory that the cgroup has left.
+            eight times this limit, but at most half of the cgroup's available memory.
         cpu_share: fraction of one CPU for reading symbols, in CPU seconds per second.
         may_block: whether lookups may take seconds; False omits source lines in split DWARF.
     """

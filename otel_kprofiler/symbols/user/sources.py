@@ -98,7 +98,7 @@ class SymbolSources:
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.
             line_memory_bytes: memory limit of the process that converts DWARF; at most half of the
-                memory that the cgroup has left.
+                cgroup's available memory.
             may_block: whether lookups of source lines may take seconds; False omits lines in split
                 DWARF.
 

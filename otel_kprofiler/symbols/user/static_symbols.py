@@ -1,4 +1,4 @@
-"""Reads a user file's symbols from one source after another, until all functions have names."""
+"""Reads a binary's symbols from one source after another, until all functions have names."""
 
 import logging
 import lzma

@@ -1,4 +1,4 @@
-"""Decodes ``.symtab`` and ``.dynsym`` of user files, a column at a time.
+"""Decodes ``.symtab`` and ``.dynsym`` of user-space binaries, a column at a time.
 
 An entry has 24 bytes (elf(5), Elf64_Sym): the name, a word with type, binding and section index,
 the value, and the size. Slicing columns with ``memoryview`` is fast enough for hundreds of

@@ -31,7 +31,7 @@ _LEAVES = {
 }
 
 _STEPS = ("for i in range(60):", " n.x = i", " m[0] = {step}", " n.y = i", " m[0] = {begin}")
-"""A loop whose lines record which of the lines are running."""
+"""A loop that marks which of its lines are running."""
 
 _CALLS = {
     "direct": ("x = {0}(m, n)",),
@@ -71,7 +71,7 @@ class Function(NamedTuple):
 
 
 class Chains:
-    """The source of all functions, and their permitted samples.
+    """The source code of all functions, and the samples that each may have.
 
     Attributes:
         source: the source of the module, whose file name is ``chains.py``.

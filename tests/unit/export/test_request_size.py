@@ -107,7 +107,7 @@ def check_all_arrived(exporter, batches, taken):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_grpc_receivers_size_limit_is_learned(limited, quick, compression, caplog):
+def test_a_grpc_receivers_size_limit_is_detected(limited, quick, compression, caplog):
     (batch,) = make()
     server = limited(len(batch.payload) // 3)
     with opened(
@@ -365,7 +365,7 @@ def test_remaining_parts_of_a_batch_are_left_for_the_next_run(limited, tmp_path)
 
 
 def test_lost_samples_of_a_split_batch_are_passed_to_the_callback(http_receiver, quick):
-    """The callback records lost samples in files of unsent batches."""
+    """The callback records lost samples in the files of unsent batches."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

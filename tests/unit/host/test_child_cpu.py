@@ -23,7 +23,7 @@ def test_larger_inputs_are_granted_more_cpu_time_up_to_a_limit():
 
 
 @pytest.mark.system
-def test_a_child_is_killed_at_its_limit_and_the_reason_names_time_and_size():
+def test_a_child_is_killed_at_its_limit_and_the_reason_states_time_and_size():
     grant = CpuGrant(1, 5 * MIB - 1)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         limit_cpu(child.pid, grant)
@@ -48,7 +48,7 @@ def test_limiting_an_exited_child_is_not_an_error():
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_runs_limited_children(minor):
-    """Interpreters built for an old glibc lack functions in the module os."""
+    """Interpreters built for an old glibc lack some functions of the os module."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -105,7 +105,7 @@ def test_a_process_is_registered_when_it_maps_an_interpreter(processes, journal,
     assert processes.counts().processes == 1
 
 
-def test_a_sampled_process_is_registered_for_the_program_it_ran(processes, journal, own):
+def test_a_sampled_process_is_registered_with_the_program_that_it_ran(processes, journal, own):
     processes.inspect(ProcessSeen(os.getpid(), 7))
     assert journal.all == [(os.getpid(), own.interpreter.layout, own.process, 7)]
     processes.inspect(ProcessSeen(os.getpid(), 8))

@@ -1,4 +1,4 @@
-"""Functions that change a valid message so that it violates a rule for the dictionary."""
+"""Functions that change a valid message so that it violates a rule of the dictionary."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_the_error_for_a_recording_of_an_unsupported_version_names_it(recorded):
+def test_a_recording_of_an_unsupported_version_is_rejected_with_its_version(recorded):
     with pytest.raises(KProfilerError, match=r"format 99\."):
         Recording(with_header(recorded, version=99))
 

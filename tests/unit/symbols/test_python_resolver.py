@@ -1,4 +1,4 @@
-"""Python frames obtain functions and lines from descriptions, even if these arrive later."""
+"""Python frames obtain functions and lines even from descriptions that arrive later."""
 
 import tracemalloc
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_an_unknown_instruction_has_no_line_number(codes, resolver, instruction)
     assert frame.lines == (Line("handler", "", __file__, 0, FIRST),)
 
 
-def test_equal_lines_share_one_frame_across_processes(codes, resolver):
+def test_identical_lines_share_one_frame_across_processes(codes, resolver):
     codes.add(describe(1))
     codes.add(describe(2, process=8, address=0x2000, file=str(Path(__file__))))
     side = resolver.resolve(

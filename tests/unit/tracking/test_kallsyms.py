@@ -1,4 +1,4 @@
-"""The BPF iterator ksym lists each symbol once, without the iterator's program."""
+"""The BPF iterator ksym lists each symbol once, and omits the iterator's program."""
 
 import pytest
 

@@ -96,7 +96,7 @@ def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
     assert 8 not in states(flow)
 
 
-def test_code_after_a_call_to_an_import_that_does_not_return_is_not_analyzed():
+def test_code_after_a_call_to_an_imported_noreturn_function_is_not_analyzed():
     # 0: jmp *slot. 6: push; je 15; call 0. 15: pop; ret
     flow = follow("ff2500010000 50 7406 e8f2ffffff 90 58 c3", 6, endless=[START + 6 + 0x100])
     assert 14 not in states(flow)

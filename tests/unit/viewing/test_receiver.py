@@ -68,7 +68,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def opened():
-    """Starts both receivers on free ports. Yields the intake of requests, then the receivers."""
+    """Starts both receivers on free ports. Yields the request intake and the receivers."""
     intake = Intake(None)
     with contextlib.ExitStack() as stack:
         receivers = [
@@ -214,7 +214,7 @@ def test_received_samples_that_are_too_old_to_keep_are_reported(store, intake, r
     assert intake.counts.outdated == 3
 
 
-def test_requests_are_limited_before_and_after_decompression(intake, receivers):
+def test_request_size_is_limited_before_and_after_decompression(intake, receivers):
     large = b"\0" * (MAX_BYTES + 1)
     assert refused(receivers, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(receivers, large)[0] == 413
@@ -298,7 +298,7 @@ def test_overload_responses_include_a_retry_delay(receivers, intake, monkeypatch
         status, headers, _ = post(receivers, payload())
         assert (status, headers["Retry-After"]) == (503, "5")
         assert intake.counts.refused == 2
-        # The sender retries until the store is available, so it loses no samples.
+        # The sender retries until the store is available, so no samples are lost.
         monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.RETRY_S", 0)
         policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
@@ -365,7 +365,7 @@ def test_a_port_that_is_already_in_use_is_reported(intake):
 
 @pytest.fixture
 def clients(receivers):
-    """Yields a function that opens a lasting connection to the gRPC receiver and sends bytes."""
+    """Yields a function that opens a persistent connection to the gRPC receiver and sends bytes."""
     with contextlib.ExitStack() as stack:
 
         def open_one(sent):
@@ -408,7 +408,7 @@ def test_calls_whose_messages_never_arrive_do_not_block_other_calls(
 
 
 def count_connections(port):
-    """Counts the connections accepted at a port of this host. See proc_pid_net_tcp(5)."""
+    """Counts the connections accepted on a local port. See proc_pid_net_tcp(5)."""
     rows = []
     for table in ("tcp", "tcp6"):  # gRPC listens on dual-stack sockets
         with open(f"/proc/self/net/{table}") as lines:
@@ -455,7 +455,7 @@ def read_all(client):
             pass
 
 
-def test_calls_that_clients_reset_immediately_take_little_memory(receivers, clients):
+def test_calls_that_clients_reset_immediately_use_little_memory(receivers, clients):
     assert is_taken(receivers)
     start = highest = read_resident_bytes(os.getpid())
     for _ in range(4):

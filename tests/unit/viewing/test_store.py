@@ -339,7 +339,7 @@ def test_the_store_reports_a_full_disk(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_the_page_of_a_store_matches_that_of_a_file(store):
+def test_a_page_from_a_store_matches_a_page_from_a_file(store):
 
     store.add(WINDOWS)
     of_file = page.unpacked(columns(WINDOWS))

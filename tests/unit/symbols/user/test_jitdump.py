@@ -56,7 +56,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """Maps a dump as its writer does to announce it."""
+    """Maps a dump, as a JIT compiler does to announce its dump to profilers."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:
@@ -127,7 +127,7 @@ def test_a_function_with_malformed_lines_keeps_its_name(damaged):
         assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
 
 
-def test_the_elf_header_size_is_subtracted_from_line_addresses_of_v8():
+def test_the_elf_header_size_is_subtracted_from_v8_line_addresses():
     records = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
     with written(*records, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
@@ -154,8 +154,8 @@ ENDS = st.just(("close",))
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_functions_have_the_correct_name_at_any_time(rounds):
     """Events occur at times 10, 20 and so on. Each iteration ends with a read of the dump."""
-    codes = []  # [start, end, name] of present functions
-    history = [[]]  # the code between each two events
+    codes = []  # [start, end, name] of functions in memory
+    history = [[]]  # the code after each event
     with written(header()) as (dump, path):
         for events in rounds:
             for event in events:
@@ -191,7 +191,7 @@ def test_timestamps_made_ambiguous_by_a_suspend_yield_no_name():
     with written(*records, suspended=lambda: suspended) as (dump, path):
         dump.update(15)
         suspended = 1000
-        append(path, load(20, 0x100, 0x10, b"new"))  # written before or after the suspension
+        append(path, load(20, 0x100, 0x10, b"new"))  # written before or after the suspend
         dump.update(1030)
         results = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
         assert results == ["old", None, None, None, "new"]
@@ -347,7 +347,7 @@ def write_map():
 
 @pytest.fixture
 def open_code():
-    """Returns a function that opens this process's code. The code is closed after the test."""
+    """Yields a function that creates a `ProcessCode`, which is closed after the test."""
     opened = []
 
     def open_process():

@@ -1,4 +1,4 @@
-"""Symbols of user files are loaded in the background."""
+"""Symbols of user-space binaries are loaded in the background."""
 
 import os
 import subprocess
