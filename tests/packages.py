@@ -42,7 +42,7 @@ PACKAGES = {
     "checked": Package("Type checks for values in untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
     "repeats": Package("Limits warnings that repeat"),
-    "serving": Package("HTTP servers that limit connections", "errors repeats"),
+    "serving": Package("HTTP servers with connection limits", "errors repeats"),
     "late": Package("Imports the public names of a package on first use"),
     "redact": Package("Redacts secrets in URLs and messages"),
     "reading": Package("Reads files and streams up to a size limit"),
@@ -54,7 +54,7 @@ PACKAGES = {
     ),
     "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors forks model"),
     "otlp": Package(
-        "Encodes, decodes and checks OTLP profiles; does no I/O",
+        "Encodes, decodes and checks OTLP profiles; performs no I/O",
         "errors late model reading text version",
     ),
     "export": Package(
@@ -65,11 +65,11 @@ PACKAGES = {
         "Loads and validates the YAML configuration", "errors export host late model redact text"
     ),
     "symbols": Package(
-        "Resolves kernel and user addresses to modules, addresses in files, functions and lines",
+        "Resolves kernel and user addresses to modules, file addresses, functions and lines",
         "abortable checked clock elf errors forks host late model reading redact stopping version",
     ),
     "perf_data": Package(
-        "Reads `perf.data` files, and resolves addresses in code that is also on this host",
+        "Reads `perf.data` files, and resolves addresses in files that this host also has",
         "errors model symbols text",
     ),
     "tracking": Package(
@@ -102,7 +102,7 @@ PACKAGES = {
         "stopping symbols text tracking",
     ),
     "delivery": Package(
-        "Delivers windows to the exporters' queues, and counts what each exporter sent and lost",
+        "Delivers windows to export queues, and counts the samples each exporter sent and lost",
         "export model otlp",
     ),
     "formats": Package(
@@ -118,7 +118,7 @@ PACKAGES = {
         "analysis errors formats model otlp redact",
     ),
     "viewing": Package(
-        "The local page of `view`: its server and its data",
+        "The local web page of `view`: its server and its data",
         "errors formats late model otlp serving text",
     ),
     "agent": Package(

@@ -99,7 +99,7 @@ class ExportQueue:
         self._last = 0  # number of the last batch
         self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # whether to reject further batches
-        self._stopping = False  # whether to stop after the running export
+        self._stopping = False  # whether to stop after the current export
         self._dropping: set[LossCause] = set()  # causes already logged
         self._pause_s = 0.0
         self._storage_error = ""

@@ -28,7 +28,7 @@ EXIT_TIMEOUT_MILLIS: Final = 2_000
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""Objects kept in forked children, because collecting them would close the parent's connections."""
+"""Objects kept in forked children, where freeing them would close the parent's connections."""
 
 
 class ProfileProcessor(abc.ABC):
@@ -109,7 +109,7 @@ class BatchProfileProcessor(ProfileProcessor):
 class SimpleProfileProcessor(ProfileProcessor):
     """Exports each window immediately, in the profiler's thread, for tests and console output.
 
-    Nothing drains the ring during an export, so an exporter that blocks for long loses samples.
+    Nothing drains the ring during an export, so samples are lost if the exporter blocks for long.
     """
 
     def __init__(self, exporter: ProfileExporter) -> None:

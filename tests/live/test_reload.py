@@ -1,6 +1,6 @@
 """A reload by SIGHUP neither loses nor duplicates samples, and leaks nothing.
 
-The test reloads ten times by default. ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
+The test reloads ten times, or with ``KPROFILER_RELOADS=100`` a hundred times in 60 s.
 """
 
 import itertools

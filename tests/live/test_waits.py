@@ -107,7 +107,7 @@ class Program:
             return function.read()
 
     def is_asleep(self):
-        """Returns whether the program sleeps in nanosleep(2), and no longer waits for a CPU."""
+        """Returns whether the program is sleeping in nanosleep(2), not waiting for a CPU."""
         return "nanosleep" in self.place()
 
     def is_stopped(self):
@@ -115,7 +115,7 @@ class Program:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def wait_for_switches(self, count):
-        """Waits until the main thread has been switched out ``count`` times from now on."""
+        """Waits until the main thread has been switched out another ``count`` times."""
         start = self.switches()
         wait_until(lambda: self.switches() >= start + count)
 

@@ -170,7 +170,7 @@ struct last_run {
 struct scratch {
 	struct record record;
 	struct last_run last;
-	u64 is_taken; /* a program is using this memory; only set if there are tracepoints */
+	u64 is_taken; /* a program is using this memory; set only if there are tracepoints */
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)

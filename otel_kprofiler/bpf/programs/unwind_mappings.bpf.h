@@ -89,7 +89,7 @@ INLINE u64 vma_word(const struct unwind_work *w, u32 offset)
 	return w->node[offset >> 3 & (VMA_BYTES / 8 - 1)];
 }
 
-/* Copies the mapping that contains an address to node[]; returns 0 if there is one. */
+/* Copies to node[] the mapping that contains an address; returns 0 if there is one. */
 GLOBAL int find_vma(u64 address)
 {
 	struct unwind_work *w = get_work();

@@ -104,7 +104,7 @@ def test_code_after_a_call_to_an_imported_noreturn_function_is_not_analyzed():
 
 
 def test_padding_after_a_call_ends_the_function():
-    # 0: sub $8,%rsp; call an address outside; nop. 12: push rbx; pop rbx; ret
+    # 0: sub $8,%rsp; call an address outside the code; nop. 12: push rbx; pop rbx; ret
     flow = follow("4883ec08 e800000010 0f1f00 53 5b c3", 0)
     assert states(flow) == {0: ENTRY, 4: State(16, 0, None)}
     flow.add_rest()
