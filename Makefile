@@ -117,7 +117,7 @@ bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 T
 	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)
 
 generated:  ## files generated from the configuration's schema, the code and the help
-	$(BIN)/python -m otel_kprofiler.config
+	$(BIN)/python -m docs.configuration_files
 	$(BIN)/python -m tests.packages
 
 docs:  ## the documentation site, in build/docs

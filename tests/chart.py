@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from otel_kprofiler.config.generate import json_schema
+from docs.configuration_files import json_schema
 
 CHART = Path(__file__).parents[1] / "config/helm/otel-kprofiler"
 SCHEMA = CHART / "values.schema.json"

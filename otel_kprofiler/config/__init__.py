@@ -1,4 +1,4 @@
-"""The agent's configuration: schema, YAML parser with positions, durations, generated files.
+"""The agent's configuration: schema, YAML parser with positions, durations.
 
 Submodules are imported on first use, because pydantic and ruamel.yaml are slow to import.
 """
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.durations import Duration, parse_duration
     from otel_kprofiler.config.exporter_types import EXPORTERS
     from otel_kprofiler.config.exposure import find_exposure
-    from otel_kprofiler.config.generate import json_schema
     from otel_kprofiler.config.load import load_config, parse_config
     from otel_kprofiler.config.load_in_child import PendingConfig
     from otel_kprofiler.config.receiver import Receiver, ServiceName
@@ -25,7 +24,6 @@ _LATE = {
     "durations": "Duration parse_duration",
     "exporter_types": "EXPORTERS",
     "exposure": "find_exposure",
-    "generate": "json_schema",
     "load": "load_config parse_config",
     "load_in_child": "PendingConfig",
     "receiver": "Receiver ServiceName",

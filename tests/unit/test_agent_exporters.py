@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pytest
 from pydantic import Field
 
+from docs.configuration_files import json_schema
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.running_exporters import open_changed, put_in_place
-from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, json_schema, parse_config
+from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ExporterSettings, ExportResult, ProfileExporter
 from otel_kprofiler.model import AttributeForm, Form, Stack, WindowSample

@@ -1,8 +1,12 @@
-"""Generates the sample file, the JSON Schema and the reference page from the schema."""
+"""``python -m docs.configuration_files``: generates files from the configuration's schema.
+
+The files are the sample file, the JSON Schema and the reference page.
+"""
 
 import json
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic.fields import FieldInfo
@@ -226,3 +230,15 @@ def type_name(annotation: Any) -> str:
     if arguments:  # Annotated
         return type_name(arguments[0])
     return _TYPE_NAMES[annotation.__name__]
+
+
+ROOT: Final = Path(__file__).parents[1]
+FILES: Final = {
+    ROOT / "config/agent.yaml": sample,
+    ROOT / "config/schema.json": json_schema_text,
+    ROOT / "docs/configuration.md": reference,
+}
+
+if __name__ == "__main__":
+    for path, make in FILES.items():
+        path.write_text(make())
