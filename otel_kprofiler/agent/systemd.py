@@ -50,10 +50,6 @@ class Notifier:
         """Report that the service is shutting down."""
         self._report("STOPPING=1")
 
-    def status(self, status: str) -> None:
-        """Set the status line of ``systemctl status``."""
-        self._report(f"STATUS={status}")
-
     def alive(self, now: float) -> None:
         """Notify systemd's watchdog if due. Call often; ``now`` is a monotonic time in seconds."""
         if self._unsent and now >= self._next_try:

@@ -164,7 +164,7 @@ def test_notifying_a_full_socket_does_not_block_and_is_retried(systemd):
     notifier = Notifier(environment)
     notifier.ready("sampling")
     for _ in range(1000):
-        notifier.status("busy")
+        notifier.ready("busy")
     notifier.stopping()
     heard = []
     notifier.alive(1.0)
