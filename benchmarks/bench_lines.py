@@ -1,4 +1,4 @@
-"""Demangled names, source lines and inlined functions, compared with other tools."""
+"""Compares demangling, source lines and inlined functions with other tools."""
 
 import contextlib
 import itertools

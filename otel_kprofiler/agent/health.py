@@ -32,7 +32,7 @@ class HealthServer:
         endpoint: ``host:port`` or ``[IPv6]:port`` to listen on; port 0 selects a free port.
         probes: health checks by path, such as ``/livez``.
         status: returns the body of ``/status`` as values for JSON.
-        waits: whether to wait for a port that is in use by another process to become free. Another
+        waits: whether to wait until a port in use by another process becomes free. Another
             user's process may have bound a port above 1023 before the agent started.
     """
 

@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A stack's groups: ``own`` is the leaf's group, and ``all`` contains those of all frames."""
+    """A stack's groups: ``own`` is the leaf's group, and ``all`` contains all frames' groups."""
 
     own: Key
     all: Iterable[Key]
@@ -86,7 +86,7 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by kernel entry (system call, interrupt, …). Samples in user mode form one group."""
+    """Groups samples by kernel entry (system call, interrupt, …); user mode is one group."""
     return only(Key(find_entry(stack)))
 
 

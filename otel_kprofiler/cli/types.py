@@ -15,8 +15,8 @@ class ParsedType(click.ParamType[_ValueT], Generic[_ValueT]):
     """A Click type whose values are parsed by a function.
 
     Args:
-        name: name of the type. Unless a parameter has a ``metavar``, the help shows it in capitals.
-        parse: parses the text, or raises ``ValueError`` with a message for the user.
+        name: name of the type. Unless a parameter has a ``metavar``, the help shows the name in
+        capitals. parse: parses the text, or raises ``ValueError`` with a message for the user.
     """
 
     def __init__(self, name: str, parse: Callable[[str], _ValueT]) -> None:

@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the sample kind with these types and units."""
+        """Returns the sample kind with the given types and units."""
         return find_profile_kind(*self[:4])
 
 

@@ -144,8 +144,8 @@ class Receiver(Section):
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How to unwind user stacks. auto: using the files' .eh_frame tables if the "
-        "kernel and the loader support this, otherwise with frame pointers. frame_pointers: only "
+        description="How to unwind user stacks. auto: with the files' .eh_frame tables if the "
+        "kernel and the loader support them, otherwise with frame pointers. frame_pointers: only "
         "with frame pointers, which most distributions' binaries lack.",
     )
     max_unwind_work: int = Field(

@@ -46,7 +46,7 @@ class _Held(NamedTuple):
     """A waiting batch, in memory or in the spool.
 
     Attributes:
-        samples: number of samples that are neither exported nor lost yet, by kind.
+        samples: number of samples that have been neither exported nor lost, by kind.
         batches: the batch or its undelivered parts; empty if they are in the spool.
         lost: number of the batch's samples lost so far, by kind and cause.
         carried: whether the batch is from an earlier run.

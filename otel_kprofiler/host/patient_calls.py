@@ -128,7 +128,7 @@ class PatientCalls:
             return True
 
     def _forget(self, device: Hashable, reader: _Reader) -> bool:
-        """End an abandoned thread that has nothing left to do."""
+        """Stop an abandoned thread that has nothing left to do."""
         with self._lock:
             if reader.jobs and not self._closed:
                 return False

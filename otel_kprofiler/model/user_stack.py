@@ -212,8 +212,8 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Words have the same meaning in all stacks with the same mappings. Starting at the lowest bit, a
-    word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
+    Frame words have the same meaning in all stacks with the same mappings. Starting at the lowest
+    bit, a word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
     (:data:`NO_MAPPING` without a mapping), and four bits of source, including the
     :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if the stack is malformed.
     """

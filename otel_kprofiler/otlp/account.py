@@ -1,7 +1,7 @@
 """Encodes sample accounts as attributes on the first profile of each kind in a request.
 
 Window counts cover all requests of a window: the number of samples that the BPF program took, the
-number lost before they reached the window, and the number in the window. Stream counts are the
+number lost before reaching the window, and the number in the window. Stream counts are the
 corresponding numbers since sampling started, except that the stream's loss count also includes
 samples lost in transit to this receiver. After a stream's last request, a receiver can verify that
 nothing is missing: received samples plus the stream's losses outside the kernel must equal

@@ -54,8 +54,8 @@ def decode_windows(
 ) -> list[Window]:
     """Decode serialized requests in any form, and merge the parts of each window.
 
-    ``on_damage`` is called for each unreadable or truncated message. If it returns, the readable
-    part of the message is used. By default, only the last message may be truncated. Raises
+    ``on_damage`` is called for each unreadable or truncated message. If ``on_damage`` returns, the
+    readable part of the message is used. By default, only the last message may be truncated. Raises
     ``PayloadError`` if the data is not OTLP profiles, has a layout older than opentelemetry-proto
     1.43, or exceeds ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
     """

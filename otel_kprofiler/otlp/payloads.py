@@ -91,7 +91,7 @@ class DamagedProfilesError(PayloadError):
 
 
 OnDamage = Callable[[PayloadError], None]
-"""Function that receives the error of each unreadable message, and may raise it."""
+"""Function that receives the error for each unreadable message, and may raise it."""
 
 
 def refuse(error: PayloadError) -> None:
@@ -148,7 +148,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_stream(stream: Readable, name: str) -> bytes:
-    """Returns a stream's content like :func:`read_file`. ``name`` is used in error messages."""
+    """Returns a stream's content, as :func:`read_file` does; ``name`` is used in error messages."""
     content = read_up_to(stream, MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise PayloadError(

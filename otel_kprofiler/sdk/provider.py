@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, which work like their counterparts in other signals."""
+"""The profiler provider and its processors, which work like those for other signals."""
 
 import abc
 import atexit
@@ -302,7 +302,7 @@ _global: ProfilerProvider | None = None
 def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
     """Set the global provider.
 
-    As in OpenTelemetry's other signals, the provider can be set only once.
+    As for OpenTelemetry's other signals, the provider can be set only once.
     """
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:

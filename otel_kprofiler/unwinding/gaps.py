@@ -14,8 +14,8 @@ Gap = tuple[int, int]
 _FAR_BYTES: Final = 4096
 """Functions that start at least this many bytes apart are checked for a gap between them."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps worth a child process, in bytes. Gaps left by linkers alone total
-about 200 bytes."""
+"""Minimum total size of gaps that justifies a child process, in bytes. Gaps left by linkers alone
+total about 200 bytes."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000

@@ -34,7 +34,7 @@ from otel_kprofiler.viewing.store import Added
 
 PATH: Final = "/v1development/profiles"
 MAX_BYTES: Final = 8 << 20
-"""Maximum size of an uncompressed request, in bytes. Senders stay below gRPC's 4 MiB default."""
+"""Maximum size of an uncompressed request, in bytes. Senders stay below gRPC's default, 4 MiB."""
 
 ONLY_PROFILES: Final = "only profiles are received here"
 _WAIT_S: Final = 5.0
@@ -78,7 +78,7 @@ def find_version_problem(values: Sequence[str]) -> str:
 
 
 class OverloadedError(KProfilerError):
-    """Raised if the request cannot be accepted now."""
+    """Raised if a request cannot be accepted now."""
 
 
 class Intake:

@@ -168,7 +168,7 @@ WAITS = [
 
 
 def window(number):
-    """Returns a window with two kinds of samples of four processes; one has no service name."""
+    """Returns a window with two sample kinds and four processes, one without a service name."""
     start = START + number * SECOND
     groups, waits = [], []
     for at in range(4):

@@ -336,7 +336,7 @@ MUTATIONS = [
     Mutation("a storm of processes takes the budget of services", PROCESS_BUDGET, "sample.cgroup_id, is_young", "sample.cgroup_id, True", f"{BUDGETS}::test_short_lived_processes_do_not_consume_the_budgets_of_other_processes"),
     Mutation("a storm of processes in a container that starts", "otel_kprofiler/processes/resources.py", "renewed | self._shared.renew(resources)", "renewed", "tests/unit/processes/test_resources.py::test_a_shared_resource_is_renewed_when_its_container_and_names_become_known"),
     Mutation("a process whose budget suffices again within a sample", PROCESS_BUDGET, "resource.attributes.get(COARSE) is True or ", "", f"{BUDGETS}::test_samples_of_a_shared_resource_have_no_thread_id_or_name"),
-    Mutation("a thread context that is not valid", THREAD_CONTEXT, "	if (head->valid != IS_VALID)\n", "	if (0)\n", f"{THREAD_CONTEXTS}::test_pointers_to_other_objects_yield_no_span"),
+    Mutation("a thread context that is not valid", THREAD_CONTEXT, "	if (head->valid != IS_VALID)\n", "	if (0)\n", f"{THREAD_CONTEXTS}::test_pointers_that_do_not_lead_to_a_context_yield_no_span"),
     Mutation("attributes of a thread context above the limit", THREAD_CONTEXT, "	if (bytes > MAX_CONTEXT_ATTRIBUTES)\n		bytes = MAX_CONTEXT_ATTRIBUTES;\n", "", f"{THREAD_CONTEXTS}::test_overlong_or_unmapped_attributes_are_truncated"),
     Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_overlong_or_unmapped_attributes_are_truncated"),
     Mutation("a thread context that another thread changes", THREAD_CONTEXT, " || !is_same_head(head, &again))\n", ")\n", f"{THREAD_CONTEXTS}::test_a_record_being_changed_by_another_thread_yields_no_span"),

@@ -85,7 +85,7 @@ def test_ftrace_trampolines_are_tracked_through_ksymbol_records():
 
 @pytest.mark.one_boot
 def test_trampolines_of_attached_programs_are_tracked_through_ksymbol_records():
-    """The trampoline of a program attached to a function is named while it is loaded."""
+    """The trampoline of a program attached to a function is named until it is removed."""
     with watching() as (symbolizer, _):
         link, program = attach_fentry("vfs_read")
         check(symbolizer, "bpf_trampoline_", ModuleKind.BPF)

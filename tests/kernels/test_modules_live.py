@@ -54,7 +54,7 @@ class Live:
         self._waiting = []
 
     def step(self, timeout_s=0.05):
-        """Drains samples and advances symbols. Resolves samples once their symbols are complete."""
+        """Drains samples, advances the symbolizer, and resolves samples with complete symbols."""
         self.running.wait(timeout_s)
         self._waiting += self.running.drain()
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))

@@ -136,7 +136,7 @@ def test_a_paused_sampler_takes_no_samples_until_it_is_resumed():
         assert collect(sampler, 0.1)
         sampler.pause()
         sampler.drain()
-        # Longer than the sampler's interval for checking its events.
+        # 1.2 s is longer than the interval at which the sampler checks its events.
         assert not collect(sampler, 1.2)
         sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 500}))
         assert not collect(sampler, 0.1)

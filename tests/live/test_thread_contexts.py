@@ -158,7 +158,7 @@ def test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span(run, kind):
 
 
 @pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])
-def test_pointers_to_other_objects_yield_no_span(run_hostile, kind):
+def test_pointers_that_do_not_lead_to_a_context_yield_no_span(run_hostile, kind):
     with Reader(b"hostile") as reader:
         run_hostile(kind)
         reader.collect_until(lambda: len(reader.samples) > 1500)

@@ -279,7 +279,7 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 
 /*
  * Writes the user stack to `at`; returns its size in bytes, or 0. Sets the record's `user_bytes` to
- * this size, or to an error.
+ * this size, or to an error code.
  */
 INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct record *record,
 			      u8 *at, u64 limit, enum user_frames by)

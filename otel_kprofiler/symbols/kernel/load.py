@@ -1,4 +1,4 @@
-"""Reads a whole :class:`Snapshot` from a host's files."""
+"""Reads a complete :class:`Snapshot` from a host's files."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

@@ -85,9 +85,9 @@ class SymbolicLines:
     """Provides source lines and inlined functions, using the symbolic library. Thread-safe.
 
     Functions have no lines if their DWARF is split, and inlined functions have no names if their
-    names are in the common file of ``dwz -m``. The cache identifies a file by its modification time
-    and a hash of its size and its first and last page. Converts one file at a time, in a child
-    process without capabilities.
+    names are in the common file that ``dwz -m`` writes. The cache identifies a file by its
+    modification time and a hash of its size and its first and last page. Converts one file at a
+    time, in a child process without capabilities.
 
     ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are cached only
     while in use. Raises ``DependencyError`` if symbolic is not installed.

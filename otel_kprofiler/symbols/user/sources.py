@@ -1,4 +1,4 @@
-"""Combines the sources of function names in user files."""
+"""Combines the sources of function names in user-space binaries."""
 
 from __future__ import annotations
 

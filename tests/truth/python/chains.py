@@ -61,7 +61,7 @@ _ENDS = {
 
 
 class Function(NamedTuple):
-    """A function: its name, its callee, the styles of both calls, and the work if it is a leaf."""
+    """A function: name, callee, how it is called and calls its callee, and its work if a leaf."""
 
     name: str
     callee: str

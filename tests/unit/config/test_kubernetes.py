@@ -57,7 +57,7 @@ def test_the_agents_probes_query_its_health_endpoint(agent):
 
 
 def test_the_agent_can_read_the_hosts_cgroups_and_pod_names(agent):
-    """The host's files are mounted read-only below /host, so as not to hide the container's."""
+    """The host's files are mounted read-only below /host, to avoid hiding the container's files."""
     pod, container, _ = agent
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
     mounted = {

@@ -126,7 +126,7 @@ def test_switch_cases_are_analyzed_backwards_from_their_return_instruction():
     assert states(flow)[5] == State(16, 0, None)
 
 
-def test_a_candidate_inside_a_function_does_not_start_a_function():
+def test_a_candidate_address_inside_a_known_function_is_ignored():
     flow = follow("4883ec08 90 4883c408 c3")
     flow.add_candidates([START + 4, START])
     assert states(flow)[4] == State(16, 0, None)
@@ -143,7 +143,7 @@ def test_signal_trampolines_are_excluded_from_code_ranges():
     assert list(cut_trampolines(code, 100)) == [(100, 107), (117, 121)]
 
 
-def test_every_byte_of_a_gap_has_an_entry():
+def test_every_byte_of_a_gap_has_an_unwind_entry():
     code = bytes.fromhex("53 ffe0 0000 0f0b")
     maker = make_frames(
         code, {"text": [Segment(0, len(code), START)]}, [0], [(START, START + 7)], 0

@@ -311,7 +311,7 @@ def test_overload_responses_include_a_retry_delay(receivers, intake, monkeypatch
 
 
 def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
-    """Otherwise, memory would hold both forms of every queued request."""
+    """Otherwise, every queued request would be in memory twice: compressed and decompressed."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))
     with intake._lock:

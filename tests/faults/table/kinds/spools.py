@@ -25,7 +25,7 @@ class AwayReceiver(HttpReceiver):
 def damaged(damage, segments=1):
     """Returns a fault that stops the agent, corrupts its spool, and restarts it.
 
-    Each of several ``segments`` is written by a separate run.
+    If there are several ``segments``, each is written by a separate run.
     """
 
     def fault(run):

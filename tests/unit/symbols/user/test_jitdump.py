@@ -445,7 +445,7 @@ def test_a_file_created_after_the_first_lookup_is_also_read(write_map, open_code
     ),
     st.integers(0, 400),
 )  # fmt: skip
-def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
+def test_arbitrary_bytes_are_parsed_as_records_or_skipped(parts, cut):
     text = b"".join([header(), *parts])
     parser = JitDumpParser(PID)
     at = 0
