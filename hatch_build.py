@@ -1,4 +1,4 @@
-"""Compiles the modules that `pyproject.toml` lists with mypyc, if the hook is enabled."""
+"""If the hook is enabled, compiles the modules listed in `pyproject.toml` with mypyc."""
 
 import os
 import subprocess
@@ -24,14 +24,14 @@ command.build_lib, command.build_temp = f"{target}/lib", f"{target}/objects"
 command.ensure_finalized()
 command.run()
 """
-"""Writes the extension modules to ``lib``: one per module, and one with the code of all of them."""
+"""Writes the extension modules to ``lib``: one per module, and one that contains all code."""
 
 
 class CompiledModules(BuildHookInterface[Any]):
     """Adds compiled modules to the wheel, next to their sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, unless the installation is editable: changed sources would have no effect."""
+        """Compile, except in an editable installation, where edits would have no effect."""
         if version == "editable":
             return
         self._target = TemporaryDirectory()

@@ -1,4 +1,4 @@
-"""Kernel symbols: load time (and that of a bare read of the file), size, lookups and memory."""
+"""Kernel symbols: load time (compared with only reading the file), size, lookups and memory."""
 
 import gc
 import lzma

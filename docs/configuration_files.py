@@ -134,8 +134,8 @@ _PAGE: Final = """\
 Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key, and
 [`config/schema.json`](../config/schema.json) allows editors to complete and check keys.
 
-- `otel-kprofiler validate -c agent.yaml` reports all errors in one run, with line and column.
-  Unknown keys are errors.
+- `otel-kprofiler validate -c agent.yaml` reports all errors in one run, with their lines and
+  columns. Unknown keys are errors.
 - `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets. With
   `--origins`, the command also shows where each value was set.
 - On SIGHUP, the agent reloads the file without a gap in the samples. If the file is invalid, the
@@ -143,13 +143,13 @@ Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows eve
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. The unit is optional only for 0.
 - `${env:NAME}` and `${NAME}` insert the value of an environment variable. `${env:NAME:-default}`
   inserts the default if the variable is unset or empty. `$$` is a literal `$`. Environment
-  references work in values, but not in keys, and inserted text is not expanded again. Without
-  quotes, the type of the value depends on the inserted text. Apart from `${…}` references, no key
-  takes its value from the environment.
+  references are expanded in values, but not in keys, and inserted text is not expanded again. If a
+  reference is not quoted, the type of the value depends on the inserted text. Apart from `${…}`
+  references, no key takes its value from the environment.
 - YAML anchors and aliases are supported, but merge keys (`<<`) are not.
 
 Set resource attributes as a mapping under `receivers.kprofiler.resource`, as in other receivers of
-the Collector such as filelog. The attributes are the same for all exporters.
+the Collector such as filelog. All exporters send the same attributes.
 """
 
 
@@ -188,8 +188,8 @@ _UNSUPPORTED_HEADING: Final = """
 ## Unsupported keys
 
 The agent does not support these keys of the opentelemetry-ebpf-profiler receiver and of the
-Collector. Using one of them is an error, so that no setting in a copied configuration is silently
-ignored.
+Collector. Using an unsupported key is an error, so that no setting in a copied configuration is
+silently ignored.
 """
 
 

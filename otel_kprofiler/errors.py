@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 
 class KProfilerError(Exception):
-    """Base of all errors shown to users. The command line prints ``hint`` after ``fix:``."""
+    """Base of all errors shown to users. Commands print ``hint`` after ``fix:``."""
 
     exit_status: int = 1
 

@@ -15,7 +15,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)?(.*)", re.DOTALL)
 
 
 def redact_address(address: str) -> str:
-    """Redact the user, password, query and fragment in an address, even if malformed.
+    """Redact the user, password, query and fragment in an address, even a malformed one.
 
     Everything before the last ``@`` is redacted, because a password may contain any character.
     """

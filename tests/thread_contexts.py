@@ -30,7 +30,7 @@ WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """The number of samples with a span that a test waits for."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
-"""The environment variable with the path of prebuilt programs, for machines without a compiler."""
+"""Environment variable with the path of prebuilt programs, for machines without a compiler."""
 _A64_DIALECTS = {
     "-mtls-dialect=gnu": "-mtls-dialect=trad",
     "-mtls-dialect=gnu2": "-mtls-dialect=desc",
@@ -39,7 +39,7 @@ _LINE = struct.Struct("<5Q16s8s")
 
 
 class Model(NamedTuple):
-    """A TLS model: the compiler options of library and program, and how the library is loaded."""
+    """A TLS model: compiler options of the library and program, and how the library is loaded."""
 
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ MUSL_MODELS = (
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
-    """Compiles a program. Returns its path, and the paths of the libraries that it opens."""
+    """Compiles a program. Returns the paths of the program and of the libraries that it opens."""
     if PREBUILT in os.environ:
         return find_files(Path(os.environ[PREBUILT], name), name)
     if shutil.which(compiler) is None:
@@ -216,7 +216,7 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """Returns the last two contexts that began before a time; near a change, both are correct."""
+    """Returns the last two contexts that began before a time; near a switch, either is correct."""
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 
@@ -226,7 +226,7 @@ def compare(samples, log):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # A wait's end is reported late, when the thread may have moved on, so use the midpoint.
+        # A wait's end is reported late, when the context may have changed, so use the midpoint.
         time_ns = (
             sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
         )

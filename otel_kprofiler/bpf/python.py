@@ -40,13 +40,13 @@ class PythonLayout(NamedTuple):
         frame_owner: byte that identifies the owner of the frame's memory; 1 for a generator.
         frame_entry: byte that is set if the frame was entered from C; used with
             ``PYTHON_IS_ENTRY``.
-        frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``
-            includes that part.
+        frame_header: size in bytes of the header before the variables; 0 if ``code_frame_words``
+            includes the header.
         entry_owner: lowest owner value in entry frames, which belong to no function.
         generator_state_back: distance in bytes from a generator's state byte to the generator's
             frame.
         generator_executing: value of a generator's state while the generator runs.
-        code_bytes: size in bytes of the part before the instructions.
+        code_bytes: size in bytes of the header before the instructions.
         code_traceable: index of the first instruction that belongs to the function itself (32
             bits).
         code_frame_words: size of a frame in words (32 bits); 0 if the code object contains only

@@ -77,7 +77,7 @@ class CodeParser:
             raise ValueError(f"a line table fragment has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
-        if pending_id != code_id:  # left over from a failed description
+        if pending_id != code_id:  # the table is left over from a failed description
             table = bytearray()
         table += piece
         self._tables[cpu] = code_id, table

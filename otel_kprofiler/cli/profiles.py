@@ -101,7 +101,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Prefix the message of any ``PayloadError`` raised in the context with the path."""
+    """Prepend the path to the message of any ``PayloadError`` raised in the context."""
     try:
         yield
     except PayloadError as error:
@@ -156,7 +156,7 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
             notify(f"skipped damaged data: {error}")
             break
         if unpacker.unconsumed_tail:
-            raise PayloadError(f"it decompresses to more than {_MAX_UNPACKED_BYTES >> 30} GiB")
+            raise PayloadError(f"the decompressed file exceeds {_MAX_UNPACKED_BYTES >> 30} GiB")
         if not unpacker.eof:
             notify("the compressed data is truncated")
         data = unpacker.unused_data.lstrip(b"\0")

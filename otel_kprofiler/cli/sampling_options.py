@@ -81,8 +81,8 @@ COMM_OPTION: Final = click.option(
 USER_SYMBOLS_OPTION: Final = click.option(
     "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
     default="names", show_default=True,
-    help="Detail of user frames. off: only file and address. names: also function names. lines: "
-    "also source lines and inlined functions (needs the dwarf extra).",
+    help="Level of detail of user frames. off: only file and address. names: also function names. "
+    "lines: also source lines and inlined functions (needs the dwarf extra).",
 )  # fmt: skip
 PYTHON_OPTION: Final = click.option(
     "--python/--no-python", "python", default=True, show_default=True,

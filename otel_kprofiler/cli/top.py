@@ -44,7 +44,7 @@ _WINDOW_S: Final = (5.0, 60.0)
 """Default and maximum length of the sliding window when sampling this host, in seconds."""
 _WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
-"""Sampling options that can be combined with ``--from``, because they also select from a table."""
+"""Sampling options that can be combined with ``--from``, because they also apply to ClickHouse."""
 _PLAIN_ROWS: Final = 20
 _KEPT_MESSAGES: Final = 20
 
@@ -259,7 +259,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Converts the options that select targets on this host into a filter for a table's samples."""
+    """Converts the options that select targets on a host into a filter for ClickHouse samples."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,

@@ -28,8 +28,8 @@ class View(NamedTuple):
 
     Attributes:
         by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
-        scope: groups that restrict the selection, as pairs of a grouping and a key. A sample is
-            selected only if it is in all groups.
+        scope: groups that restrict the selection, as (grouping, key) pairs. A sample is selected
+            only if it is in all groups.
         function: function whose callers or callees are shown; None for other groupings.
     """
 

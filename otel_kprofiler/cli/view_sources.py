@@ -51,7 +51,7 @@ class Source:
         answer: returns the data that the page requests.
         names_file: returns whether any frame in the data has a given source file.
         start: starts the source; called once the page is served.
-        step: does pending work, for at most the given number of seconds.
+        step: performs pending work, for at most the given number of seconds.
         wake: interrupts a step; called from signal handlers.
         stop: stops the source, and processes the remaining samples.
         describe: returns a summary of the samples after ``stop``; empty if there is nothing to

@@ -127,8 +127,8 @@ class Receiver(Section):
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
-        description="Detail of user frames. off: only file and address. names: also function "
-        "names. lines: also source lines and inlined functions (needs the dwarf extra). "
+        description="Level of detail of user frames. off: only file and address. names: also "
+        "function names. lines: also source lines and inlined functions (needs the dwarf extra). "
         "Symbols are read from executables, libraries and their installed debug files.",
     )
     max_user_symbol_megabytes: int = Field(
@@ -138,7 +138,7 @@ class Receiver(Section):
         description="Limit on the memory for symbols of user-space binaries. Large tables, and "
         "tables that were not used recently, are evicted first. Files are read one at a time. A "
         "file is rejected if reading it needs more than three quarters of this limit, and the log "
-        "shows the required size. A file is also rejected if its table exceeds half of the limit. "
+        "shows the required size. A file whose table exceeds half of the limit is also rejected. "
         "With user_symbols: lines, a separate process converts DWARF, and may use eight times this "
         "limit, but at most half of the memory still available under the cgroup's limit.",
     )
@@ -202,8 +202,8 @@ class Receiver(Section):
     target_containers: list[Target] = Field(
         default=[],
         description="Containers to sample, each given by a name or by at least the first four "
-        "digits of its ID. The name may be the container's name in Docker, in podman or in its "
-        "pod, or POD/NAME. The containers need not be running yet. If target_containers, "
+        "digits of its ID. The name may be POD/NAME, or the container's name in Docker, podman or "
+        "its pod. The containers need not be running yet. If target_containers, "
         "target_pods or target_units is set, a sample must come from one of these targets and pass "
         "all other filters (see docs/processes.md).",
     )
@@ -316,8 +316,8 @@ class Receiver(Section):
     ] = Field(
         default="process",
         description="What each Resource describes. Samples of processes that share a Resource are "
-        "merged before they are sent. Values other than process result in fewer series and smaller "
-        "requests. Samples still identify their threads (see docs/fleet.md).",
+        "merged before they are sent. The default, process, results in the most series and the "
+        "largest requests. Samples still identify their threads (see docs/fleet.md).",
     )
 
     @field_validator("events")

@@ -26,7 +26,7 @@ RECEIVER: Final[Mapping[str, str]] = {
     "max_rpc_msg_size": "the exporter splits larger batches; use "
     "exporters.otlp_grpc.max_message_bytes",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove this setting",
-    "obi_process_ctx": "no maps are shared with OpenTelemetry eBPF instrumentation; "
+    "obi_process_ctx": "no BPF maps are shared with OpenTelemetry eBPF instrumentation; "
     "remove this setting",
     "pid_namespace_translation": "process IDs are those of the host's pid namespace; run the agent "
     "in the host's pid namespace (hostPID: true in Kubernetes)",
@@ -53,7 +53,8 @@ TLS: Final[Mapping[str, str]] = {
     "cert_pem": "use cert_file",
     "key_pem": "use key_file",
     "min_version": "the TLS library's default (1.2 or newer) applies; remove this setting",
-    "max_version": "the newest version that client and server support is used; remove this setting",
+    "max_version": "the newest TLS version that both client and server support is used; remove "
+    "this setting",
 }
 GRPC_TLS: Final[Mapping[str, str]] = {
     **TLS,
@@ -67,8 +68,8 @@ HTTP_TLS: Final[Mapping[str, str]] = {
 }
 
 _CLIENT: Final[Mapping[str, str]] = {
-    "auth": "there are no authenticator extensions; put credentials into headers",
-    "profiles_endpoint": "the path is always /v1development/profiles; use endpoint",
+    "auth": "authenticator extensions are not supported; put credentials into headers",
+    "profiles_endpoint": "the URL path is always /v1development/profiles; use endpoint",
     "batcher": "a batch contains the samples of one reporter_interval of the receiver; set "
     "reporter_interval instead",
 }
@@ -100,8 +101,8 @@ ROTATION: Final[Mapping[str, str]] = {
 DEBUG: Final[Mapping[str, str]] = {
     "sampling_initial": "every batch is printed; remove this setting",
     "sampling_thereafter": "every batch is printed; remove this setting",
-    "use_internal_logger": "output is written to standard output; remove this setting",
-    "output_paths": "output is written to standard output; remove this setting",
+    "use_internal_logger": "summaries are always written to standard output; remove this setting",
+    "output_paths": "summaries are always written to standard output; remove this setting",
 }
 
 LOGS: Final[Mapping[str, str]] = {
@@ -115,7 +116,7 @@ LOGS: Final[Mapping[str, str]] = {
 METRICS: Final[Mapping[str, str]] = {
     "readers": "the agent sends metrics to the pipeline's OTLP receivers at intervals of "
     "service.telemetry.metrics.interval; remove this setting",
-    "address": "the agent sends its metrics, and has no endpoint to scrape; remove this setting",
+    "address": "the agent pushes its metrics, and has no endpoint to scrape; remove this setting",
     "views": "remove this setting, and filter in the Collector",
 }
 TELEMETRY: Final[Mapping[str, str]] = {
@@ -126,15 +127,15 @@ SERVICE: Final[Mapping[str, str]] = {
     "extensions": "the agent has no extensions; use service.health for a health endpoint",
 }
 PIPELINE: Final[Mapping[str, str]] = {
-    "processors": "the agent has no processors; configure them in the Collector",
+    "processors": "the agent has no processors; configure processors in the Collector",
 }
 PIPELINES: Final[Mapping[str, str]] = dict.fromkeys(
     ("traces", "metrics", "logs"), "the agent produces profiles only; remove this setting"
 )
 
 TOP: Final[Mapping[str, str]] = {
-    "processors": "the agent has no processors; configure them in the Collector",
-    "connectors": "the agent has no connectors; configure them in the Collector",
+    "processors": "the agent has no processors; configure processors in the Collector",
+    "connectors": "the agent has no connectors; configure connectors in the Collector",
     "extensions": "the agent has no extensions; use service.health for a health endpoint",
     "resource": "use receivers.kprofiler.resource",
     "profiling": "move the sampler's settings to receivers.kprofiler",

@@ -1,7 +1,7 @@
 """Retries exports to a receiver, with delays between attempts and a time limit.
 
 The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
-response", "Throttling"). Delays back off exponentially with jitter, with the settings of the
+response", "Throttling"). Delays grow exponentially, with jitter, and use the settings of the
 Collector's ``retry_on_failure``. A delay that the receiver requests is honored, up to five minutes.
 """
 
@@ -93,7 +93,7 @@ class RetryPolicy:
 
     def interval_s(self, failures: int) -> float:
         """Returns the wait in seconds, with jitter, after the given number of failures (>= 1)."""
-        # A float would overflow after about 1,700 failures.
+        # Without the limit, the product would overflow after about 1,700 failures.
         grown = self.initial_interval_s * self.multiplier ** min(failures - 1, 64)
         spread = self.randomization_factor * random.uniform(-1, 1)  # noqa: S311
         return min(grown, self.max_interval_s) * (1 + spread)

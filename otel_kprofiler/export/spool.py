@@ -61,7 +61,7 @@ _SEGMENTS: Final = 8
 """Minimum number of segments within the size limit. The oldest segment is dropped as a whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors from full or failing disks, which may disappear without a configuration change."""
+"""Disk errors that may disappear without a configuration change, such as a full disk."""
 _LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)

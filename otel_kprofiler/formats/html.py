@@ -31,9 +31,9 @@ class SpanTime(NamedTuple):
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
     """Returns an HTML page of about 80 KB plus the data.
 
-    The page can be opened from a file, and makes no network connections. Equal samples are merged,
-    so the size grows with the number of distinct stacks and times. The host's name is added to
-    ``title``. The first item of ``spans`` is the total over all spans.
+    The page can be opened from a file, and makes no network connections. Identical samples are
+    merged, so the size grows with the number of distinct stacks and times. The host's name is added
+    to ``title``. The first item of ``spans`` is the total over all spans.
     """
     data = columns(windows, title=title)
     if spans:

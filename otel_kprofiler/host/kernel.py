@@ -71,11 +71,11 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The kernel decides in ``kallsyms_show_value`` (kernel/ksyms_common.c). If ``kptr_restrict`` is
+    The rules are those of ``kallsyms_show_value`` (kernel/ksyms_common.c). If ``kptr_restrict`` is
     2, no process can read addresses. If ``kptr_restrict`` is 1, only holders of CAP_SYSLOG in the
     initial user namespace can read addresses. If both ``kptr_restrict`` is 0 and
     ``perf_event_paranoid`` is below 2, all processes can read addresses; otherwise, only holders of
-    CAP_SYSLOG do.
+    CAP_SYSLOG can.
     """
     try:
         with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:

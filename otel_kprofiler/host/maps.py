@@ -20,7 +20,7 @@ from otel_kprofiler.host.access import Access, HostFiles, read_limited, read_pie
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Limit on the text of maps: about 150,000 mappings, more than the default vm.max_map_count."""
+"""Limit on the size of ``/proc/PID/maps``: about 150,000 mappings (kernel default: 65,530)."""
 MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 DELETED: Final = " (deleted)"
 _LINES: Final = [

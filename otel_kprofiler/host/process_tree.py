@@ -18,7 +18,7 @@ def read_process(files: HostFiles, pid: int) -> ProcessStat | None:
 
 
 def read_processes(files: HostFiles) -> dict[int, ProcessStat]:
-    """Read the status of all visible running processes. Some may start or exit during the scan."""
+    """Read the status of all visible processes, which may start or exit during the scan."""
     pids = [int(name) for name in files.list_dir("/proc") if name.isdecimal()]
     return {pid: process for pid in pids if (process := read_process(files, pid))}
 

@@ -23,10 +23,10 @@ _RECEIVED: Final = b"\x04"
 
 
 class ServedChild(MeteredChild):
-    """A child that receives files from its standard input, a socket, and replies to each.
+    """A child that receives files over its standard input, a socket, and sends a reply for each.
 
-    The child ends if the socket is closed. If a child cannot read a file, the child exits.
-    ``cpu_ns`` is the CPU time that the child spent on its last file.
+    The child exits if the socket is closed. It also exits if it cannot read a file. ``cpu_ns`` is
+    the CPU time that the child spent on its last file.
 
     Args:
         command: command of the child, which reads requests of at most ``MAX_REQUEST_BYTES``, each
@@ -85,8 +85,8 @@ class ServedChild(MeteredChild):
     ) -> tuple[bytes, bytes]:
         """Wait for the reply, or for the child to exit without a reply.
 
-        Returns the reply and a byte that marks success or, on failure, no bytes and standard error.
-        Raises ``TimeoutExpired``.
+        On success, returns the reply and a marker byte. On failure, returns empty bytes and the
+        child's standard error. Raises ``TimeoutExpired``.
         """
         until_s = None if timeout is None else time.monotonic() + timeout
         outputs = {

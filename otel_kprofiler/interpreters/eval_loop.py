@@ -29,11 +29,11 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps into the loop's cold code. Fewer might be data that resembles jumps."""
+"""Minimum number of jumps into the loop's cold code. Fewer jumps might be data."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
-_ENTRY: Final = struct.Struct("<8xiI")  # start, relative to itself; number of bytes
+_ENTRY: Final = struct.Struct("<8xiI")  # start, relative to this field; number of bytes
 _START_AT: Final = 8
 
 

@@ -15,7 +15,7 @@ class ThreadState(NamedTuple):
 
     Attributes:
         tgid, tid: process id and thread id, in the pid namespace of the reading process.
-        state: why the thread is off the CPU; None while it runs.
+        state: why the thread is off the CPU; None if the thread is running.
         waited_ns: time since the thread left the CPU, excluding time when the host was suspended;
             None while the thread runs, or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.

@@ -117,7 +117,7 @@ def encode_window(
     Args:
         window: window to encode, which must not change during the call.
         scope: the instrumentation scope; this package by default.
-        form: protobuf, or JSON in OTLP's mapping.
+        form: protobuf, or JSON as specified by OTLP.
         max_bytes: maximum size of a batch's payload before compression; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
             Pyroscope and Parca show references as empty strings.
@@ -283,7 +283,7 @@ def _encode(
     if frequent_first:
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    # The first profile of each kind carries the kind's account.
+    # The first profile of each kind contains the kind's account: its sample and loss counts.
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)

@@ -192,7 +192,7 @@ def change_attributes(
     attributes: Attributes,
     service_sources: Sequence[str] = (),
 ) -> None:
-    """Change the settings of a pipeline's Resources, opened by :func:`open_resources`."""
+    """Change the settings of a pipeline's Resource cache (see :func:`open_resources`)."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes}, service_sources)
 
 

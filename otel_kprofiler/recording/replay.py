@@ -57,7 +57,7 @@ class ReplaySampler:
         return True
 
     def wake(self) -> None:
-        """Does nothing, because no wait blocks."""
+        """Does nothing, because :meth:`wait_first` never blocks."""
 
     def drain(self) -> list[RawSample]:
         """Returns the samples of the next drain, or sets :attr:`exhausted` if no drain is left."""

@@ -1,4 +1,4 @@
-"""Restricts sampling to containers, pods and units, following them as they start and stop.
+"""Restricts sampling to containers, pods and units, and tracks them as they start and stop.
 
 Where possible, the BPF program filters by cgroup v2, so that each process is sampled from its first
 instruction on. Where cgroups cannot be used, the BPF program filters by process ids, which are
@@ -169,7 +169,7 @@ class GroupFollower:
         return bool(parse_mount_points(mounts, "cgroup"))
 
     def _find_cgroups(self, root: Cgroup) -> Iterable[Cgroup]:
-        """Yields the groups' topmost cgroups. The BPF program also matches their descendants."""
+        """Yields the topmost cgroups of all groups; the BPF program also matches descendants."""
         names, covered = {}, set()
         for cgroup in walk_cgroups(root):
             if os.path.dirname(cgroup.path) in covered:

@@ -106,7 +106,7 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep the encoded name of each active span's root in ``encoded``, by span id.
+        """Start keeping the encoded name of each active span's root in ``encoded``, by span id.
 
         An entry contains the name that the root had when its last descendant started. An entry is
         removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
@@ -136,7 +136,7 @@ class LocalRoots(ForkAware):
         return len(self._active)
 
     def start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Record that a span starts; never raises."""
+        """Record the start of a span; never raises."""
         try:
             forks.catch_up()  # this may be a forked child's only call into the package
             context, parent, active = span.get_span_context(), span.parent, self._active
@@ -273,7 +273,7 @@ class LocalRootSpanProcessor(SpanProcessor):
 
 
 def watch_provider() -> None:
-    """From now on, record the spans of the global TracerProvider, if one is set."""
+    """Start recording the spans of the global TracerProvider, if one is set."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         return
@@ -315,7 +315,7 @@ class RootNames:
         self.unnamed = {"unknown_span": 0, "too_many_names": 0}
 
     def start(self) -> None:
-        """From now on, record the spans of the global TracerProvider, which may be set later."""
+        """Start recording the spans of the global TracerProvider, which may be set later."""
         self._roots.keep_ended = True
         self._roots.baggage_keys = self._baggage_keys
         watch_provider()

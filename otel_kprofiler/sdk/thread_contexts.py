@@ -4,11 +4,11 @@ A C library writes the records. The library is called when OpenTelemetry's conte
 changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 
-From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
-In CPython versions before 3.14, the library replaces ``Context.run``, which event loops and
+From CPython 3.14 on, a context watcher of the interpreter reports when a context is entered or
+left. In CPython versions before 3.14, the library replaces ``Context.run``, which event loops and
 executors call. If C code enters a context directly, the library notices only if a shared library
-imports the function that enters it (``imports.c``). If that function is linked into the
-interpreter, spans attached in a directly entered context are not published.
+imports ``PyContext_Enter`` (``imports.c``). If the calling code is linked into the interpreter,
+spans attached in a directly entered context are not published.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class _Attributes:
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
-        """Returns labels as a record's attributes, leaving out labels beyond the limits."""
+        """Returns labels as a record's attributes, omitting labels beyond the limits."""
         encoded = bytearray()
         count = len(self._numbers)
         for name, value in labels:
@@ -198,7 +198,7 @@ def _methods(kind: type) -> dict[str, Any]:
 
 
 def _is_outside_of_loops() -> bool:
-    """Returns whether this thread is outside event loops, which enter a context for each task."""
+    """Returns whether this thread runs no event loop, which would enter a context for each task."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - returns None outside of loops
         return False
     trio: Any = sys.modules.get("trio")
@@ -221,7 +221,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     the trace id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the
     name of the local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to
     the global TracerProvider). The attributes of a record occupy at most 612 bytes. For a thread
-    that is already in a span, publication begins with its next change of span. Forked children
+    that is already in a span, publishing starts when its current span next changes. Forked children
     publish their own records and process context.
 
     Args:
@@ -236,7 +236,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
 
 
 def publish_threads(*, endpoints: bool) -> None:
-    """Publish threads' spans (with root names if ``endpoints``), and log failures. Thread-safe."""
+    """Publish thread contexts (with root names if ``endpoints``), and log failures. Thread-safe."""
     try:
         _writer.start(None, endpoints=endpoints)
     except HostError as error:
@@ -265,6 +265,6 @@ def describe_threads() -> dict[str, object]:
 def stop_thread_contexts() -> None:
     """Withdraw the announcement of thread contexts, so that readers ignore them. Thread-safe.
 
-    The hooks remain installed, so that records are correct when announced again.
+    The hooks remain installed, so that the records are correct when they are announced again.
     """
     _writer.stop()

@@ -1,4 +1,4 @@
-"""Serves a host's files from captured copies: single files, directories and tar archives."""
+"""Provides a host's files from captured copies: single files, directories and tar archives."""
 
 import os
 from bisect import bisect_left

@@ -1,9 +1,9 @@
 """Tracks modules as they are loaded and unloaded.
 
 A thread, started by the first poll, sleeps until the kernel announces a module. The thread then
-reads the sections and build ids of new modules, which suffice for file id and RVA, and finally the
-modules' symbol names. ``poll`` also checks the list of modules, because a module is not announced
-while its init function is running, and never if the function fails.
+reads the sections and build ids of new modules, which suffice to determine file ids and RVAs, and
+finally the modules' symbol names. ``poll`` also checks the list of modules, because a module is not
+announced while its init function is running, and never if the function fails.
 """
 
 import errno
@@ -54,7 +54,7 @@ SCAN_INTERVAL_NS: Final = 100_000_000
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
-"""Maximum long-term fraction of one CPU spent on reading names."""
+"""Maximum long-term fraction of one CPU's time spent on reading names."""
 MAX_ATTEMPTS: Final = 5
 """Number of failed attempts after which retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
@@ -115,7 +115,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # The members below are changed only by the thread. poll() reads them only while it is idle.
+        # Only the thread changes the members below. poll() reads them while the thread is idle.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}

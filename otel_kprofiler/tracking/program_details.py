@@ -52,7 +52,7 @@ def describe(symbol: Ksymbol) -> KsymbolDetails | None:
         kind = _TYPES[facts.type] if facts.type < len(_TYPES) else str(facts.type)
         program = BpfProgram(number, kind, facts.tag, facts.load_time_ns, _find_place(number))
         return KsymbolDetails(program, read_source_lines(number, symbol.start, symbol.length))
-    except OSError:  # not allowed, or unloaded by now
+    except OSError:  # not permitted, or the program has been unloaded
         return KsymbolDetails(program)
 
 

@@ -37,7 +37,7 @@ def read_iterator(loader: Loader, name: str) -> bytes:
 
 
 def parse_program_rows(data: bytes) -> list[Ksymbol]:
-    """Parse the rows of ``list_programs``. Raises ``ValueError`` if they are malformed."""
+    """Parse the rows of ``list_programs``. Raises ``ValueError`` if the rows are malformed."""
     symbols, at = [], 0
     while at < len(data):
         if len(data) - at < _ROW.size:

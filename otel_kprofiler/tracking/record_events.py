@@ -30,10 +30,10 @@ from otel_kprofiler.host import (
 from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum time from timestamping to writing a record, during which a virtual CPU may pause."""
+"""Maximum time from a record's timestamp to its write, including pauses of a virtual CPU."""
 _SAMPLE_TIME: Final = 1 << 2
 _FORMAT_TIME_ENABLED: Final = 1 << 0
-_FORMAT_LOST: Final = 1 << 4  # kernel 6.0
+_FORMAT_LOST: Final = 1 << 4  # since kernel 6.0
 # Bits of struct perf_event_attr. Without samples, only a watermark causes wakeups.
 _WATERMARK, _SAMPLE_ID_ALL, _USE_CLOCK_ID = (1 << bit for bit in (14, 18, 25))
 _BASE_FLAGS: Final = _WATERMARK | _SAMPLE_ID_ALL | _USE_CLOCK_ID

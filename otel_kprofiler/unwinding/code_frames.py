@@ -106,7 +106,7 @@ class Symbols:
 def follow(
     file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
 ) -> Flow:
-    """Analyzes code in gaps between functions with unwind rules, and the code called from there.
+    """Analyzes code in gaps between functions with unwind rules, and the functions that it calls.
 
     ``starts`` contains the addresses of the program's entry point (0 if there is none) and of
     ``main``, if known.
@@ -117,7 +117,7 @@ def follow(
     def within(addresses: Iterable[int]) -> set[int]:
         return {at for at in addresses if any(start <= at < end for start, end in gaps)}
 
-    # Code in a non-PIE executable may contain absolute addresses as immediates.
+    # Code in a non-PIE executable may contain absolute addresses as immediate operands.
     is_fixed = min(part.address for part in (*parts["text"], *parts.get("data", ()))) > 0
 
     def references(flow: Flow) -> Iterator[int]:

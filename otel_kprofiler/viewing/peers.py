@@ -52,7 +52,7 @@ class _End(NamedTuple):
 
 class _Socket(NamedTuple):
     user: int
-    inode: int  # 0: closed by its process, so the user is unknown
+    inode: int  # 0 if the process has closed the socket; the user is then unknown
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
@@ -64,7 +64,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel that lacks tcp_diag does not find this end of the connection either.
+        # A kernel that lacks tcp_diag finds neither end of the connection.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

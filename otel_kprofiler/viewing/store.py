@@ -144,7 +144,7 @@ class SampleStore:
     def add(self, windows: Iterable[Window]) -> Added:
         """Add samples, and drop samples that are too old or exceed the size limit.
 
-        Raises ``KProfilerError`` if the disk is full, or writing to the disk failed.
+        Raises ``KProfilerError`` if the disk is full or a write fails.
         """
         with self._lock:
             now = self._now_ns()

@@ -116,7 +116,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the service's log. Counts those linked, in a span, and both."""
+    """Checks samples against the log. Counts linked samples, samples in spans, and both."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]
@@ -136,7 +136,7 @@ def check_links(samples, spans, threads):
             assert span in {None, current}, (tid, time_ns, span, current)
             right += span == current
         elif span is not None:
-            # Either the span changes between two log entries, so both spans are right, or asyncio
+            # Either the span changes between two log entries, so both spans are correct, or asyncio
             # runs a callback in the context of a task that this thread has begun and will resume.
             near = logged[max(0, at - 2) : at + 1]
             assert span in near or (span in logged[:at] and span in logged[at:]), (tid, time_ns)
@@ -177,7 +177,7 @@ def step_log(tmp_path):
 def test_span_links_agree_with_the_service_log_and_the_traces(
     kind, open_collector, samples_of, step_log, tmp_path
 ):
-    """No link is wrong, 1000 samples are linked, and 99 % of those inside a span link to it."""
+    """No link is wrong, 1000 samples are linked, and 99 % of samples in a span link to the span."""
     collector = open_collector()
     port = free_port()
     env = environment(collector, STEP_LOG=str(step_log), START_PROFILER="1")

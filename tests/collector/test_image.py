@@ -1,8 +1,7 @@
 """The image in config/kubernetes, built by buildah and run with the DaemonSet's privileges.
 
-The tests need no registry, since the Containerfile's base image is a root of this release built by
-mmdebstrap. The tests need no container runtime either: setpriv and mounts replace all of it but
-seccomp.
+The tests need neither a registry (mmdebstrap builds the Containerfile's base image) nor a container
+runtime (setpriv and mounts replace all of it but seccomp).
 """
 
 import json

@@ -96,7 +96,7 @@ def test_processors_and_batching_change_samples_only_as_configured(
 def test_newer_collectors_send_attribute_keys_as_string_references_over_http(
     send, receiver, samples_of
 ):
-    """Collector v0.161 writes references over HTTP, so with Pyroscope it should use gRPC."""
+    """Collector v0.161 writes references over HTTP, so it should send to Pyroscope over gRPC."""
     window = window_of()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")
     assert receiver.accepted == {}

@@ -283,7 +283,7 @@ MUTATIONS = [
     Mutation("terminal escapes: tables", "otel_kprofiler/formats/table.py", "cut(escape_controls(text), width)", "cut(text, width)", "tests/unit/formats/test_text.py"),
     Mutation("terminal escapes: folded", "otel_kprofiler/formats/folded.py", "return escape_controls(", "return str(", "tests/unit/formats/test_text.py"),
     Mutation("turns of one process that cost more than others'", FAIR, "            self._costs[group][turn.owner] += cpu_ns + children_ns\n", "", f"{TURNS}::test_an_owner_of_costly_work_receives_fewer_turns"),
-    Mutation("one process uses up the CPU time of all", FAIR, "        if new:\n", "        if False:\n", f"{TURNS}::test_costly_work_of_one_owner_does_not_delay_others"),
+    Mutation("one process uses up the CPU time of all", FAIR, "        if new:\n", "        if False:\n", f"{TURNS}::test_costly_work_of_one_owner_does_not_delay_other_owners"),
     Mutation("one reserve for many processes", FAIR, "CpuShare(share * RESERVE)", "CpuShare(1.0)", f"{TURNS}::test_total_work_stays_within_the_cpu_share_after_an_initial_burst"),
     Mutation("requests that are too large again and again", "otel_kprofiler/otlp/split.py", "_FIRST_TIME + count // 2", "1", "tests/unit/otlp/test_split.py::test_profiles_of_batches_that_are_split_repeatedly_have_distinct_ids"),
     Mutation("a storm of processes takes all turns", FAIR, "return self._group_costs[group], self._costs[group][owner]", "return 0, self._costs[group][owner]", f"{TURNS}::test_many_owners_in_a_group_do_not_delay_another_group"),

@@ -58,13 +58,13 @@ def test_the_call_chain_of_a_module_is_resolved():
         for frame, name in zip(stack.frames, INSIDE, strict=False):
             check_frame(frame, file, name)
         pcs = array("Q", raw.words(KERNEL_SIDE))
-        # A leaf has the exact address, a caller the byte before its return address.
+        # Leaf addresses are exact; caller addresses are one byte before the return address.
         wanted = [pcs[0] - module.base, *(pc - 1 - module.base for pc in pcs[1 : len(INSIDE)])]
         assert [frame.address for frame in stack.frames[: len(INSIDE)]] == wanted
 
 
 def test_samples_before_and_after_a_module_reload_have_the_correct_names():
-    """After a reload with other code, old samples keep their names; new samples get new ones."""
+    """After a module reload with different code, only new samples are named after the new code."""
     with spinning("spin") as first:
         symbolizer = KernelSymbolizer.live()
         before = sample(1)
@@ -97,7 +97,7 @@ def test_addresses_of_an_unloaded_module_have_no_name():
 
 
 def test_failing_init_code_never_has_a_wrong_name():
-    """Long-running init code that fails is never named wrongly and leaves no symbols."""
+    """Long-running init code that fails is never misnamed, and leaves no symbols."""
     folder = Path("/sys/module/kprof_spin")
     with sampler() as running:
         loading = subprocess.Popen(

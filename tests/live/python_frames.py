@@ -17,7 +17,7 @@ PROCESS = _OWN.process._replace(image_tag=7)
 
 @contextlib.contextmanager
 def sampling(*, pid=None, register=True, codes=None, **settings):
-    """Samples a process, by default this process, which is registered for Python frames."""
+    """Samples a process; by default, this process, registered for Python frames."""
     register = register and pid is None
     config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
     with started(EbpfSampler(SamplerConfig(**config), python_codes=codes)) as sampler:
@@ -37,7 +37,7 @@ def take(sampler, work, *args, seconds=0.5, least=100):
 
 
 def frames(sampler, sample):
-    """Returns (function, instruction, whether C called it) for each frame, leaf first."""
+    """Returns (function, instruction, whether called from C) for each frame, leaf first."""
     named = []
     for frame in parse_python_stack(sample.words(PYTHON_SIDE)).frames:
         code = sampler.python_codes.get(frame.code)

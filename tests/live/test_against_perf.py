@@ -1,4 +1,4 @@
-"""A recording of this host, compared with ``perf`` under the same load."""
+"""A recording of this host is compared with one that ``perf`` makes under the same load."""
 
 import os
 import re
@@ -129,7 +129,7 @@ def test_addresses_sampled_by_perf_resolve_to_the_same_names(profiled):
             continue
         (frame,) = symbolizer.resolve_addresses([ip])
         if frame.unresolved is Unresolved.FREED_INIT:
-            continue  # perf uses the preceding symbol, ``record`` no symbol
+            continue  # perf uses the preceding symbol, but ``record`` uses none
         line = frame.lines[-1] if frame.lines else None
         if line and name in {line.function, line.system_name}:
             continue

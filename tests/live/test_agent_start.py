@@ -62,7 +62,7 @@ def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path
     assert events == [["read", "symbols"], ["kept", "1"]]
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
-    # Well below the interval, even on a busy machine.
+    # 30 s is well below the interval, but enough even on a busy machine.
     assert first.end_unix_ns - first.start_unix_ns < 30e9, "short until there is something"
     frames = [
         frame
@@ -82,7 +82,7 @@ def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
 def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_fix(tmp_path):
-    """A clone in the home directory of a user who runs sudo may be unreadable to these threads."""
+    """A clone in a sudo user's home directory may be unreadable to the unprivileged threads."""
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

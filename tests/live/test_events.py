@@ -1,4 +1,4 @@
-"""The values of samples of perf events other than the clock sum to the number of events."""
+"""For perf events other than the clock, the sample values sum to the number of events."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the top function's page fault count. The top function must be the memory writer."""
+    """Returns the page fault count of the top function, which must be the one touching pages."""
     return max(group["self"] for group in part["groups"])
 
 
@@ -168,7 +168,7 @@ def test_the_help_lists_events_and_explains_why_some_are_unavailable():
     any(name.startswith("cpu") for name in os.listdir("/sys/bus/event_source/devices")),
     reason="the processor has performance counters",
 )
-def test_an_event_that_needs_missing_counters_is_an_error_before_recording(tmp_path):
+def test_an_event_that_needs_missing_counters_is_rejected_before_recording(tmp_path):
     path = tmp_path / "x.html"
     done = record(path, "-e", "cycles", "-d", "1s")
     assert done.returncode == 3

@@ -1,4 +1,4 @@
-"""Reports on recordings by the installed perf show the same counts and names as ``perf script``."""
+"""Reports on recordings made with perf show the same counts and names as ``perf script``."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Arbitrary data in the memory of a sampled interpreter causes no error and loses no sample."""
+"""Arbitrary data in the memory of a sampled interpreter causes no errors and no lost samples."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""``record -- COMMAND`` keeps the command's exit status and output, and ends its processes."""
+"""``record -- COMMAND`` preserves the command's exit status and output, and ends its processes."""
 
 import os
 import signal
@@ -116,7 +116,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path):
         while chunk := os.read(master, 4096):
             shown += chunk
     except OSError:
-        pass  # the other end is closed
+        pass  # all processes have closed the terminal
     os.close(master)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0, shown

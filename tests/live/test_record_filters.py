@@ -43,7 +43,7 @@ def processes(directory):
 def programs(tmp_path):
     """Returns a function that starts copies of the shell with different names.
 
-    The recording has priority over an unrelated program, named ``beside``.
+    An unrelated program, named ``beside``, has a lower scheduling priority than the recording.
     """
     started = []
 

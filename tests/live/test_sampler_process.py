@@ -72,7 +72,7 @@ def follow(fix):
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_two_capabilities_suffice_to_sample(public_python, restored_sysctl, loader):
-    """On distributions that restrict perf further, the test first applies the printed fix."""
+    """On distributions that restrict perf more strictly, the test first applies the printed fix."""
     with open(PARANOID) as file:
         level = int(file.read())
     done = run_as_nobody(public_python, *TWO_CAPABILITIES, loader=loader)

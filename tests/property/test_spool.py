@@ -93,7 +93,7 @@ class Written:
 
 
 def harm(directory, kind, where, length, value):
-    """Damages a segment, but not the version in its magic number."""
+    """Corrupts a segment, but not the version in its magic number."""
     paths = sorted(directory.glob("*.spool"))
     if not paths:
         return

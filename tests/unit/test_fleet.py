@@ -1,4 +1,4 @@
-"""Random windows and retry delays keep simulated hosts from sending simultaneously."""
+"""Random window lengths and retry delays keep simulated hosts from sending simultaneously."""
 
 import random
 from collections import Counter

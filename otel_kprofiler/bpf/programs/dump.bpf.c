@@ -5,7 +5,7 @@
  * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if, after the
- * read, it is not on a CPU, and its context switch count (incremented on leaving one) is unchanged.
+ * read, it is not on a CPU, and its count of context switches away from a CPU is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -30,7 +30,7 @@ enum row_flags {
 	IN_IOWAIT = 8,
 };
 
-/* Read by dump.py; change both together. Scheduler clocks and boottime have different origins. */
+/* dump.py parses this struct. Scheduler clocks and boottime have different origins. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
@@ -38,7 +38,7 @@ struct dump_row {
 	u64 arrived_ns;	  /* when the thread was last switched in; 0: unknown */
 	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
 	u64 ran_until_ns; /* time of the last run, on a clock without interrupts and stolen time */
-	u64 lacking_ns;	  /* current lag of the clock of ran_until_ns behind the scheduler's clock */
+	u64 lacking_ns;	  /* how far the clock of ran_until_ns lags behind the scheduler's clock */
 	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
 	u64 state;
@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* with CONFIG_SMP; otherwise, this program occupies the only CPU */
+	if (HAS(task->on_cpu)) /* without CONFIG_SMP, this program occupies the only CPU */
 		GET(on, task->on_cpu);
 	return on;
 }
@@ -248,7 +248,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->state |= dead;
 	GET(row->comm, task->comm);
 	row->cpu = -1;
-	if (HAS(task->wake_cpu)) /* only with CONFIG_SMP; also set by __set_task_cpu() */
+	if (HAS(task->wake_cpu)) /* exists only with CONFIG_SMP; also set by __set_task_cpu() */
 		GET(row->cpu, task->wake_cpu);
 	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
 			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));
@@ -421,7 +421,7 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 /*
  * Finds the start of the kernel's direct map, which contains the page table of the process that
  * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only the correct
- * start leads to `proof`, the word that this process has at `proof_at`.
+ * start leads to `proof`, the word that this process stores at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

@@ -18,7 +18,7 @@ class Explanation(NamedTuple):
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
         freed: symbols at ``start`` or at the address that ftrace keeps for freed init functions.
-            Frames never show these symbols.
+            Frames never show freed symbols.
     """
 
     address: int

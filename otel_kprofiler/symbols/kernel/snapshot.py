@@ -226,7 +226,7 @@ class Snapshot:
     def scheduler_rvas(self) -> range:
         """Returns the RVAs in vmlinux of functions marked with ``__sched``; empty if unknown.
 
-        Threads wait in these functions, which the kernel omits from stacks of blocked threads
+        Threads wait in ``__sched`` functions, which the kernel omits from stacks of blocked threads
         (``in_sched_functions()``, kernel/sched/core.c).
         """
         section, vmlinux = self._find_section("sched"), self.module(VMLINUX)
@@ -285,7 +285,7 @@ class Snapshot:
         """Builds a frame outside modules; ``below`` is the start of the next lower module range."""
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
-            # Nothing else is mapped in the init text, so the RVA is valid. The stack of the boot
+            # Nothing else is mapped at the init text, so the RVA is valid. The stack of the boot
             # CPU's idle task contains return addresses into the init code that started it.
             module = vmlinux.module
             rva = address - module.base
@@ -336,7 +336,7 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Returns sorted, disjoint ranges. Where parts overlap, the later part takes precedence."""
+    """Returns sorted, disjoint ranges. Where inputs overlap, the later input takes precedence."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

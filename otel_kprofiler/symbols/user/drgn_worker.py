@@ -2,8 +2,8 @@
 
 Each line of standard input is an address (SVMA) in hexadecimal. The first line of standard output
 states why the file cannot be read, and is empty on success. Each further line is a response in
-JSON: ``[[function, file, line], …]``, innermost first. The process exits after a while without
-requests.
+JSON: ``[[function, file, line], …]``, innermost first. The process exits when it has received no
+requests for a while.
 """
 
 import json

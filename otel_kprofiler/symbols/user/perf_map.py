@@ -1,6 +1,6 @@
 """Reads JIT-compiled functions from ``/tmp/perf-PID.map``, written for perf(1).
 
-Each function has a line ``START SIZE NAME``, in hexadecimal (Linux's
+Each function has a line ``START SIZE NAME``, with hexadecimal numbers (Linux's
 tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-prof``), Python
 (``-X perf``), .NET, Erlang, and the JVM (``Compiler.perfmap``).
 

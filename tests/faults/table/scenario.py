@@ -49,15 +49,15 @@ class Scenario:
     """A fault, and the agent that is exposed to it.
 
     Attributes:
-        kind: the section of the table that lists it.
+        kind: the section of the table that lists the scenario.
         name: a description, unique within its kind.
-        fault: called once the agent is sampling. The measurement ends when it returns.
+        fault: called once the agent is sampling. The measurement ends when the call returns.
         receiver: opens the receiver, which recovers after the fault.
         before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver recovers, and receives the queued data, before the agent stops.
-        alone: whether no other agents may run on the host during the scenario.
+        alone: whether the scenario must not run while other agents are running on the host.
         others: the reason why the control program cannot measure the effect on other processes'
             samples, such as a restart; empty if it can.
         misses: whether the kernel takes too few samples of all programs; the agent must count the

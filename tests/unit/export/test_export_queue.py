@@ -133,7 +133,7 @@ def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch, mon
     monkeypatch.setattr(queue, "_settled", lambda last: begun.set() or settled(last))
     flush = call_in_thread(queue.force_flush, 60_000)
     assert begun.wait(60)
-    for _ in range(9):  # drops batches, which must not count as awaited
+    for _ in range(9):  # drops batches, for which the flush must not wait
         queue.put(batch())
     time.sleep(0.05)
     assert not flush.done()

@@ -81,7 +81,7 @@ def test_only_some_threads_of_a_large_group_are_listed_and_the_remaining_threads
     assert len(text.splitlines()) == 7
 
 
-def test_threads_that_moved_are_listed_separately_from_threads_that_did_not():
+def test_threads_that_moved_between_dumps_are_listed_separately():
     text = dump_table([process(thread(1, has_moved=True), thread(2, has_moved=False))])
     assert "1 thread: interruptible, futex for 1.5 s, moved\n" in text
     assert "1 thread: interruptible, futex for 3.0 s, not moved\n" in text

@@ -75,7 +75,7 @@ def test_concurrent_turns_go_to_different_owners(queue):
     assert [queue.take().owner for _ in range(2)] == ["noisy", "good"]
 
 
-def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
+def test_costly_work_of_one_owner_does_not_delay_other_owners(queue, clock):
     queue.put("hostile", 0)
     queue.put("hostile", 1)
     serve(queue, 4 * SECOND_NS)
@@ -104,7 +104,7 @@ def test_total_work_stays_within_the_cpu_share_after_an_initial_burst(queue, clo
     assert spent >= 300 * SECOND_NS * SHARE * (1 - RESERVE)
 
 
-def test_the_owner_with_the_most_work_loses_its_newest_item(queue):
+def test_the_newest_item_of_the_owner_with_the_most_work_is_dropped_first(queue):
     queue.put("good", 0)
     for number in range(3):
         queue.put("noisy", number)
@@ -159,7 +159,7 @@ def test_the_cost_of_a_group_is_the_sum_of_its_owners_costs(grouped, clock):
     assert turns["costly"] <= 2
 
 
-def test_the_group_with_the_most_work_loses_its_newest_item(grouped):
+def test_the_newest_item_of_the_group_with_the_most_work_is_dropped_first(grouped):
     grouped.put(("good", 0), "good")
     for number in range(3):
         grouped.put(("storm", number), number)
@@ -185,7 +185,7 @@ def test_processes_are_grouped_by_user():
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_processes_that_are_not_dumpable_belong_to_their_user():
-    """The /proc files of such processes belong to root."""
+    """The /proc files of processes that are not dumpable belong to root."""
     code = (
         "import ctypes, os; os.setresuid(65534, 65534, 65534); "
         "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); input()"

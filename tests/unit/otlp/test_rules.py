@@ -1,4 +1,4 @@
-"""Each violation of a rule is reported by exactly one rule."""
+"""A violation of a rule is reported by that rule only."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_a_valid_payload_violates_no_rule(window, form, attributes):
     ("rule", "mutate"),
     [*dictionary_mutations.MUTATIONS.cases(), *profile_mutations.MUTATIONS.cases()],
 )
-def test_each_mutation_violates_only_its_rule(mutable, rule, mutate):
+def test_each_mutation_violates_only_the_intended_rule(mutable, rule, mutate):
     mutate(mutable)
     assert mutable.broken_rules() == {rule}
 
 
 @pytest.mark.parametrize(("rule", "mutate"), MUTATIONS.cases())
-def test_each_mutation_of_the_payload_text_violates_only_its_rule(window, rule, mutate):
+def test_each_mutation_of_the_payload_text_violates_only_the_intended_rule(window, rule, mutate):
     text = encode_window(window, form=Form.JSON).batches[0].payload.decode()
     mutated = mutate(text)
     assert mutated != text

@@ -42,7 +42,7 @@ def proc(tmp_path):
 
 
 def passwd(root, text="root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n", cgroup="user.slice"):
-    """Writes the names of users, by default for a host that is not a container."""
+    """Writes /etc/passwd, by default for a host that is not a container."""
     (Path(root) / "etc").mkdir(exist_ok=True)
     (Path(root) / "etc/passwd").write_text(text)
     (Path(root) / "proc/self").mkdir(parents=True)
@@ -53,7 +53,7 @@ def resources(proc, **kwargs):
     return ProcessResources(Access(proc.root), Clock(), {"host.name": "h"}, **kwargs)
 
 
-def test_a_resource_states_the_container_the_executable_and_the_creation_time(proc):
+def test_a_resource_contains_the_container_the_executable_and_the_creation_time(proc):
     proc(5, 300, cgroup=f"0::/kubepods/pod1/cri-containerd-{CONTAINER}.scope\n")
     attributes = resources(proc).get(raw(5, 300 * TICK_NS + 123)).attributes
     assert attributes["process.pid"] == 5
@@ -76,7 +76,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """Returns a sample of process ``tgid``; all these processes start at the same time."""
+    """Returns a sample of process ``tgid``, with the same start time for every process."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
@@ -90,7 +90,7 @@ def test_each_program_executed_by_a_process_has_a_separate_resource(proc):
     assert first.attributes["process.executable.path"] == "/bin/first"
     assert second.attributes["process.executable.path"] == "/bin/second"
     assert result.get(program(1, 0x7000)) is first
-    assert result.get(program(2, 0)) is second  # an exiting process has lost its stack
+    assert result.get(program(2, 0)) is second  # an exiting process has no stack
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
@@ -102,7 +102,7 @@ def test_a_program_replaced_before_it_is_read_is_named_after_its_thread(proc):
     assert attributes["process.parent_pid"] == 1
 
 
-def test_a_child_has_its_parents_program_until_exec(proc):
+def test_a_child_runs_its_parents_program_until_exec(proc):
     result = resources(proc)
     proc(4, 300, exe="/bin/shell", comm="sh", stack=0x7000)
     result.get(program(1, 0x7000, b"sh", tgid=4))
@@ -115,7 +115,7 @@ def test_a_child_has_its_parents_program_until_exec(proc):
     assert other.attributes["process.executable.name"] == "other"
 
 
-def test_a_program_first_sampled_in_execve_is_read_again(proc):
+def test_the_resource_of_a_program_first_sampled_in_execve_is_read_again(proc):
     new = []
     result = resources(proc, on_new=lambda *one: new.append(one))
     proc(5, 300, exe="/bin/second", stack=0x9000)
@@ -158,7 +158,7 @@ def test_the_resource_of_an_exited_process_is_built_from_the_sample(proc):
     assert "process.creation.time" in attributes
 
 
-def test_proc_distinguishes_reused_pids_if_samples_lack_start_times(proc):
+def test_reused_pids_are_distinguished_with_proc_if_samples_lack_start_times(proc):
     proc(5, 300)
     result = resources(proc)
     first = result.get(raw(5, None))
@@ -223,7 +223,7 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has the expected attributes. A renewal may read nothing."""
+    """Renews a shared Resource until it has the expected attributes; some renewals read nothing."""
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes
@@ -284,7 +284,7 @@ def test_kernel_threads_have_an_attribute_that_names_their_kind(proc):
     assert "otel_kprofiler.kernel_thread" not in other
 
 
-def test_a_resource_states_the_parent_and_owner_of_its_process(proc):
+def test_a_resource_contains_the_parent_and_owner_of_its_process(proc):
     proc(5, 300)
     passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
     result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes

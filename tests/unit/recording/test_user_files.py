@@ -1,4 +1,4 @@
-"""The files of user stacks are replayed as recorded."""
+"""Details of the files in user stacks are replayed as recorded."""
 
 import json
 

@@ -107,7 +107,7 @@ def test_ftrace_clones_in_kallsyms_are_distinguished_from_module_symbols(clones_
     assert kallsyms.freed
 
 
-def test_symbols_in_a_second_section_of_a_modules_lines_count_as_freed():
+def test_symbols_in_a_second_block_of_lines_of_a_module_count_as_freed():
     data = (
         text((0, "T", "_text"))
         + text((0x2000, "t", "live"), module="a")
@@ -226,7 +226,7 @@ def test_no_function_is_mistaken_for_a_boundary_marker(clones_lines):
 
 
 def test_code_is_never_named_after_a_boundary_marker(boundaries):
-    """The function at the boundary names the code, even if the function's name is longer."""
+    """The code is named after the function at the boundary, even if that name is longer."""
     assert len(boundaries) > 50
     for marker in boundaries:
         table = core(

@@ -1,4 +1,4 @@
-"""A service that changes spans in every way, and checks its thread records at each step.
+"""A service that switches spans in every possible way, and checks its thread records at each step.
 
 Usage: scenarios.py NAME
 """
@@ -35,7 +35,7 @@ checked = linked = 0
 
 
 def check():
-    """Checks that the record identifies the current span. It may be absent if `may_miss` is set."""
+    """Checks that the record identifies the current span, or is absent if `may_miss` is set."""
     global checked, linked
     span = trace.get_current_span().get_span_context()
     record = read_record()
@@ -229,7 +229,7 @@ def compile_runner(change=lambda library: None):
 
 
 def c_code():
-    """C code enters nested contexts, eventually more of them than the writer keeps."""
+    """C code enters nested contexts, eventually more of them than the writer can track."""
     global may_miss
     run = compile_runner()
 
@@ -340,7 +340,7 @@ def greenlets_are_traced_already():
 
 
 class OtherSpan(trace.NonRecordingSpan):
-    """A span of another library, which runs `act` when it is asked for its context."""
+    """A span of another library, which runs `act` when its context is requested."""
 
     act = staticmethod(lambda: None)
 
@@ -435,7 +435,7 @@ def traceback_ends_in(error, function):
 
 
 def no_python_code():
-    """Publishing an SDK span runs no Python code, so signal handlers cannot run during it."""
+    """Publishing an SDK span runs no Python code, so signal handlers cannot interrupt it."""
     import greenlet
     import uvloop as other
 
@@ -650,7 +650,7 @@ def fail_to_start():
     add = getattr(ctypes.pythonapi, "PyContext_AddWatcher", None)
     find_methods = thread_contexts._methods
     methods = [dict(find_methods(kind)) for kind in (contextvars.ContextVar, contextvars.Context)]
-    if add:  # context watchers exist since 3.14
+    if add:  # context watchers were added in 3.14
         ignore = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object)(lambda *_: 0)
         taken = [add(ignore) for _ in range(8)]
     else:

@@ -1,4 +1,4 @@
-"""Loaded programs are read with the best method that the kernel permits."""
+"""Loaded BPF programs are read with the best method that the kernel permits."""
 
 import os
 import re
@@ -37,7 +37,7 @@ class Files:
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Returns a function that creates a host without the given ways to read BPF programs."""
+    """Returns a function that creates a host without the given methods of reading BPF programs."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):
@@ -110,7 +110,7 @@ def facts(**more):
 
 
 def test_program_function_names_match_the_kernel(monkeypatch):
-    """The first name contains the program's tag. Without BTF, other functions are named F."""
+    """Without BTF, the first function has the program's name, and other functions are named F."""
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",
                                                f"bpf_prog_{'c' * 16}_F"]  # fmt: skip

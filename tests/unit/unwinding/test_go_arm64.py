@@ -83,7 +83,7 @@ def test_registers_preserved_in_c_are_undefined_in_callers_of_go_functions():
     assert entry.cie["return_address_register"] == LINK
 
 
-def test_large_frames_store_x29_and_x30_before_the_stack_pointer_moves():
+def test_functions_with_large_frames_store_x29_and_x30_before_changing_sp():
     # sub x20, sp, #256; stp; mov sp, x20
     words = [0xD10403F4, 0xA93FFA9D, 0x9100029F, SET_FP, CALL]
     made = Made(b"main.large", pack_words(*words, *[NOP] * 11), ((12, 0), (60, 256), (64, 0)))
@@ -197,7 +197,7 @@ def test_code_has_no_rule_once_systemstack_has_dropped_its_frame():
         [NOP, STORE_FP, SET_FP, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE],  # x30 is not saved
     ],
 )
-def test_systemstack_of_other_go_versions_has_no_unwind_rule(words):
+def test_an_unrecognized_systemstack_has_no_unwind_rule(words):
     assert switching(b"runtime.systemstack", words) == WITHOUT
 
 

@@ -75,7 +75,7 @@ class Elsewhere:
 
 
 def correct(run):
-    """Reloads with the right address after a while, so that queued batches can be sent."""
+    """Reloads with the correct address after a while, so that queued batches can be sent."""
     time.sleep(run.seconds)
     run.config["exporters"][run.exporter].update(run.receiver.behind.configure())
     run.reload()

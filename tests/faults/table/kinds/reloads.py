@@ -68,7 +68,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Returns a fault that reloads the first configuration with each change in turn."""
+    """Returns a fault that applies each change alone to the first configuration, and reloads it."""
 
     def fault(run):
         first = run.config
@@ -88,7 +88,7 @@ def sampler(**values):
 
 
 def exporters(*names):
-    """Selects exporters for a reload. ``-`` is the exporter of the scenario."""
+    """Selects exporters for a reload. ``-`` denotes the scenario's exporter."""
 
     def change(run):
         ids = [run.exporter if name == "-" else name for name in names]

@@ -48,7 +48,7 @@ def make_elf(sections, search=None):
 
 
 def make_symbols(count, name=b"f%06x"):
-    """Returns the unsorted symbol entries of functions of 16 bytes, and their names."""
+    """Returns unsorted symbol entries for 16-byte functions, and the functions' names."""
     width = len(name % 0) + 1
     rows = array("Q", bytes(24 * count))
     heads = array("I", bytes(8 * count))
@@ -183,11 +183,11 @@ GO_FUNCTIONS = 200_000
 
 
 def go_lines():
-    """Returns a Go program with many functions that all have lines."""
+    """Returns a Go program with many functions, all of which have line numbers."""
     count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
-    starts[1::2] = array("I", [4]) * count  # all share the struct at offset 4
+    starts[1::2] = array("I", [4]) * count  # all functions share the struct at offset 4
     words = (count, 0, 0, *[header_bytes] * 4, header_bytes + 8)
     table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"-f\0".ljust(8, b"\0")
     module = [address, address + header_bytes, *[0] * 39]

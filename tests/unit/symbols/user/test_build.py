@@ -1,4 +1,4 @@
-"""The functions of compiled programs match those that binutils show."""
+"""The functions read from compiled programs match the output of binutils."""
 
 import lzma
 import os
@@ -90,11 +90,11 @@ def test_assembler_labels_are_excluded(assembly):
         "sized", "sized", "inner_function", "sized",
     ]  # fmt: skip
     assert inner == sized + 2
-    for name in ("with_frame", "label_with_frame"):  # end where the unwind entry ends
+    for name in ("with_frame", "label_with_frame"):  # each ends with its unwind entry
         start = symbols[name][0]
         assert table.lookup(start + 1) == Function(start, start + 2, name)
         assert table.lookup(start + 2) is None
-    start = symbols["without_frame"][0]  # ends at the next symbol
+    start = symbols["without_frame"][0]  # the function ends at the next symbol
     assert table.lookup(start + 17) == Function(start, start + 18, "without_frame")
     start = symbols["sized_label"][0]
     assert table.lookup(start + 1) == Function(start, start + 2, "sized_label")
@@ -232,7 +232,7 @@ def with_minidebuginfo(program, folder, content, *options):
 
 
 def partial(program, folder, kept, packed):
-    """Copies a program, keeping the symbols ``kept``, with ``packed`` in ``.gnu_debugdata``."""
+    """Copies a program with the symbols ``kept``, and stores ``packed`` in ``.gnu_debugdata``."""
     small = os.path.join(folder, "small")
     tool("objcopy", "-S", *(f"--keep-symbol={name}" for name in packed), program, small)
     tool("objcopy", "--only-keep-debug", small)
