@@ -57,20 +57,16 @@ def find_pythons():
 
 
 def find_missing():
-    return [
-        version
-        for version in VERSIONS
-        if version not in {python.minor for python in find_pythons()}
-    ]
+    minors = {python.minor for python in find_pythons()}
+    return [version for version in VERSIONS if version not in minors]
 
 
 def require_pythons(minor):
     """Returns the interpreters of a version such as 3.12, or skips the test if there are none."""
     import pytest
 
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    return [python for python in find_pythons() if python.minor == minor]
+    pythons = [python for python in find_pythons() if python.minor == minor]
+    return pythons or pytest.skip(f"no CPython {minor} here")
 
 
 class Journal:

@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,15 +77,12 @@ def load(port, seconds, clients=4):
     end = time.monotonic() + seconds
     answers = []
 
-    def ask():
+    def ask(_):
         while time.monotonic() < end:
             answers.append(get(port))
 
-    threads = [threading.Thread(target=ask) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(ask, range(clients)))
     assert all(b"200 OK" in answer for answer in answers)
     return len(answers)
 

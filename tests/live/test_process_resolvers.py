@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import pytest
@@ -430,18 +431,14 @@ def test_addresses_resolve_correctly_while_libraries_are_loaded_and_unloaded(
             if [answer.function for answer in answers] != ["PyObject_Call", ""]:
                 wrong.append(answers)
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        stack.callback(stop.set)
+        asked = [pool.submit(ask) for _ in range(3)]
         for path, name in 10 * ((first, "first"), (second, "second")):
             start = child.send("load", path, name)
             assert processes.resolve([start], child.pid)[0].function == name
             child.send("unload")
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    assert not any(future.exception() for future in asked)
     assert not wrong
 
 

@@ -42,11 +42,8 @@ def nested_spans(truth, seconds, tracer=TRACER):
             truth.observe(outer)
         truth.observe(trace.INVALID_SPAN)
 
-    threads = [threading.Thread(target=repeat, args=(seconds, step)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(repeat, [seconds] * 3, [step] * 3))
 
 
 def short_threads(truth, seconds):

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,11 +106,8 @@ def _each(runs, action) -> None:
             run.problems.append(f"{type(error).__name__}: {error}")
             sys.stderr.write(f"{run.scenario.key}\n{traceback.format_exc()}{run.log[-2000:]}\n")
 
-    threads = [threading.Thread(target=act, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(act, runs))
 
 
 def _begin(run) -> None:

@@ -110,17 +110,14 @@ def is_true(report: Report | str, churn: bool) -> bool:
     return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total
 
 
-def find_python(minor: str) -> Python | None:
-    return next((python for python in find_pythons() if python.minor == minor), None)
-
-
 def main(names: list[str]) -> int:
     unnoticed = 0
+    pythons = {python.minor: python for python in reversed(find_pythons())}
     with tempfile.TemporaryDirectory() as made:
         for mutation in MUTATIONS:
             if names and not any(name in mutation.name for name in names):
                 continue
-            python = find_python(mutation.minor)
+            python = pythons.get(mutation.minor)
             if python is None:
                 print(f"skipped   {mutation.name}: no CPython {mutation.minor} here")
                 continue

@@ -10,7 +10,7 @@ import pytest
 
 from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
 from tests.commands import run_python
-from tests.interpreters import ROOT, VERSIONS, environment, find_missing, find_pythons
+from tests.interpreters import ROOT, VERSIONS, environment, require_pythons
 
 MIB = 1 << 20
 
@@ -49,17 +49,14 @@ def test_limiting_an_exited_child_is_not_an_error():
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_runs_limited_children(minor):
     """Interpreters built for an old glibc lack some functions of the os module."""
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env["PYTHONPATH"] += f":{Path(pytest.__file__).parents[1]}"
     options = ["-q", "--noconftest", f"--rootdir={ROOT}", "-c", os.devnull, "-pno:cacheprovider"]
     tests = Path(__file__).with_name("test_limited_children.py")
-    for python in find_pythons():
-        if python.minor == minor:
-            command = [python.command, "-m", "pytest", *options, tests]
-            ran = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
-            assert ran.returncode == 0, ran.stdout + ran.stderr
+    for python in require_pythons(minor):
+        command = [python.command, "-m", "pytest", *options, tests]
+        ran = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 _WITHOUT_STATUS = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.interpreters import VERSIONS, find_missing, find_pythons
+from tests.interpreters import VERSIONS, require_pythons
 
 pytestmark = pytest.mark.system
 
@@ -25,9 +25,6 @@ SHOWN = "True -15\nhas ended\n/memfd:some name (deleted) False\n"
 
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_opens_pidfds_and_memfds(minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    for python in find_pythons():
-        if python.minor == minor:
-            ran = python.run("-c", _OPEN)
-            assert ran.stdout == SHOWN, ran.stderr
+    for python in require_pythons(minor):
+        ran = python.run("-c", _OPEN)
+        assert ran.stdout == SHOWN, ran.stderr

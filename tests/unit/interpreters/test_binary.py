@@ -18,7 +18,7 @@ from otel_kprofiler.elf import (
     read_sections,
 )
 from otel_kprofiler.interpreters import InterpreterRefused, Refusal, find_interpreter, open_own
-from tests.interpreters import VERSIONS, find_missing, find_pythons
+from tests.interpreters import VERSIONS, require_pythons
 
 _ASK = """
 import json, sys
@@ -50,11 +50,8 @@ def own_file():
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_installed_interpreters_are_recognized_with_their_version(minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    for python in find_pythons():
-        if python.minor == minor:
-            assert str(read(json.loads(python.run("-c", _ASK).stdout)).version) == python.version
+    for python in require_pythons(minor):
+        assert str(read(json.loads(python.run("-c", _ASK).stdout)).version) == python.version
 
 
 def test_files_that_are_not_interpreters_yield_none():

@@ -9,7 +9,7 @@ import pytest
 from otel_kprofiler.interpreters import InterpreterRefused, Refusal, open_own
 from otel_kprofiler.interpreters.proof import prove
 from tests.further import further
-from tests.interpreters import VERSIONS, find_missing, find_pythons
+from tests.interpreters import VERSIONS, require_pythons
 
 _PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().interpreter.version)"
 
@@ -17,12 +17,9 @@ _PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().int
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_is_verified(minor):
-    if minor in find_missing():
-        pytest.skip(f"no CPython {minor} here")
-    for python in find_pythons():
-        if python.minor == minor:
-            ran = python.run("-c", _PROVE)
-            assert ran.stdout.strip() == python.version, ran.stderr
+    for python in require_pythons(minor):
+        ran = python.run("-c", _PROVE)
+        assert ran.stdout.strip() == python.version, ran.stderr
 
 
 # Members that are unused in some versions, or equal to the adjacent member.

@@ -1,7 +1,7 @@
 """Label sets can be nested, and are limited in number and size."""
 
 import contextvars
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from opentelemetry import context as otel_context
@@ -101,13 +101,10 @@ def test_concurrent_threads_receive_the_numbers_of_their_label_sets():
             if sets.find(sets.number(wanted)) not in {wanted, ()}:
                 wrong.append(wanted)
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(use, range(6)))
     assert not wrong
-    assert len(sets) <= 50 + len(threads)
+    assert len(sets) <= 50 + 6
     assert len(sets._numbers) <= len(sets)
 
 
