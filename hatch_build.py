@@ -44,6 +44,6 @@ class CompiledModules(BuildHookInterface[Any]):
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what the compilers wrote."""
+        """Remove the output of the compilers."""
         if version != "editable":
             self._target.cleanup()

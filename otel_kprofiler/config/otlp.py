@@ -221,7 +221,7 @@ class _Client(Exporter):
         DEFAULT_MAX_BYTES,
         ge=_MIN_MESSAGE_BYTES,
         le=_MAX_MESSAGE_BYTES,
-        description="Maximum size of a request in bytes before compression. Larger batches are "
+        description="Maximum size of an uncompressed request in bytes. Larger batches are "
         "split. If the receiver still rejects a request as too large, the request is split again. "
         "The default is just below the 4 MiB limit of gRPC receivers.",
     )

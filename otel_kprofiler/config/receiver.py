@@ -190,9 +190,9 @@ class Receiver(Section):
         description="Events to sample in addition to the clock: perf events, lock-contention and "
         'tracepoints (see docs/events.md). For example, "context-switches:period=1000" samples '
         'every 1000th context switch on each CPU, and "cycles:freq=49" takes about 49 samples per '
-        "second on each CPU. The default frequency is samples_per_second. For a tracepoint such as "
-        "block_rq_issue, every event is sampled unless a period is set. `otel-kprofiler record -e "
-        "help` lists all events.",
+        "second on each CPU. The default frequency is the value of samples_per_second. For a "
+        "tracepoint such as block_rq_issue, every event is sampled unless a period is set. "
+        "`otel-kprofiler record -e help` lists all events.",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],

@@ -23,7 +23,7 @@ RECEIVER: Final[Mapping[str, str]] = {
     "frame_cache_size": "resolved stacks are cached as long as their symbols are valid, and the "
     "size of the cache is not configurable; remove this setting",
     "max_grpc_retries": "use exporters.otlp_grpc.retry_on_failure",
-    "max_rpc_msg_size": "the exporter splits larger batches; use "
+    "max_rpc_msg_size": "the exporter splits large batches; use "
     "exporters.otlp_grpc.max_message_bytes",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove this setting",
     "obi_process_ctx": "no BPF maps are shared with OpenTelemetry eBPF instrumentation; "

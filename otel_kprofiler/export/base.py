@@ -136,7 +136,7 @@ class ProfileExporter(abc.ABC):
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
         form: whether batches for this exporter must be protobuf or JSON.
-        max_bytes: maximum payload size in bytes before compression; None for no limit. The exporter
+        max_bytes: maximum size of an uncompressed payload in bytes; None for no limit. The exporter
             lowers this limit when the receiver rejects smaller requests as too large.
         attributes: how batches for this exporter represent resource and scope attributes.
         unnamed_frames: how batches for this exporter represent frames without a function name.

@@ -127,7 +127,7 @@ class ClientSettings:
             proxy for receivers in ``NO_PROXY``. None uses the environment's proxy for HTTP
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
         timeout_s: time limit for one attempt, including the response, in seconds; > 0.
-        max_bytes: maximum request size in bytes before compression; None for no limit.
+        max_bytes: maximum size of an uncompressed request in bytes; None for no limit.
         development_version: value of ``otlp-profiles-development-version``; empty to omit it.
     """
 

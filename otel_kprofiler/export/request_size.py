@@ -14,7 +14,7 @@ class RequestSize:
     """Determines the maximum request size of a receiver. Not thread-safe.
 
     Args:
-        configured: size limit of a request in bytes before compression; None for no limit.
+        configured: size limit of an uncompressed request in bytes; None for no limit.
 
     Attributes:
         encoded: size limit for encoding the requests of later windows, in bytes.

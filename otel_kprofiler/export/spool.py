@@ -14,8 +14,8 @@ data is ever written after a corrupt record.
 
 The counts in every record show exactly how many samples of each kind a corrupt segment contained.
 
-Anything removed from an open spool, even its directory, is recreated on the next write. The current
-segment is restored completely. Losses in older segments are detected when those segments are read.
+Anything removed from an open spool, even its directory, is recreated on the next write, and
+the current segment is restored completely. Lost older segments are detected when they are read.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ import os
 
 
 def call_libc(action: str, function: str, *arguments: object) -> int:
-    """Call a function and return its result. ``action`` begins the message of an ``OSError``."""
+    """Call a function and return its result. ``OSError`` messages start with ``action``."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = getattr(libc, function)(*arguments)
     if result < 0:

@@ -118,7 +118,7 @@ def encode_window(
         window: window to encode, which must not change during the call.
         scope: the instrumentation scope; this package by default.
         form: protobuf, or JSON as specified by OTLP.
-        max_bytes: maximum size of a batch's payload before compression; None for no limit.
+        max_bytes: maximum size of a batch's uncompressed payload; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
             Pyroscope and Parca show references as empty strings.
         unnamed_frames: how frames without a function name are written. Pyroscope drops frames that

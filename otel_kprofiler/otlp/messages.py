@@ -1,7 +1,7 @@
 """Loads the message classes of ``opentelemetry-proto``, and rejects old versions.
 
-Releases before 1.43 have a different ``Sample`` under the same package and service name. Old
-releases would misread or miswrite data without an error.
+Releases before 1.43 define a different ``Sample`` under the same package and service name, so they
+would misread or miswrite data without an error.
 """
 
 from collections.abc import Mapping

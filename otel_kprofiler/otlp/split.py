@@ -57,7 +57,7 @@ class _Slice(NamedTuple):
 def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
 
-    The message may be modified. ``max_bytes`` is the maximum size of a request before compression;
+    The message may be modified. ``max_bytes`` is the maximum size of an uncompressed request;
     None for no limit. Samples that each exceed the limit are dropped and counted. Raises
     ``PayloadError`` if an index is out of range.
     """

@@ -203,7 +203,7 @@ def _open_ksymbols(
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:
-        return None  # the sampler fails for the same reason and reports it
+        return None  # the sampler will fail for the same reason and report it
     except HostError as error:
         _log.warning("BPF programs loaded from now on will have no names: %s", error.with_fix())
         return None

@@ -258,7 +258,7 @@ def write_records() -> str:
 
 
 def describe_threads() -> dict[str, object]:
-    """Returns ``published``, ``problem`` and ``failures`` (unreadable spans). Thread-safe."""
+    """Returns ``published``, ``problem`` and ``failures`` (to read a span). Thread-safe."""
     return _writer.as_dict()
 
 

@@ -49,7 +49,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of cached row numbers, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""Number of times that unreferenced rows are removed per retention time."""
+"""How many times per retention period unreferenced rows are removed."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"

@@ -45,8 +45,8 @@ AREAS = {
 def hide_programs_loaded(data):
     """Changes KSYMBOL and BPF_EVENT records in ``perf.data`` so that perf script ignores them.
 
-    If several profilers listen, these records are longer than their headers state, and perf script
-    stops at the first of these records. Other tests load BPF programs at the same time.
+    If several profilers are listening, KSYMBOL and BPF_EVENT records are longer than their headers
+    state, and perf script stops at the first one. Other tests load BPF programs at the same time.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)

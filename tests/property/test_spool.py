@@ -19,7 +19,7 @@ from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 SECOND = 1_000_000_000
 KINDS = ("on_cpu", "k0", "k1", "k2")
 
-# A step appends a payload of this size in bytes, or settles the oldest batch.
+# A step appends a payload of the given number of bytes, or settles the oldest batch.
 STEPS = st.lists(st.one_of(st.integers(0, 400), st.just("settle")), min_size=1, max_size=14)
 DAMAGE = st.lists(
     st.tuples(

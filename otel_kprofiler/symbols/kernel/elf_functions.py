@@ -59,8 +59,8 @@ class ElfSymbols:
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: the file is not an ELF file, has no symbols, or is a vmlinux without
-            ``_text``.
+        KProfilerError: the file is not an ELF file, has no symbols, or is a vmlinux with
+            neither ``_text`` nor ``_stext``.
     """
 
     def __init__(self, path: str) -> None:

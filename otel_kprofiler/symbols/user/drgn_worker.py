@@ -59,10 +59,10 @@ def _answer(text: str) -> None:
 def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     import drgn  # noqa: PLC0415 - within the limits
 
-    give_up_capabilities("CAP_DAC_READ_SEARCH")  # read only what the user may read
+    give_up_capabilities("CAP_DAC_READ_SEARCH")  # use only files that the user may read
 
     program: Any = drgn.Program(drgn.host_platform)
-    program.set_enabled_debug_info_finders([])  # read only the files of the task
+    program.set_enabled_debug_info_finders([])  # use only the task's files
     module: Any = program.extra_module(task.path, create=True)
     loads = read_load_addresses(FileSource(task.fd, os.fstat(task.fd).st_size))
     if loads:

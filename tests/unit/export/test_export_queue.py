@@ -1,4 +1,4 @@
-"""The sending queue is bounded, keeps batches in order, and counts exactly."""
+"""The sending queue is bounded, keeps batches in order, and counts samples exactly."""
 
 import threading
 import time

@@ -172,8 +172,8 @@ def test_waits_and_spans_are_markers_on_the_first_track(document):
     assert shown["shop off_cpu"] == shown["shop page_faults"] == []
 
 
-def test_waits_with_equal_values_are_markers_without_an_end(windows):
-    """Waits have equal values if they were shorter than the sampling threshold at the time."""
+def test_waits_below_the_sampling_threshold_are_markers_without_an_end(windows):
+    """Waits with equal values were shorter than the sampling threshold at the time."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)
     ]  # fmt: skip

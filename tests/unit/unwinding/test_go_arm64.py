@@ -45,7 +45,7 @@ def saved(bytes_below_cfa):
 
 
 def rows(made):
-    """Returns a function's rows: offset, CFA, rule of x29, rule of the return address."""
+    """Returns a function's rows: offset, CFA, rule for x29, rule for the return address."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, made], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
     entries = decode(maker.frames)
