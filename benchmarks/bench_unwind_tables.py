@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Returns the median of five requests that present a file as new, as the BPF program does."""
+    """Returns the median of five requests that report a file as new, as the BPF program does."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

@@ -100,7 +100,7 @@ def _store(path: str, start: int, end: int) -> dict[str, float]:
 
 
 def _maker() -> Callable[[int], Window]:
-    """Returns a function that generates windows with few frequent and many rare stacks."""
+    """Returns a function that generates windows with a few frequent stacks and many rare ones."""
     choose = random.Random(1)
     modules = [
         Module(f"lib{number}.so", ModuleKind.USER, None, FileId(""), 0) for number in range(50)

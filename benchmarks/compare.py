@@ -46,7 +46,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 class Side(NamedTuple):
-    """One of the two source trees that are compared."""
+    """One of the two source trees to compare."""
 
     name: str
     tree: Path
@@ -69,7 +69,7 @@ class RowKey(NamedTuple):
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to its name and numbers in each run. The last number of a run is the ratio."""
+"""Maps each row to its name and values in each run. The last number of a run is the ratio."""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ _CPUCLOCK_SCHED = 2
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns user plus system time of a process and its threads (clock_getcpuclockid(3))."""
+    """Returns the user plus system time of a process and its threads (clock_getcpuclockid(3))."""
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
 
 

@@ -9,7 +9,7 @@ def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     """Creates a package's ``__getattr__``, which imports names on first use (PEP 562).
 
     ``package`` is the package's ``__name__``. ``modules`` maps each module, relative to the
-    package, to its names, separated by spaces. A leading dot leads to the package above.
+    package, to its names, separated by spaces. A leading dot denotes the parent package.
     """
     places = {name: module for module, names in modules.items() for name in names.split()}
 

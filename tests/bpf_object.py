@@ -18,7 +18,7 @@ def object_btf():
 
 
 def check_adjacent(types, name, fields, step=8, first=0):
-    """Asserts that fields of a struct of ``step`` bytes each lie one after the other."""
+    """Asserts that fields of a struct, of ``step`` bytes each, are contiguous."""
     places = [types.offset(name, field) for field in fields]
     assert places == list(range(first, first + step * len(fields), step)), name
 

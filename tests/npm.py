@@ -1,4 +1,4 @@
-"""Installs npm packages, as their lock file specifies, in the tests' cache."""
+"""Installs npm packages from their lock file in the tests' cache."""
 
 import shutil
 import subprocess

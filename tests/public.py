@@ -1,8 +1,8 @@
 """Provides a Python with this package that any user can run.
 
 Other users, and root without capabilities, cannot enter a home directory, where the clone, its
-virtual environment or its interpreter (from pyenv) may be. For tests that run code as one of these
-users, the inaccessible directory is copied.
+virtual environment or its interpreter (from pyenv) may be. For tests that run code as such a user,
+the inaccessible directory is copied.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def copy_environment(directory: Path) -> PublicPython:
 
 
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Adds a distribution and, recursively, its requirements, except those of extras."""
+    """Adds a distribution and, recursively, its requirements, except requirements of extras."""
     if name not in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for another platform
             found[name] = importlib.metadata.distribution(name)

@@ -1,7 +1,7 @@
 """A service whose threads exit immediately, so that the next thread reuses the id with a new name.
 
-``python -m tests.reused_threads FILE`` writes the log and exits when its input ends. Before it
-starts a thread, it sets the kernel's last process id (see proc_sys_kernel(5)), which requires root.
+``python -m tests.reused_threads FILE`` writes the log and exits when its input ends. Before
+starting a thread, the program sets the last pid (proc_sys_kernel(5)), which requires root.
 """
 
 import json

@@ -22,7 +22,7 @@ LEVEL: Final = 0.05
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Minimum number of samples, across both sides, for a group to be tested."""
+"""Minimum number of samples in both profiles together for a group to be tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 
@@ -62,8 +62,8 @@ class Change(NamedTuple):
     Attributes:
         own: fraction or rate of the group's self weight.
         total: fraction or rate of the weight of all samples in which the key occurs.
-        is_changed: whether ``own`` or ``total`` changed significantly, after correction for the
-            number of groups tested.
+        is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number
+            of groups tested.
     """
 
     key: Key
@@ -138,7 +138,7 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
     )
     weight = max(side.weight_per_sample for side in sides) or 1.0
-    per_sample = [side.weight_per_sample or weight for side in sides]  # a side may have no samples
+    per_sample = [side.weight_per_sample or weight for side in sides]  # either profile may be empty
     counts = [round(sum(row) / each) for row, each in zip(rows, per_sample, strict=True)]
     sizes = [side.size / each for side, each in zip(sides, per_sample, strict=True)]
     chance = 1.0

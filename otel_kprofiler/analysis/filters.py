@@ -33,7 +33,7 @@ class Filter:
         threads: names (``comm``) or ids of threads.
         containers: container names, or prefixes of container ids.
         cpus: numbers of logical CPUs.
-        modules: kernel modules, loaded or built in, with a frame in the stack, by name; ``-`` and
+        modules: names of loaded or built-in kernel modules with a frame in the stack; ``-`` and
             ``_`` are treated as the same character.
         functions: function names in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.

@@ -168,7 +168,7 @@ class CpuLines(MappedWords):
 
     Args:
         cpus: number of CPUs; each event has a line of counters for each CPU.
-        events: number of events besides cpu-clock.
+        events: number of events other than cpu-clock.
     """
 
     def __init__(self, map_fd: int, cpus: int, events: int = 0) -> None:
@@ -182,9 +182,9 @@ class CpuLines(MappedWords):
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
 
     def runs(self, cpu: int, event: int = 0) -> int:
-        """Returns how often the program has completed a run for an event on a CPU."""
+        """Returns the number of completed runs of the program for an event on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
-        # Samples taken, and samples omitted. Skips ring_full, which is part of the first count.
+        # Taken and omitted samples; skips ring_full, whose samples are also counted as taken.
         return self.words[first] + sum(self.words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:

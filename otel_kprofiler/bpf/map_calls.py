@@ -93,8 +93,8 @@ class _BatchAttributes(ctypes.Structure):
 def write_pages(fd: int, content: mmap.mmap) -> None:
     """Set all elements of an inner map to the pages of ``content``. Raises ``OSError``.
 
-    Uses a single system call. Unlike mmap(2), needs no additional descriptor, which a fork would
-    copy.
+    Uses a single system call. Unlike mmap(2), requires no additional descriptor, which a forked
+    child would inherit.
     """
     pages = len(content) // PAGE_BYTES
     keys = (ctypes.c_uint32 * pages)(*range(pages))

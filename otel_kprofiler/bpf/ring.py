@@ -53,7 +53,7 @@ class RingChunk(NamedTuple):
 
 
 class RingMemory:
-    """The mapped pages of a ring; tests substitute an object with the same attributes."""
+    """The mapped pages of a ring; tests replace this with an object with the same attributes."""
 
     def __init__(self, map_fd: int, size: int) -> None:
         page = mmap.PAGESIZE
@@ -79,7 +79,7 @@ class RingMemory:
 
 
 class RingReader:
-    """Reads records from a ring. Only one thread at a time may use it."""
+    """Reads records from a ring. Only one thread at a time may use a reader."""
 
     def __init__(self, memory: RingMemory, size: int) -> None:
         self._memory = memory

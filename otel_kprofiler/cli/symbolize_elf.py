@@ -81,7 +81,7 @@ class ElfFiles:
         return self.resolve_address(key, address, as_json=as_json)
 
     def resolve_address(self, key: str, address: int, *, as_json: bool) -> bool:
-        """Print the function at an address in the file with the id ``key``, or in the only file."""
+        """Print the function at an address in the only file, or in the file with the id ``key``."""
         files = self._different()
         if key:
             if key not in self._files:

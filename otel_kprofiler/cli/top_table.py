@@ -83,7 +83,7 @@ class Table:
         return self._shown
 
     def wake(self) -> None:
-        """Wake :meth:`step`; callable from any thread or signal handler."""
+        """Wake :meth:`step`; may be called from any thread or signal handler."""
         self._woken.set()
 
     def request_end(self) -> None:

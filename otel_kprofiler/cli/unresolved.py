@@ -60,7 +60,7 @@ class UnresolvedFrames:
         return f"{' and '.join(shares)} frames"
 
     def remark(self) -> str:
-        """Describes the main cause of unnamed user frames, the file, and a fix; may be empty."""
+        """Describes the main cause of unnamed user frames, the file affected, and a fix, if any."""
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""
         place, count = self.places.most_common(1)[0]

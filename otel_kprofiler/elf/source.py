@@ -16,10 +16,10 @@ class Source(Protocol):
         """Returns the length of the file in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file ends earlier."""
+        """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file is too short."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target``. Raises :class:`ElfError` if the file ends earlier."""
+        """Fill ``target``. Raises :class:`ElfError` if the file is too short."""
 
 
 class FileSource:

@@ -103,7 +103,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory; idempotent. The directory is also closed by garbage collection."""
+        """Close the directory; idempotent. Garbage collection also closes the directory."""
         self._directory.close()
 
 

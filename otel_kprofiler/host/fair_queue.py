@@ -11,7 +11,7 @@ from otel_kprofiler.host.process_stat import read_owner
 TURN_NS: Final = 100_000
 """Fixed cost of a turn, in nanoseconds, so that owners alternate even if turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
-"""Time after a turn, in nanoseconds, during which the turn's owner cannot use the reserve."""
+"""Nanoseconds after a turn during which the turn's owner cannot use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the CPU budget that is set aside as the reserve."""
 MAX_OWNERS: Final = 1024
@@ -43,11 +43,11 @@ class FairQueue(Generic[T]):
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
     had the last turn in its group, so that idle time earns no credit. Among owners with equal
-    costs, the one that has waited longest is next.
+    costs, the owner that has waited longest is next.
 
     All owners together may use ``share`` seconds of CPU time per second. A fifth of this time is
     reserved for owners without a turn in the last minute, so that they need not wait while another
-    owner's expensive work exhausts the remaining time.
+    owner's expensive work uses up the remaining time.
     """
 
     def __init__(

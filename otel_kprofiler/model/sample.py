@@ -31,7 +31,7 @@ MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
-"""Label, ``true`` on samples with less detail because their process exceeds its budget."""
+"""Label that is ``true`` on samples with less detail, because their process exceeds its budget."""
 
 
 class RawSide(NamedTuple):
@@ -65,7 +65,7 @@ class RawSample(NamedTuple):
         cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
         collected: kinds of stacks (kernel, Python, user), from leaf to root, each with the outcome
-            of collecting it. Samples with equal outcomes share a tuple.
+            of collecting it. Samples with the same outcomes share a tuple.
         stacks: words of each stack, as in :class:`RawSide`.
         labels: number of the thread's current label set; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
@@ -103,7 +103,7 @@ class RawSample(NamedTuple):
 
     @property
     def sides(self) -> tuple[RawSide, ...]:
-        """Returns the collected kernel, Python and user stacks, from leaf to root."""
+        """Returns the collected kernel, Python and user stacks, in leaf-to-root order."""
         sides = zip(self.collected, self.stacks, strict=True)
         return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
 

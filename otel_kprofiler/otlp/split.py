@@ -1,7 +1,7 @@
-"""Re-encodes messages from any producer in the form and size that a receiver accepts.
+"""Re-encodes messages from any producer in a form and size that the receiver accepts.
 
 Resource and scope attributes that refer to the dictionary are written inline, because most
-receivers do not resolve references. A message that is small enough is not otherwise changed. A
+receivers do not resolve references. Messages that are small enough are not changed otherwise. A
 larger message is split into parts with fewer samples each, until each part is small enough. Each
 part's dictionary contains only the values that the part uses.
 """
@@ -37,9 +37,9 @@ _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Added to positions within a sample's timestamps, so that they differ from sample positions."""
+"""Added to the positions of timestamps in a sample, so that they differ from sample positions."""
 _MARGIN: Final = 1.1
-"""Estimated ratio of the parts' total size to the request's size: parts repeat common entries."""
+"""Estimated ratio of the parts' total size to the request's size; parts repeat common entries."""
 
 
 class _Place(NamedTuple):
@@ -81,7 +81,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
     Every sample is in exactly one part. Each part repeats the sample and loss counts (the account).
-    Some parts may be larger than ``max_bytes``. Returns the parts in order, or no parts if the
+    Some parts may exceed ``max_bytes``. Returns the parts in order, or no parts if the
     request has a single timestamp, is unreadable, or contains a different number of samples than
     the batch states.
     """

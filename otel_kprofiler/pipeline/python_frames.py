@@ -46,7 +46,7 @@ class PythonFrames:
 
     Args:
         sampler: the sampler, whose settings select the processes.
-        loops: receives the interpreters' evaluation loops.
+        loops: receives the address ranges of the interpreters' evaluation loops.
     """
 
     def __init__(self, sampler: EbpfSampler, files: Access, loops: KnownLoops) -> None:

@@ -55,7 +55,7 @@ class UnreadContexts:
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Returns how many processes were not read, by kind of data and by reason. Thread-safe."""
+        """Returns the number of processes not read, by kind of data and by reason. Thread-safe."""
         return {
             f"{subject}: {reason}": count
             for (subject, reason), count in self._counts.copy().items()

@@ -35,7 +35,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class LockPlan(NamedTuple):
-    """A plan for sampling lock waits; ``number`` is the event's number, from 1."""
+    """A plan for sampling lock waits; ``number`` is the event's number, counted from 1."""
 
     spec: LockSpec
     number: int

@@ -13,7 +13,7 @@ _START_NS: Final = 50_000_000
 
 
 class RecordWaiter:
-    """Blocks until records are ready; for use by a single thread, except for :meth:`wake`.
+    """Blocks until records are ready; only :meth:`wake` may be called from other threads.
 
     ``lines`` shows which records are in flight. ``flag`` selects the records that wake the reader.
     """
@@ -61,7 +61,7 @@ class RecordWaiter:
             self._flag.wake_since(NO_WAKEUP_NS)
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Block until a record is in the ring, :meth:`wake` is called, or the timeout expires.
+        """Block until the ring contains a record, :meth:`wake` is called, or the timeout expires.
 
         Returns True if a record is ready, and False after :meth:`wake` or the timeout.
         """

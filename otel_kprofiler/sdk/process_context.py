@@ -1,4 +1,4 @@
-"""Publishes the Resource of this process for profilers outside it (OTEP 4719).
+"""Publishes the Resource of this process for profilers in other processes (OTEP 4719).
 
 Readers find a page of memory by the name of its mapping. The page points to the payload; see
 :mod:`otel_kprofiler.processes.published_context`. Publishing requires no privileges, and a
@@ -51,7 +51,7 @@ class _Mapping:
         self._fence = threading.Lock()
 
     def publish(self, payload: bytes) -> None:
-        """Write or update the header, its time field last, and then name the mapping."""
+        """Write or update the header (its time field last), then name the mapping."""
         words = self._words
         last = words[_PUBLISHED_AT]
         kept = ctypes.create_string_buffer(payload, len(payload))
@@ -138,7 +138,7 @@ class _Publisher(ForkAware):
                 self.mapping.withdraw()
 
     def after_fork_in_child(self) -> None:
-        """Publish again on a new page, because the parent's page is not mapped in the child."""
+        """Publish again in a new page, because the parent's page is not mapped in the child."""
         self.mapping = None
         if self.context is None:
             return

@@ -195,7 +195,7 @@ class SpanReader:
         return 0
 
     def _typed(self, address: int, type_: int, at: int) -> int:
-        """Returns the reference at an offset in an object; 0 if the object has another type."""
+        """Returns the reference at an offset in an object; 0 if the object has a different type."""
         if not address or self._word(address + _TYPE_AT) != type_:
             return 0
         return self._word(address + at)

@@ -24,7 +24,7 @@ _STEP: Final = re.compile(
     b"(" + _VARINT + b")(" + _VARINT + rb"(?:[\x01-\x0f]\x0f\x01" + _VARINT + b")?)"
 )
 """The distance to the next frame size change, followed by the change itself. A change may include a
-return, which pops rbp (change -8), and the change after the return. The last change is 0."""
+return, which pops rbp (change -8), and the change that follows it. The last change is 0."""
 _MAX_KEPT: Final = 1 << 16
 """Maximum number of cached changes, and of cached distances."""
 
@@ -57,7 +57,7 @@ class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
 
 
 class StepMaker:
-    """Generates CFA programs, and caches their parts for reuse in later functions."""
+    """Generates CFA programs, and caches their instructions for reuse in later functions."""
 
     def __init__(self) -> None:
         self._distances = _Distances()

@@ -1,8 +1,8 @@
 """Receives OTLP profiles over gRPC, even while many clients send slowly or not at all.
 
 gRPC assigns a thread to a call before the call's message has arrived. A call whose message never
-arrives would block that thread, so no call waits long for its message while other calls wait for a
-thread. Senders retry cancelled calls.
+arrives would block that thread, so calls that wait long for their message are cancelled while other
+calls wait for a thread. Senders retry cancelled calls.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Source lines with their counts, from the page's server, or the reason why they are missing."""
+"""The page shows source lines with their counts, or the reason why there are no lines."""
 
 import json
 import os
@@ -116,11 +116,11 @@ def choose(browser, name):
     wait(browser, f"!({NOTES}).some(note => note.startsWith('Loading'))")
 
 
-def test_source_lines_show_self_and_total_values_and_the_hottest_is_marked(show):
+def test_source_lines_show_self_and_total_values_and_mark_the_hottest_line(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
-    # A stack that has line 3 twice counts once. Samples with native or kernel leaves count towards
-    # their Python line.
+    # A stack that contains line 3 twice is counted once. Samples with native or kernel leaves
+    # count towards their Python line.
     assert page.evaluate(COUNTED) == [
         [2, "40", "40.00%", "40", "40.00%", "    for child in tree:"],
         [3, "20", "20.00%", "50", "50.00%", "        walk(child)"],

@@ -49,7 +49,7 @@ SETTINGS = {
 class Receiver:
     """A gRPC receiver that can go down and come back at the same address.
 
-    ``answer`` is called with request and context before the request is stored, and may abort the
+    ``answer`` receives the request and context before the request is stored, and may abort the
     call.
     """
 
@@ -90,7 +90,7 @@ class HttpReceiver:
 
 
 class Agent(agents.Agent):
-    """A running agent. ``health`` is the ``host:port`` of its health endpoint."""
+    """A running agent. ``health`` is the ``host:port`` of the agent's health endpoint."""
 
     def __init__(self, directory, endpoint, *, limits=(), **settings):
         options = {name: settings.pop(name) for name in settings.keys() - SETTINGS.keys()}

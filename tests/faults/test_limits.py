@@ -1,4 +1,4 @@
-"""The agent's resource limits: at the CPU limit, the rate drops, and the profiles record it."""
+"""Resource limits: at the CPU limit, the agent's rate drops, and profiles state the new rate."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
 @pytest.mark.long
-def test_the_sampling_rate_drops_at_the_cpu_limit_and_each_profile_records_its_period(
+def test_the_sampling_rate_drops_at_the_cpu_limit_and_profiles_state_their_periods(
     run_agent, receiver
 ):
     receiver.up()
@@ -43,7 +43,7 @@ def test_the_sampling_rate_drops_at_the_cpu_limit_and_each_profile_records_its_p
 
 @pytest.mark.long
 def test_memory_usage_remains_within_its_limit_at_the_highest_rate(run_agent, receiver):
-    """The agent shrinks its ring buffer and windows. Samples lost by a full ring are counted."""
+    """The agent shrinks its ring buffer and windows. Samples dropped by a full ring are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
     # Memory grows until the exporter has sent the first windows.
@@ -85,7 +85,7 @@ def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_p
 
 @pytest.mark.long
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver):
-    """An agent stopped by SIGSTOP does not respond, but counts the losses once continued."""
+    """An agent stopped by SIGSTOP does not respond, but counts the lost samples once resumed."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)

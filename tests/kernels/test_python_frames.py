@@ -49,7 +49,7 @@ CHAIN = (
     ("first", False),
     ("serve", True),
 )
-"""The call chain: each function, and whether C calls the interpreter for it in Python 3.11."""
+"""The call chain: each function, and whether C code calls the interpreter for it in Python 3.11."""
 
 
 def read_stacks(running, samples):

@@ -56,7 +56,7 @@ def watching(*, polled=True, **options):
 
 
 def catch_up(symbolizer):
-    """Advances until all records up to now are applied."""
+    """Advances the symbolizer until it has applied all records written so far."""
     start_ns = now_ns()
     while symbolizer.advance(now_ns()) < start_ns:
         assert now_ns() - start_ns < 120 * 10**9
@@ -69,7 +69,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """Loads programs. Those left in the yielded list are unloaded at the end of the block."""
+    """Loads programs, and at the end of the block unloads those still in the yielded list."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -120,7 +120,7 @@ def test_several_ksymbol_watches_do_not_interfere_with_each_other():
 
 
 def test_all_previously_loaded_bpf_programs_are_listed():
-    """Unlike kallsyms, other methods report lengths, so addresses past a program are unnamed."""
+    """Interfaces other than kallsyms report lengths, so addresses past a program are unnamed."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}

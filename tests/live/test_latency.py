@@ -58,7 +58,7 @@ def test_latency_weight_divides_parallel_time_but_not_serial_time(tmp_path):
 
     time, latency = totals(tmp_path), totals(tmp_path, "--weight", "latency")
     for name, seconds in (("serial", SERIAL_S), ("parallel", PARALLEL_S)):
-        # On a busy machine, the ticks hit a thread at random.
+        # On a busy machine, timer ticks hit a thread at random times.
         assert time[name] == pytest.approx(seconds, abs=5 * math.sqrt(seconds / RATE))
     assert latency["serial"] == pytest.approx(time["serial"], abs=EDGE_S)
     # On a busy machine, the two threads are not always running at the same time.

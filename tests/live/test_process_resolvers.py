@@ -80,7 +80,7 @@ class Child:
         self.pid = process.pid
 
     def send(self, *words):
-        """Sends a command. Returns the current or previous address of the library's function."""
+        """Sends a command, and returns the current or last address of the library's function."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -107,7 +107,7 @@ def processes():
 
 
 def symbol(path, name):
-    """Returns address and size of a symbol, according to binutils."""
+    """Returns the address and size of a symbol, according to binutils."""
     result = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -212,7 +212,7 @@ def test_functions_of_a_deleted_library_are_still_named(child, processes, tmp_pa
     assert answer.path == str(path)
 
 
-def test_a_program_started_by_exec_has_no_names_of_the_previous_program(child, processes, first):
+def test_names_of_the_previous_program_are_not_used_after_exec(child, processes, first):
     start = child.send("load", first, "first")
     assert processes.resolve([start], child.pid)[0].function == "first"
     resolver = ProcessResolver(child.pid, processes)
@@ -387,7 +387,7 @@ def test_symbols_are_read_once_for_all_processes_and_evicted_by_size(first, seco
         assert len(reads) == 4
 
 
-def test_source_lines_are_read_when_their_file_system_responds_again(first):
+def test_source_lines_are_read_once_the_file_system_responds_again(first):
     now_s, problems = 0.0, []
 
     class Stalled:

@@ -131,7 +131,7 @@ def test_forged_python_frames_neither_slow_the_bpf_program_nor_lose_samples(seed
         accounted = sampler.counts()["on_cpu"]
     assert samples > 500  # the sampler kept running
     assert with_frames
-    assert ns / runs < 2_000_000  # 50 µs if idle; a hypervisor may pause the CPU
+    assert ns / runs < 2_000_000  # 50 µs on an idle host; a hypervisor may pause the CPU
     assert counts["described"]
     assert {"not_code", "outside"} <= counts.keys()
     assert accounted.taken == accounted.received + sum(accounted.lost.values())

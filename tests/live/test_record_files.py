@@ -27,7 +27,7 @@ SHORT = ["-d", "0.5s", "-F", "499", "--stacks", "kernel", "--idle"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernel_load():
-    """Keeps the kernel busy, since the timers of idle CPUs may stop and then cause no samples.
+    """Keeps the kernel busy, because the timers of idle CPUs may stop and yield no samples.
 
     The load has no lower priority than the user code of other processes, which is not sampled.
     """
@@ -42,7 +42,7 @@ def record(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts a recording, and returns its process once it is sampling."""
+    """Returns a function that starts a recording and, once it is sampling, returns its process."""
     with contextlib.ExitStack() as running:
         yield lambda *words: running.enter_context(
             recording(*SHORT, "-d", "1h", *words, cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_the_next_recording_keeps_and_reports_samples_of_a_killed_recording(
     for one, following in itertools.pairwise(left):
         assert one.start_unix_ns < one.end_unix_ns
         assert one.end_unix_ns == following.start_unix_ns
-    # On a busy machine, some windows end late.
+    # On a busy machine, some windows are closed late.
     assert min(window.end_unix_ns - window.start_unix_ns for window in left) <= 1_500_000_000
     assert all(window.sample_count for window in left)
     assert run_checked("report", part.name, "-f", "folded", "-o", "-", cwd=tmp_path).stdout
@@ -113,7 +113,7 @@ def test_the_part_file_and_the_output_contain_the_same_samples(start, tmp_path):
 def test_samples_survive_if_the_output_cannot_be_written_at_the_end(start, tmp_path):
     running = start("-o", "x.html")
     wait_for_samples(tmp_path / "x.html.part", 1)
-    # From now on, no file may grow.
+    # From here on, the process cannot extend any file.
     subprocess.run(["prlimit", f"--pid={running.pid}", "--fsize=0:0"], check=True)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)
@@ -192,7 +192,7 @@ def test_standard_output_may_be_a_non_empty_file(tmp_path):
     assert rest
 
 
-def test_output_symlinks_are_followed_and_kept(record, tmp_path):
+def test_an_output_symlink_is_followed_and_not_replaced(record, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link.folded").symlink_to("there/x.folded")
     for force in ([], ["--force"]):

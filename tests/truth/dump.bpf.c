@@ -15,7 +15,7 @@ struct dump_config {
 	u32 tgid;
 	u32 max_frames;
 	u32 top_of_stack;
-	u32 forget; /* whether to forget rules and mappings of earlier walks */
+	u32 forget; /* whether to drop cached rules and mappings before each walk */
 	/* offsets in task_struct and in structs of Go's runtime; g_sched is 0 for other programs */
 	u32 task_fsbase;
 	u32 g_m;
@@ -51,7 +51,7 @@ ARRAY(dumps, struct dump, 64);
 ARRAY(skipped, u64, 1);
 RING(ring);
 
-/* Forgets this CPU's cached rules and mappings. */
+/* Drops this CPU's cached rules and mappings. */
 INLINE void forget(struct unwind_work *w)
 {
 	u32 cpu = w->cpu;

@@ -29,7 +29,7 @@ class SystemUsedError(Exception):
 
 
 class Guard:
-    """Records and blocks a test's use of the system. ``uses`` is None while use is permitted."""
+    """Records and blocks a test's use of the system. ``uses`` is None if use is permitted."""
 
     def __init__(self):
         self.uses, self.threads = None, frozenset()

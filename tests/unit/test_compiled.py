@@ -59,7 +59,7 @@ def test_the_encoder_allows_other_threads_to_run():
     assert os.path.relpath(inspect.getfile(go_on), PACKAGE.parent) not in MODULES
 
 
-def test_no_other_module_inherits_from_compiled_classes():
+def test_no_uncompiled_class_inherits_from_a_compiled_class():
     final = {node.name for node, bases in classes(compiled=True) if not bases & OF_PYTHON}
     inherited = {name for _, bases in classes(compiled=False) for name in bases & final}
     assert not inherited, "compiled classes cannot be bases of others"

@@ -19,7 +19,7 @@ def find_parameters(node):
     if isinstance(node, ast.ClassDef):
         makers = [item for item in node.body if isinstance(item, FUNCTIONS)]
         makers = [item for item in makers if item.name in {"__init__", "__new__"}]
-        if not makers:  # a NamedTuple or dataclass: its fields are the parameters
+        if not makers:  # for a NamedTuple or dataclass, the fields are the parameters
             return {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
         node = makers[0]
     return {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}

@@ -63,7 +63,7 @@ def clone(tmp_path):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """Creates a directory with a `python3` other than the system's, as pyenv or uv do."""
+    """Creates a directory with a `python3` other than the system's, as pyenv and uv do."""
     home = tmp_path_factory.mktemp("elsewhere")
     (home / "bin").mkdir()
     shutil.copy(SYSTEM.resolve(), home / "bin/python3")
@@ -192,7 +192,7 @@ def test_setup_searches_for_a_python_if_the_system_python_is_unusable(clone, els
 
 
 @pytest.mark.system
-def test_only_the_python_given_explicitly_is_considered(clone, elsewhere, older):
+def test_only_an_explicitly_given_python_is_considered(clone, elsewhere, older):
     done = set_up(clone, "show", PYTHON=str(older / "python3"))
     assert done.returncode == 1
     assert re.search(r"error: PYTHON cannot be used: .* \(3\.9\.2\) is older.*\nfix: ", done.stderr)
@@ -258,7 +258,7 @@ def test_long_steps_show_progress(clone):
         shown += (byte := process.stderr.read(1))
         assert byte, shown
     (clone / "go").touch()
-    out, rest = process.communicate()  # returns once no process has the pipe open
+    out, rest = process.communicate()  # returns when the last process closes the pipe
     assert (out.decode().strip(), process.returncode) == (system_python(), 0), rest
     steps = [b"Python is ", b"creating .venv ", b"installing this clone "]
     assert [
@@ -281,7 +281,7 @@ def test_a_failing_step_aborts_the_setup(clone):
 
 @pytest.mark.long
 @pytest.mark.system
-def test_a_clone_is_reinstalled_only_if_something_changed(clone):
+def test_a_clone_is_reinstalled_only_after_a_change(clone):
     def installs(*words):
         done = set_up(clone, *words)
         assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ class TableBuilder:
             index = match.start()
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
-                indices.append(index - 1)  # a pad without its function has no name
+                indices.append(index - 1)  # padding without its function has no name
                 continue
             while index < len(classes) and addresses[index] == previous:
                 index += 1
@@ -197,7 +197,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
     above = int.from_bytes(bytes(map(ge, names, repeat(PAD_PREFIX))), "little")
     beyond = int.from_bytes(bytes(map(ge, names, repeat(_PAST_PAD_PREFIX))), "little")
     both = text & (above ^ beyond)
-    return (text + both).to_bytes(len(types), "little")  # for a pad, 1 + 1 = _PAD
+    return (text + both).to_bytes(len(types), "little")  # for padding, 1 + 1 = _PAD
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Resolves processes' user addresses, using their current mappings."""
+"""Resolves user addresses in processes, using the current mappings."""
 
 import errno
 import threading
@@ -133,7 +133,7 @@ class ProcessesResolver:
             return Unresolved.PROCESS_GONE
         finally:
             maps.close()
-        # Check this last, because the process may have exited, and its pid may have been reused.
+        # Checked last, because the process may have exited, and its pid may have been reused.
         is_there = find_process(process.tgid, self._files) == process
         return answers if is_there else Unresolved.PROCESS_GONE
 
@@ -158,7 +158,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in the process. Any other ``pid`` is treated as exited."""
+        """Resolves addresses in the process. Treats any other ``pid`` as an exited process."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

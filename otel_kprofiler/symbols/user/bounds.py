@@ -1,4 +1,4 @@
-"""Reads function bounds from unwind information, which even stripped files have.
+"""Reads function bounds from unwind information, which even stripped files contain.
 
 Each function has an entry (FDE) in ``.eh_frame``: the entry's length, the distance to its CIE, and
 the function's start and size. ``.eh_frame_hdr`` lists the entries, sorted by function start (Linux
@@ -119,7 +119,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
     """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one operation.
 
-    A sum carries at most 1 into the next entry, where the division drops the carry.
+    The sum for an entry carries at most 1 into the next entry, where the division drops the carry.
     """
     ones = int.from_bytes(b"\1\0\0\0" * len(entries), "little")
     sums = int.from_bytes(entries.tobytes(), "little") + ones * (first & 0xFFFFFFFF)

@@ -66,7 +66,7 @@ class JitFile(ABC, Generic[EventT]):
         """Read up to :data:`MAX_UPDATE_BYTES` of new data, and return whether there is more.
 
         May block on file I/O. ``now_ns`` is the current boottime. Raises ``OSError`` if the file is
-        missing, or if other users could have written it.
+        missing, or if other users could have written to it.
         """
         self._open()
         size = os.fstat(self._fd).st_size
@@ -117,7 +117,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _open_file(self) -> int:
-        """Open the process's current file. Raises ``OSError`` if it is missing or not trusted."""
+        """Open the process's current file. Raises ``OSError`` if missing or not trusted."""
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:

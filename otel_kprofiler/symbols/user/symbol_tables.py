@@ -33,7 +33,7 @@ _SORT_BYTES: Final = 96
 _PICKED: Final = 1 << 12
 _PART_ENTRIES: Final = 1 << 12
 _PICK_BYTES: Final = 192
-"""Memory, in bytes, used per entry while a part of the table is filtered."""
+"""Memory, in bytes, used per entry while a chunk of the table is filtered."""
 _NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
@@ -95,7 +95,7 @@ def read_table(
 
 
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
-    """Parses the symbols that may name code, dropping their versions (``@GLIBC_2.34``).
+    """Parses the symbols that may name code, and strips their versions (``@GLIBC_2.34``).
 
     Keeps the whole string table, because selecting names would require more copying. Raises
     ``ElfError`` if the symbols exceed the budget.

@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs up to ``together`` scenarios, or one host-wide scenario, and an undisturbed agent."""
+    """Runs up to ``together`` scenarios or one host-wide scenario, plus an undisturbed agent."""
 
     def __init__(self, together: int):
         self.together = together
@@ -95,7 +95,7 @@ class Batches:
 
 
 def _each(runs, action) -> None:
-    """Calls ``action`` with all runs concurrently. An error affects only the run that raises it."""
+    """Calls ``action`` for all runs concurrently. An error affects only the run that raises it."""
 
     def act(run):
         if run.problems:

@@ -31,9 +31,9 @@ class Run(Programs):
 
     Attributes:
         public: a world-writable directory for files of other users.
-        config: the agent's configuration, including the changes by ``write_config``.
+        config: the agent's configuration, including changes made by ``write_config``.
         seconds: the intended duration of the fault, in seconds.
-        has_moved_spool: whether the last agent uses a different spool, and thus counts separately.
+        has_moved_spool: whether the last agent uses a different spool and separate counts.
     """
 
     def __init__(self, scenario: Scenario, directory: Path, peak: Peak):
@@ -95,7 +95,7 @@ class Run(Programs):
 
     @property
     def witness(self) -> Path:
-        """The path of the output file that no fault touches."""
+        """The path of an output file that no fault affects."""
         return self.directory / "witness.otlp"
 
     @property
@@ -154,7 +154,7 @@ class Run(Programs):
             self._cpu_from = None
 
     def settle(self) -> None:
-        """Heals the receiver, and waits until all queued data has arrived."""
+        """Restores the receiver, and waits until all queued data has arrived."""
         self.receiver.heal()
 
         def is_settled():
@@ -199,7 +199,7 @@ class Run(Programs):
         self.peak_bytes = max(self.peak_bytes, self._peak.bytes[self.process.pid])
 
     def count(self, control_pid: int) -> dict:
-        """Compares the data of the receiver and the witness file with all reported counts."""
+        """Compares the data in the receiver and the witness file with all reported counts."""
         received = {
             self.exporter: Received(self.receiver.payloads, control_pid),
             WITNESS: Received(split(self.witness.read_bytes()), control_pid),

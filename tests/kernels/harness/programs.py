@@ -1,4 +1,4 @@
-"""Builds, outside the checkout, the programs that guests of another machine type profile.
+"""Builds the programs to profile in guests of another machine type, outside the checkout.
 
 Guests of the host's machine type need no programs, since tests/live covers that case.
 """

@@ -1,4 +1,4 @@
-"""Runs the chains of chains.py in threads until its standard input ends.
+"""Runs the call chains from chains.py in threads until standard input ends.
 
 ``python program.py SEED STYLES`` writes one line of JSON: its pid, and for each thread the id, the
 address of the mark, and the functions that call the chains.

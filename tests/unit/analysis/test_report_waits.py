@@ -65,7 +65,7 @@ TOTALS = (
 )
 
 
-def test_waits_by_cause_omit_idle_waits_but_count_them(profile):
+def test_waits_by_cause_omit_but_count_idle_waits(profile):
     assert report("--by", "cause", profile).output.splitlines() == [
         "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         TOTALS,
@@ -142,7 +142,7 @@ def test_exact_wait_totals_cover_only_the_selected_processes(profile):
         )
 
 
-def test_estimates_with_lost_samples_have_no_error_bound(profile, tmp_path):
+def test_estimates_have_no_error_bound_if_samples_were_lost(profile, tmp_path):
     (window,) = read_profiles(profile)
     of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
     path = write_otlp(tmp_path / "lost.otlp", replace(window, profiles=[of_lost]))

@@ -30,7 +30,7 @@ A, B, CHILD = (
 
 
 def write(path, *timeline, service=None):
-    """Writes a profile from actions: (start in ms, span, what, duration in ms, thread).
+    """Writes a profile from actions: (start in ms, span, activity, duration in ms, thread).
 
     Running threads are sampled every millisecond.
     """
@@ -163,7 +163,7 @@ def test_span_times_are_divided_into_user_kernel_and_waiting_time(synchronous):
     assert list(times("--endpoint", "GET /b", synchronous).values()) == [(1, 0, 6)]
 
 
-def test_a_span_waits_while_its_event_loop_waits_and_not_while_other_spans_run(asynchronous):
+def test_event_loop_waits_count_for_a_span_but_other_running_spans_do_not(asynchronous):
     assert times(asynchronous) == {
         ("-", A.span_id.hex()): (3, 0, 10),
         ("-", CHILD.span_id.hex()): (2, 0, 0),

@@ -154,10 +154,10 @@ def test_wait_starts_and_ends_are_parsed_in_order():
         (0, 0, 1, (0, 0)),  # on a CPU
         (1000, 0, 1, (500, 0)),
         (1000, 1200, 1, (200, 300)),
-        (1000, 1200, 0, (500, 0)),  # runnable, so it did not sleep
-        (1000, 900, 1, (500, 0)),  # woken during an earlier wait
+        (1000, 1200, 0, (500, 0)),  # the thread was runnable, so it did not sleep
+        (1000, 900, 1, (500, 0)),  # the thread was woken during an earlier wait
         (1000, 1000, 1, (0, 500)),
-        (1000, 1600, 1, (500, 0)),  # woken after the read started
+        (1000, 1600, 1, (500, 0)),  # the thread was woken after the read started
         (1600, 0, 1, (0, 0)),
     ],
 )

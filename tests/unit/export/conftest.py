@@ -49,7 +49,7 @@ def status_details():
 
 
 class Receiver:
-    """A receiver that replays scripted responses, repeats the last, and records requests."""
+    """A receiver that records requests, and replays scripted responses, repeating the last one."""
 
     def __init__(self):
         self.script = deque()

@@ -78,7 +78,7 @@ def test_requests_follow_the_specification(http_receiver, open_exporter, batch, 
     assert " OTel-OTLP-Exporter-Python/" in headers["User-Agent"]
 
 
-def test_one_connection_serves_several_batches(http_receiver, open_exporter, batch):
+def test_several_batches_are_sent_over_one_connection(http_receiver, open_exporter, batch):
     ports = set()
 
     def answer(handler):
@@ -335,7 +335,7 @@ def test_the_timeout_bounds_the_response_to_a_delivered_request(
     reading, timer, read = threading.Event(), threading.Timer, http._read_body
 
     def expire(abort):
-        assert reading.wait(60)  # an attempt that times out before then is retried
+        assert reading.wait(60)  # an attempt that times out before the body is read is retried
         abort()
 
     monkeypatch.setattr(http, "_read_body", lambda response: reading.set() or read(response))

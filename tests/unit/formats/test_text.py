@@ -1,4 +1,4 @@
-"""Folded stacks and the table of functions show every sample."""
+"""Folded stacks and the function table include every sample."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The kernel reports increased timer slack only for threads started in the block."""
+"""The kernel reports increased timer slack only for threads started in the ``with`` block."""
 
 import ctypes
 

@@ -29,7 +29,7 @@ def test_tracepoints_are_specified_by_the_names_that_perf_uses(text, spec):
     assert parse_event(text, 99) == spec
 
 
-def test_a_tracepoint_uses_the_default_period_but_no_rate():
+def test_a_tracepoint_has_a_default_period_but_no_rate():
     spec = parse_event("kfree_skb", 99, 5)
     assert (spec.period, spec.rate) == (5, 0)
     assert str(spec) == "kfree_skb:period=5"

@@ -1,4 +1,4 @@
-"""Windows group equal samples, contain their timestamps, and have the right length."""
+"""Windows group identical samples, contain their timestamps, and have the correct length."""
 
 from itertools import pairwise
 
@@ -39,7 +39,7 @@ def builder(source=None, start=0, **kwargs):
     return WindowBuilder(clock, schedule, start_boot_ns=start, period_ns=10_000_000, **kwargs)
 
 
-def test_equal_samples_share_one_entry_with_all_timestamps():
+def test_identical_samples_share_one_entry_with_all_timestamps():
     windows, stack, resource = builder(), stack_of(), Resource({})
     for time in (10, 20, 30):
         windows.add(raw(time), stack, resource)
@@ -131,7 +131,7 @@ def test_a_change_of_settings_closes_the_window_and_applies_to_the_next():
     assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
 
 
-def test_a_change_dated_after_the_end_of_a_window_waits_for_the_next_window():
+def test_a_change_dated_after_the_end_of_a_window_applies_to_the_next_window():
     windows = builder()
     windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
     closed = [windows.close(counts=COUNTS) for _ in range(3)]
@@ -139,7 +139,7 @@ def test_a_change_dated_after_the_end_of_a_window_waits_for_the_next_window():
     assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND
 
 
-def test_non_utf8_thread_names_show_escaped_bytes():
+def test_invalid_utf8_in_thread_names_is_escaped():
     windows = builder()
     windows.add(raw(1, comm=b"\xffx"), stack_of(), Resource({}))
     (group,) = windows.close(2).profiles[0].resources

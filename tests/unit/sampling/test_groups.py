@@ -1,4 +1,4 @@
-"""Containers, pods and units are sampled by the correct cgroups and processes."""
+"""Sampling a container, pod or unit selects the correct cgroups and processes."""
 
 import json
 
@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a fake host with cgroup v2, which tests call to write a file."""
+    """Returns a fake host with cgroup v2; tests call the host to write a file."""
     tree = tmp_path / "tree"
     tree.mkdir()
 

@@ -1,4 +1,4 @@
-"""An address has an owner only at times when its module is certainly loaded."""
+"""An address is attributed to a module only for times when the module was certainly loaded."""
 
 import random
 import time

@@ -263,7 +263,7 @@ def test_a_payload_is_symbolized_from_local_files(symbolize, tmp_path, programs,
 
 @pytest.fixture
 def server(split, tmp_path, monkeypatch):
-    """Runs a debuginfod server that serves the debug file of the stripped program."""
+    """Runs a debuginfod server with the debug file of the stripped program."""
     _, folder, _ = split
     (debug,) = folder.rglob("*.debug")
     path = f"/buildid/{debug.parent.name}{debug.stem}/debuginfo"
@@ -324,7 +324,7 @@ def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, progra
     assert files.find(FileIdentity("tool", BuildId(""), FileId(""))) is None
 
 
-def test_symbolize_considers_files_mapped_by_processes(tmp_path, program):
+def test_symbolize_searches_files_mapped_by_processes(tmp_path, program):
     copy = tmp_path / "of-a-process"
     shutil.copy(sys.executable, copy)
     code = "import sys; print(flush=True); sys.stdin.read()"

@@ -135,7 +135,7 @@ def test_a_descendant_sampled_by_an_ancestor_publishes_its_spans():
     )
 
 
-def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
+def test_interpreters_without_the_cpython_api_are_rejected_with_a_fix():
     log = run(
         """
         import ctypes

@@ -33,7 +33,7 @@ def pack_sizes(sizes, quantum):
 def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT, quantum=1):
     """Returns a file, the location of its table, and its segments.
 
-    ``text`` is the address of the code in the table.
+    ``text`` is the code's address according to the table.
     """
     shared = {}
     code, names, sizes, rows, table = bytearray(), b"\0", b"\0", [], b""

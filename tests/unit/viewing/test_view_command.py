@@ -250,7 +250,7 @@ def test_listening_on_a_non_loopback_address_prints_a_warning():
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), ("SIGHUP", 128 + 1)]
 )
-def test_view_ends_on_signals_with_the_usual_exit_status(profile, number, status):
+def test_view_exits_on_signals_with_the_usual_status(profile, number, status):
     with view(profile) as (command, _):
         command.send_signal(getattr(signal, number))
         assert command.wait(20) == status

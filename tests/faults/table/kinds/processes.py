@@ -151,7 +151,7 @@ while True:
 
 
 def reused(run):
-    """Runs processes that reuse one id, as root since only root may choose an id."""
+    """Runs processes that reuse one pid; as root, because only root may choose a pid."""
     run.c(SAME_ID, root=True)
     wait(run)
 

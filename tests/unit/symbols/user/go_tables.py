@@ -70,7 +70,7 @@ class GoFunction(NamedTuple):
 
 
 def pc_table(steps):
-    """Builds a pc table from (size, value) pairs. Equal successive values are merged."""
+    """Builds a pc table from (size, value) pairs. Successive pairs with equal values are merged."""
     written, before = b"", -1
     for value, run in groupby(steps, key=itemgetter(1)):
         size, delta = sum(size for size, _ in run), value - before
