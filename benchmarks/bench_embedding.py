@@ -1,4 +1,4 @@
-"""Embedding: the cost of self-profiling to a service."""
+"""Embedding: how much self-profiling costs a service."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""HTTP connections that log nothing, with requests that another thread can abort."""
+"""HTTP connections that log nothing and allow another thread to abort a request."""
 
 import contextlib
 import errno

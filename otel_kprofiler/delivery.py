@@ -1,4 +1,4 @@
-"""Delivers closed windows to each exporter's queue and accounts for their samples."""
+"""Delivers closed windows to each exporter's queue and accounts for the samples."""
 
 import functools
 import logging

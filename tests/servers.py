@@ -43,7 +43,7 @@ def serve_grpc(
 
 
 class HttpRequest(BaseHTTPRequestHandler):
-    """An HTTP request, with the ways to respond to it."""
+    """An HTTP request, with methods that send the response."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60

@@ -18,7 +18,7 @@ _CONSTANTS: Final = struct.Struct("=10Q")
 
 
 class TracepointValue(NamedTuple):
-    """The location and the unit of the value in a tracepoint's events.
+    """Location and unit of the value in a tracepoint's events.
 
     Attributes:
         argument: index of the argument with the value; :data:`NO_ARGUMENT` if each event counts as

@@ -1,4 +1,4 @@
-"""Shows the progress of a recording as a bar on a terminal, otherwise as lines."""
+"""Shows the progress of a recording as a bar on a terminal, or as lines elsewhere."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """A selection of samples, and of frames by side, such as ``kernel`` (empty: all)."""
+    """A selection of samples, and of frame types such as ``kernel`` (empty: all)."""
 
     chosen: Filter
     start: Moment | None = None
@@ -62,7 +62,7 @@ def describe_source(source: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """All samples read from the sources, and those of them that were selected."""
+    """All samples read from the sources, and the selected samples among them."""
 
     all: Samples
     chosen: Samples

@@ -1,4 +1,4 @@
-"""Reads samples from a ClickHouse table, after the server has merged equal samples."""
+"""Reads samples from a ClickHouse table, after the server has merged identical samples."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -131,7 +131,7 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Record how many samples precede a segment that is set aside, if the number is certain."""
+        """Record how many samples precede a segment that is set aside, if it can be determined."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 
@@ -186,7 +186,7 @@ class Recovery:
     def _apply(self, record: Record, segment: int) -> Stored | None:
         """Update the totals from a record.
 
-        Return the record's batch; None for other kinds of records.
+        Return the record's batch; None if the record is not a batch.
         """
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):

@@ -1,4 +1,4 @@
-"""Runs a part of this program in a separate process."""
+"""Runs part of this program in a separate process."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Fairly schedules the agent's work on behalf of processes, within a long-term CPU budget."""
+"""Schedules the agent's work fairly among processes, within a long-term CPU budget."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable

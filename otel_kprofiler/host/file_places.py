@@ -1,4 +1,4 @@
-"""Finds files of exited processes by inode number, in directories of other mapped files.
+"""Finds files mapped by exited processes, by inode number, in directories of other mapped files.
 
 A program may exit before its mapped files can be opened. Most of these files are in directories of
 commands or libraries, next to files that other processes have mapped.

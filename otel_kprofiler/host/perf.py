@@ -76,7 +76,7 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
 
 def attach_program(event_fd: int, program_fd: int) -> None:
-    """Run a BPF program at every overflow of an event, until the event is closed."""
+    """Run a BPF program on every overflow of an event, until the event is closed."""
     fcntl.ioctl(event_fd, _IOC_SET_BPF, program_fd)
 
 

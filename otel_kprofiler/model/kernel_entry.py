@@ -1,4 +1,4 @@
-"""Classifies kernel entries (system call, interrupt and so on) by function names.
+"""Classifies kernel entries (system call, interrupt and so on) by function name.
 
 Sources of names: arch/x86/entry, arch/x86/include/asm/syscall_wrapper.h,
 arch/arm64/kernel/entry-common.c and include/linux/syscalls.h of Linux 4.18 to 6.18. System call

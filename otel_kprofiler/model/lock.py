@@ -1,4 +1,4 @@
-"""Waits for kernel locks: lock types, lock holders and totals."""
+"""Kernel lock waits: lock types, lock holders and totals."""
 
 from __future__ import annotations
 

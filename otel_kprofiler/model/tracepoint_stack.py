@@ -1,4 +1,4 @@
-"""Removes the sampler's program, and the kernel code that calls it, from tracepoint stacks."""
+"""Removes the sampler's BPF program, and the kernel code that calls it, from tracepoint stacks."""
 
 import re
 from itertools import takewhile

@@ -52,10 +52,10 @@ class Wait(NamedTuple):
 
     Attributes:
         state: why the thread is off the CPU.
-        start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
+        start_ns: boottime at which the thread left the CPU.
         duration_ns: off-CPU time in this state, excluding time while the host was suspended. The
             sample's value is this duration divided by the wait's sampling probability.
-        is_ended: False if the wait continues; later samples report the remaining time.
+        is_ended: False if the wait is ongoing; later samples report the remaining time.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.
         waker: thread that woke the waiting thread; None if unknown.
@@ -87,7 +87,7 @@ class WaitTotals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Returns the off-CPU time in all states together, in nanoseconds."""
+        """Returns the off-CPU time summed over all states, in nanoseconds."""
         return sum(self.by_state)
 
     def plus(self, other: WaitTotals) -> WaitTotals:

@@ -1,4 +1,4 @@
-"""Encodes sample accounts as attributes on the first profile of each kind in a request.
+"""Encodes sample counts as attributes on the first profile of each kind in a request.
 
 Window counts cover all requests of a window: the number of samples that the BPF program took, the
 number lost before reaching the window, and the number in the window. Stream counts are the

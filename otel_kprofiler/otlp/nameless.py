@@ -20,7 +20,7 @@ _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
 
 
 class NamelessFile(NamedTuple):
-    """The file of a mapping with code. Ids that are missing from the mapping are empty.
+    """The file of a code mapping. Ids that are missing from the mapping are empty.
 
     ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """

@@ -1,4 +1,4 @@
-"""Repeats the sample and loss counts of each sample kind in every part of a divided message.
+"""Repeats the sample and loss counts of each sample kind in every part of a split message.
 
 In a message, only the first profile of a kind carries these counts (the kind's account), which also
 apply to the following profiles. Before a message is divided, the account is copied to all profiles

@@ -24,7 +24,7 @@ class Values:
         self._remaining = MAX_WRITTEN_CHARS
 
     def read(self, value: Any) -> AttributeValue:
-        """Convert an AnyValue. Types that attributes cannot hold become strings (maps as JSON).
+        """Convert an AnyValue. Values that attributes cannot hold become strings (maps as JSON).
 
         Raises ``PayloadError`` if the value is nested too deeply, or is too large.
         """

@@ -1,4 +1,4 @@
-"""Defines the interface between the encoder and the writers of the serialized forms.
+"""Defines the interface between the encoder and the protobuf and JSON writers.
 
 A *token* is the serialized index of a table entry: a varint, or decimal digits. An empty token
 represents index 0, which is not written. Entries and samples are self-contained, so the size of a

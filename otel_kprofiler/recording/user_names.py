@@ -70,7 +70,7 @@ class CodeNameCollector:
             runs.append(NamedRun(at_ns, at_ns, named))
 
     def rows(self) -> list[list[object]]:
-        """Returns JSON rows, leaving out addresses that never had a name."""
+        """Returns JSON rows, omitting addresses that never had a name."""
         return [
             [*process, address, [[since, until, *_pack(named)] for since, until, named in runs]]
             for (process, address), runs in self._runs.items()

@@ -147,7 +147,7 @@ def open_tables(
     files: ReferableFiles,
     known_files: KnownFiles,
 ) -> TableStore:
-    """Configure the loaded unwinder, and start serving its requests. Raises ``OSError``."""
+    """Configure the loaded unwinder, and start handling its requests. Raises ``OSError``."""
     # This import is needed only for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 

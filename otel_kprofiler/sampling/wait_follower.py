@@ -188,7 +188,7 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Sample ongoing waits, and return each process's increase in totals since the last call.
+        """Sample ongoing waits; return the increase in each process's totals since the last call.
 
         ``now_ns`` is the current ``CLOCK_MONOTONIC`` time, and ``boot_ns`` the current boottime.
         """
@@ -214,7 +214,7 @@ class WaitFollower:
         self._configure()
 
     def pause(self) -> None:
-        """Stop following threads until :meth:`resume`."""
+        """Stop tracking threads until :meth:`resume`."""
         self._epoch = 0
         self._joiner.clear()
         self._configure()

@@ -80,7 +80,7 @@ class LabelSets:
         return number
 
     def find(self, number: int) -> LabelSet:
-        """Returns the label set with the given number; empty if the set was forgotten."""
+        """Returns the label set with the given number; empty if the set was evicted."""
         return self._sets.get(number, ())
 
 

@@ -1,4 +1,4 @@
-"""The settings of an embedded profiler, adapted to the process that it runs in."""
+"""The settings of an embedded profiler, adapted to its process."""
 
 import logging
 import os

@@ -39,19 +39,19 @@ class Settings(Receiver):
         description="What to profile: this process, this process and its descendants, or the host.",
     )
     span_links: bool = Field(
-        default=True, description="Link samples to the span that was active in their thread."
+        default=True, description="Link each sample to the span that was active in its thread."
     )
     link_unsampled_spans: bool = Field(
         default=False, description="Also link samples to spans that are not sampled."
     )
     local_root_names: bool = Field(
         default=True,
-        description="Add to linked samples the name of their trace's topmost span in this process.",
+        description="Add the name of the trace's topmost span in this process to linked samples.",
     )
     baggage_keys: list[str] = Field(
         default=[],
         max_length=16,
-        description="Keys of baggage entries of local root spans to attach to samples as labels.",
+        description="Baggage keys whose values at the local root span become labels of samples.",
     )
     publish_context: bool = Field(
         default=True,
@@ -60,7 +60,7 @@ class Settings(Receiver):
     publish_thread_contexts: bool = Field(
         default=True,
         description="Publish the current span and labels of each thread for profilers outside "
-        "this process (OTEP 4947). Needs publish_context.",
+        "this process (OTEP 4947). Requires publish_context.",
     )
     restart_in_children: bool = Field(
         default=True, description="Start a profiler in each forked child."
@@ -112,7 +112,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Convert a string to the key's type, leaving invalid strings for the validation to reject."""
+    """Convert a string to the key's type, leaving invalid strings for validation to reject."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:

@@ -1,7 +1,7 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
-A perf event on each CPU receives a record of each symbol that this CPU loads. ``poll`` empties the
-rings. From the first poll on, a thread empties half-full rings, handles CPU hotplug, and rereads
+A perf event on each CPU receives a record for each symbol that the CPU loads. ``poll`` empties the
+rings. After the first poll, a thread empties half-full rings, handles CPU hotplug, and rereads
 all symbols after records have been lost.
 """
 
@@ -67,8 +67,8 @@ class KsymbolWatch(ForkAware):
     closed. Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:
-        missed_since_ns: boottime after which changes were missed, as in a forked child; all symbols
-            are then read again.
+        missed_since_ns: boottime after which changes were missed, as in a forked child; if given,
+            all symbols are reread.
         ring_bytes: size of each CPU's ring; the number of pages must be a power of two. None
             selects a size that any user may lock; see :func:`plan_ring_bytes`.
         queue_bytes: limit on data queued for ``poll``.

@@ -24,17 +24,16 @@ _LONG: Final = 0x80  # set in all bytes of a varint except the last
 
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
-"""The frame sizes in a function, each with the code offset at which it ends."""
+"""The frame sizes in a function, each with the code offset up to which it applies."""
 
 
 class Shape(NamedTuple):
-    """Properties of functions with the same frame sizes and the usual prologue.
+    """Properties shared by functions with the same frame sizes and the usual prologue.
 
     Attributes:
         size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
-        saving: instructions that save the caller's registers, which the code must contain; may be
-            empty.
+        saving: required instructions that save the caller's registers; may be empty.
         program: CFA program; empty if the rules depend on the code.
     """
 
@@ -101,7 +100,7 @@ class Table:
 
 
 def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
-    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if they are malformed."""
+    """Parses frame sizes. Raises ``IndexError`` or ``ValueError`` if the sizes are malformed."""
     sizes: list[tuple[int, int]] = []
     size, end = -1, 0
     while True:

@@ -163,7 +163,7 @@ def index_go(
     *,
     children: Children,
 ) -> Tables:
-    """Generate tables from ``.gopclntab`` in a child process, and wait for the process.
+    """Generate tables from ``.gopclntab`` in a child process, and wait for its exit.
 
     ``others`` contains the file's existing tables, which cover its C code. Raises
     :class:`TableRefused` if the table is malformed, too large or of an unknown version, or if the
@@ -192,7 +192,7 @@ def index_code(
     *,
     children: Children,
 ) -> Tables:
-    """Generate tables from machine code in a child process, and wait for the process.
+    """Generate tables from machine code in a child process, and wait for its exit.
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
     too large or the child process exceeded a limit, and ``ElfError`` if the section headers are

@@ -34,7 +34,7 @@ from tests.browser.flame_graph import (
 from tests.browser.generated import busy_host
 
 
-def test_frame_widths_are_proportional_and_the_page_fetches_nothing(page):
+def test_frame_widths_are_proportional_to_values_and_the_page_fetches_nothing(page):
     drawn = names(page)
     for ambiguous in ("do_syscall_64", "vfs_read"):  # drawn more than once
         assert drawn.pop(ambiguous)
@@ -59,7 +59,7 @@ def test_kinds_of_code_differ_in_colour_and_unnamed_frames_are_hatched(page):
     assert "25 samples, 25.00%" in details
 
 
-def test_user_code_is_coloured_by_binary_with_a_legend(browser):
+def test_user_code_is_coloured_by_binary_and_explained_by_a_legend(browser):
     colours = open_binaries(browser, LIBRARIES)
     kinds = [fill(browser, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "x")]
     assert len({*colours, *kinds, fill(browser, PYTHON)}) == 17
@@ -167,7 +167,7 @@ def test_a_click_zooms_in_and_a_key_or_the_back_button_zooms_out(page):
     assert names(page)["sh"] == 25
 
 
-def test_the_keyboard_alone_navigates_zooms_and_inverts(page):
+def test_the_graph_can_be_navigated_zoomed_and_inverted_by_keyboard_alone(page):
     page.press("g", "ArrowUp")
     assert text(page, "details").startswith("dd · 75 samples")
     page.press("ArrowRight")
@@ -292,7 +292,7 @@ def test_the_theme_follows_the_system_and_a_key_toggles_it(page, browser):
 
 
 def strip_place(page, part):
-    """Returns the window coordinates of the point at a fraction of the strip's time."""
+    """Returns the window coordinates of a point on the strip, at a fraction of its width."""
     left, top, width = page.evaluate(
         "(b => [b.x, b.y, b.width])"
         "(document.querySelector('#strip canvas').getBoundingClientRect())"
@@ -327,7 +327,7 @@ def test_a_brushed_interval_restricts_every_view(timeline):
     assert "100 samples" in text(timeline, "details")
 
 
-def test_edges_of_the_brush_can_be_moved_and_a_click_removes_it(timeline):
+def test_the_brush_can_be_resized_and_is_removed_by_a_click(timeline):
     timeline.drag(strip_place(timeline, 0.1), strip_place(timeline, 0.3))
     timeline.drag(strip_place(timeline, 0.3), strip_place(timeline, 0.9))
     assert brushed(timeline).startswith("1.00 s - 9.00 s · ")

@@ -17,7 +17,7 @@ BUILD_SECONDS = 1500
 
 
 def build_tool(name, version, package, tags=""):
-    """Returns the path of a tool, built unless cached. Build tags are separated by commas."""
+    """Returns the path of a tool, building it unless cached. Build tags are separated by commas."""
 
     def build(directory, program):
         Path(directory, "go.mod").write_text("module tool\n\ngo 1.26.0\n")

@@ -58,7 +58,7 @@ def test_processors_and_exporters_receive_attribute_keys_and_values(processing_c
 
 
 def test_the_tested_collectors_do_not_resolve_references_over_grpc(processing_collector):
-    """Attributes are inline by default, as these versions resolve references only in files."""
+    """Attributes are inline by default: these Collectors resolve references only in files."""
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
     result = shown(processing_collector)["Resource attributes"]
     assert all(item.startswith(": ") for block in result for item in block)

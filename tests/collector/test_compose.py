@@ -101,7 +101,7 @@ def test_the_agent_has_the_privileges_and_mounts_of_the_daemonset(services):
     }
 
 
-def test_other_services_have_no_capabilities_and_one_publishes_a_loopback_port(services):
+def test_pages_have_no_capabilities_and_only_port_8080_is_published(services):
     for name in ("page", "report"):
         assert services[name]["cap_drop"] == ["ALL"]
         assert not {"cap_add", "pid", "user"} & services[name].keys(), "the image's user is nobody"

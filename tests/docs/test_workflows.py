@@ -21,7 +21,7 @@ SCHEMAS = {
     not importlib.util.find_spec("check_jsonschema"), reason="no check-jsonschema (extra 'dev')"
 )
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_github_files_follow_their_schema(schema):
+def test_github_files_conform_to_their_schemas(schema):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     run = subprocess.run([*command, *SCHEMAS[schema]], capture_output=True, text=True)
     assert SCHEMAS[schema]

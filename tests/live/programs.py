@@ -207,7 +207,7 @@ def holds_sampler(pid: int) -> bool:
 
 @contextlib.contextmanager
 def recording(*words, **options):
-    """Runs ``record`` during the block, and yields its process as soon as it samples."""
+    """Runs ``record`` during the block, and yields its process once sampling has started."""
     options = {"stderr": subprocess.PIPE, "text": True, **options}
     with spawned(*COMMAND, "record", *map(str, words), **options) as process:
         wait_until(lambda: holds_sampler(process.pid) or process.poll() is not None)

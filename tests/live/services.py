@@ -29,7 +29,7 @@ def await_running(profiler):
 
 
 WORK = "import os, time\n" + inspect.getsource(work) + inspect.getsource(await_running)
-"""The source of the functions, for services."""
+"""Source code of the functions, for use in services."""
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):

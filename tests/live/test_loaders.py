@@ -82,7 +82,7 @@ def check_tags(loader, spec):
 @pytest.mark.skipif(
     read_release(Access())[:2] < (6, 0), reason="the iterator ksym needs kernel 6.0"
 )
-def test_libbpf_finds_programs_of_an_object_by_name():
+def test_libbpf_finds_programs_in_an_object_by_name():
     check_tags(LibbpfLoader(), ITERATORS._replace(programs=("list_symbols", "list_programs")))
 
 
@@ -94,7 +94,7 @@ PROGRAM("perf_event") int second(void *ctx) { return is_there(2); }
 """
 
 
-def test_bcc_finds_programs_of_a_source_by_name(tmp_path, monkeypatch):
+def test_bcc_finds_programs_in_a_source_file_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(bcc, "_TYPES", {"first": 7, "second": 7})
     source, before = tmp_path / "two.bpf.c", descriptors()
     source.write_text(TWO)
@@ -172,7 +172,7 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     try:
         sampler = EbpfSampler(SamplerConfig(stacks="user"), loader=LibbpfLoader())
         sampler.start()
-        assert sampler.tables is not None  # the program that unwinds by tables is loaded
+        assert sampler.tables is not None  # the program that unwinds using tables is loaded
         sampler.close()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -190,7 +190,7 @@ def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, capl
 
 
 @pytest.mark.long
-def test_the_compiler_of_bcc_is_unloaded_after_use():
+def test_bccs_compiler_is_unloaded_after_use():
     BccLoader().load(SPEC).close()
     before = read_resident_bytes()
     BccLoader().load(SPEC).close()

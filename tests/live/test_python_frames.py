@@ -1,4 +1,4 @@
-"""CPython frames read by the BPF program in this process, compared with the running functions."""
+"""The BPF program reads this process's CPython frames, which match the running functions."""
 
 import os
 import subprocess
@@ -240,7 +240,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 
 
 def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
-    """The new program is not read until its address of ``_PyRuntime`` is registered."""
+    """The new program's frames are not read until its ``_PyRuntime`` address is registered."""
     switch = tmp_path / "switch"
     command = [sys.executable, "-c", SERVICE, os.path.dirname(__file__), str(switch), SERVICE]
     with (

@@ -1,4 +1,4 @@
-"""The values of groups equal sums over single samples."""
+"""Group values equal the sums over their individual samples."""
 
 from collections import Counter
 
@@ -101,7 +101,7 @@ def flat(made):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_loading_and_encoding_samples_loses_no_sample(made):
+def test_no_sample_is_lost_by_loading_and_encoding(made):
     loaded = load_samples(made)
     assert flat(loaded.windows()) == flat(made)
     assert loaded.count == sum(window.sample_count for window in made)
@@ -166,7 +166,7 @@ def test_callers_of_a_group_sum_to_its_total(made):
             assert sum(one.own for one in result) == expected
 
 
-def test_time_of_bpf_program_functions_includes_their_callees():
+def test_the_time_of_a_bpf_programs_function_includes_its_callees():
     vmlinux = Module("vmlinux", ModuleKind.VMLINUX, None, FileId(""), 0)
     names = [("htab_map_lookup", vmlinux), ("watch", BPF), ("do_syscall_64", vmlinux)]
     stack = Stack.from_frames(

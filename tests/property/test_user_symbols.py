@@ -87,7 +87,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Returns whether a stub, or one with the same name, jumps to the function of that name."""
+        """Returns whether a stub or its namesake jumps to the function with its name."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)
@@ -144,7 +144,7 @@ def symbolize(path, wanted, *options):
 
 
 def find_functions(path):
-    """Returns the package's function table of a file, and the path of the file with its symbols."""
+    """Returns the package's function table for a file, and the path of its symbol file."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source, None)

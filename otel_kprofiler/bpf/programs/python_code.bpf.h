@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Assigns ids to CPython code objects, and describes each new one to user space when first seen. The
+ * Assigns ids to CPython code objects, and describes each object to user space when first seen. The
  * frames of an interrupted thread hold references to its code objects, which are thus intact.
  */
 #pragma once

@@ -22,8 +22,8 @@ enum {
 	CODE_ID_BITS = 40,
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
-	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* size limit of all line tables; the first may exceed it */
+	MAX_NEW_CODES = 32, /* limit on code objects described per interrupt */
+	MAX_NEW_BYTES = 1 << 15, /* limit on the size of all line tables; the first may exceed it */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -40,7 +40,7 @@ enum {
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* frames entered from C have a flag; otherwise, entry frames mark them */
+	PYTHON_IS_ENTRY = 2, /* set: a frame flag marks calls from C; clear: entry frames do */
 };
 
 struct python_config {
@@ -73,7 +73,7 @@ struct python_layout {
 	u64 thread_native;
 	u64 thread_status; /* word with the IS_THREADS bit; 0: there is no such bit */
 	u64 thread_frame;
-	u64 thread_chunk; /* the chunk's address, then the end of its used part, then its end */
+	u64 thread_chunk; /* three words: the chunk, the end of its used part, and its end */
 	u64 cframe_frame;
 	u64 frame_bytes;
 	u64 frame_code;
@@ -82,7 +82,7 @@ struct python_layout {
 	u64 frame_owner;
 	u64 frame_entry;
 	u64 frame_header; /* bytes before a frame's variables; 0: included in code_frame_words */
-	u64 entry_owner;  /* frames with this or a higher owner mark a call from C */
+	u64 entry_owner;  /* frames with this or a higher owner value mark a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;
 	u64 code_bytes; /* size of a code object, excluding its instructions */
@@ -126,7 +126,7 @@ enum python_outcomes {
 	PYTHON_NOT_CODE,
 	PYTHON_OUTSIDE,	     /* the instruction is outside its code object */
 	PYTHON_NOT_RUNNING,  /* a frame of a generator that is not running */
-	PYTHON_UNUSED,	     /* no frame can be at the frame's address */
+	PYTHON_UNUSED,	     /* the address cannot be that of a frame */
 	PYTHON_NOT_ADJACENT, /* a frame is being created */
 	CODE_DESCRIBED,
 	CODE_RING_FULL,
@@ -246,7 +246,7 @@ struct python_work {
 	struct thread_state found;
 	u64 frame; /* the next frame */
 	u64 seen;  /* number of function frames so far */
-	u64 open;  /* index + 1 of the last word if its frame may be entered from C; else 0 */
+	u64 open;  /* index + 1 of the last word if C may have called its frame; else 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */
 	u64 window_at;

@@ -1,4 +1,4 @@
-"""Explains an address: its names, its section, and why it resolves to its frame."""
+"""Explains an address: its names, its section, and why it resolves to that frame."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

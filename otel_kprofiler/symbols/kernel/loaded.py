@@ -1,4 +1,4 @@
-"""Reads the symbols of each module as it is loaded: first its sections, then its symbol names."""
+"""Reads the sections, and later the symbol names, of each newly loaded module."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class KernelSymbolizer:
 
     def state(self, sample: RawSample) -> int:
         """Returns the generation of the snapshot valid at the time of a sample."""
-        time_ns, views = sample.time_ns, self._views  # does the same as _view, but without a call
+        time_ns, views = sample.time_ns, self._views  # inlines _view, to avoid a call
         for view in views:
             if time_ns >= view.since_ns:
                 return view.generation

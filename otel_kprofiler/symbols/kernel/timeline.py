@@ -3,7 +3,7 @@
 A module runs before the kernel announces it. A new module therefore counts as loaded since the
 previous scan, or since the module that last used its memory was removed, whichever was later. The
 time at which a module was removed is known only to lie between two polls for announcements. Between
-these two polls, the module's addresses belong to no module.
+those polls, addresses of a removed module belong to no module.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 
 
 class ChainResolver:
-    """Queries resolvers one after the other, each for the addresses without a name so far.
+    """Queries resolvers one after the other, each for the addresses that are still unnamed.
 
     If no resolver has a name, uses the most complete result: one with function bounds, else one
     with a module. The resolvers are closed with the chain.
@@ -62,8 +62,8 @@ class CachedResolver:
         state: maps a pid to the state of that process, and None to the state of addresses that
             belong to no process. Results expire when the state changes; see
             :meth:`Processes.state`. By default, results never expire, which is correct for files.
-        entries: maximum number of cached results, each of about 500 bytes. The oldest are evicted
-            first.
+        entries: maximum number of cached results, each of about 500 bytes. The oldest results
+            are evicted first.
     """
 
     def __init__(

@@ -44,14 +44,14 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner for code that is in no file. In each turn, the code of one process is read."""
+"""Queue owner of code that is not in a file. In each turn, the code of one process is read."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Function that receives a process, an address, a boottime, and the code there at that time."""
+"""Function that receives a process, an address, a boottime, and the name there at that time."""
 
 
 class SymbolLoader(ForkAware):
@@ -98,7 +98,7 @@ class SymbolLoader(ForkAware):
         self._reading = self._unread = 0
         self._code_waits = False
         self._keys: dict[FileKey, Entry] = {}
-        self._files: dict[object, QueuedFile] = {}  # by identity (see add), the oldest first
+        self._files: dict[object, QueuedFile] = {}  # keyed by identity (see add), oldest first
         self._bytes = self._cpu_ns = 0
         self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
         self._lines_refused: Counter[str] = Counter()
@@ -170,7 +170,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """Returns the functions at an address (SVMA) of a file; never waits."""
+        """Returns the functions at an address (SVMA) in a file; never blocks."""
         entry = self._keys.get(key)
         if entry is None:
             return DROPPED
@@ -192,7 +192,7 @@ class SymbolLoader(ForkAware):
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at a process's address outside all files; never waits."""
+        """Returns the functions at an address in a process, outside all files; never blocks."""
         if self._code is None:
             return NO_FILE
         found, has_work = self._code.name(process, address, at_ns)

@@ -1,4 +1,4 @@
-"""Weights by latency sum to the time during which any thread of a process ran."""
+"""Latency weights sum to the time during which at least one thread of a process ran."""
 
 import json
 import random

@@ -109,7 +109,7 @@ def test_a_compressed_eh_frame_section_is_rejected():
 
 
 @pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
-def test_the_file_hash_follows_the_profiles_data_model(size):
+def test_the_file_hash_conforms_to_the_profiles_data_model(size):
     data = os.urandom(size)
     text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
     assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]

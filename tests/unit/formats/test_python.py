@@ -56,7 +56,7 @@ def test_functions_lines_and_start_lines_survive_an_otlp_round_trip(form):
     assert own.frames == WHOLE.sides[1].frames
 
 
-def test_functions_with_equal_names_are_distinguished_by_start_line():
+def test_functions_with_the_same_name_are_distinguished_by_start_line():
     stacks = [stack_of(python("get", 9, start)) for start in (1, 5, 9)]
     samples = sent(*stacks).profiles[0].resources[0].samples
     assert [sample.stack.frames[1].lines[0].start_line for sample in samples] == [1, 5, 9]

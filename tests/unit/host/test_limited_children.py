@@ -102,13 +102,13 @@ def test_the_cpu_time_of_a_child_is_limited_by_its_input_size(run):
     assert failure(run, "\nwhile True: pass", LIMITS._replace(cpu=cpu)) == expected
 
 
-def test_the_error_for_a_missing_program_names_it(run):
+def test_the_error_for_a_missing_program_names_the_program(run):
     with pytest.raises(ChildFailed, match=r"no process could be started: .*nowhere") as caught:
         run.children.run(["/nowhere"], 0, LIMITS)
     assert caught.value.problem is ChildProblem.NO_PROCESS
 
 
-def test_stopping_kills_children_and_starts_no_more(run):
+def test_stopping_kills_children_and_prevents_new_ones(run):
     failures = []
     work = threading.Thread(
         target=lambda: failures.append(failure(run, "import time; time.sleep(1000)"))
@@ -148,7 +148,7 @@ def test_a_failure_states_its_cause_and_whether_it_is_temporary(
     assert cause in str(caught.value)
 
 
-def test_a_memory_shortage_in_the_cgroup_is_temporary(run, monkeypatch):
+def test_a_memory_shortage_in_the_cgroup_counts_as_temporary(run, monkeypatch):
     left = MemoryLeft(80 * MIB, "/sys/fs/cgroup/memory.max", 100 * MIB)
     monkeypatch.setattr(child_memory, "find_memory_left", lambda _: left)
     with pytest.raises(ChildFailed) as caught:

@@ -77,7 +77,7 @@ def test_an_existing_file_is_replaced_only_on_request(tmp_path):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):
+def test_a_file_created_during_the_write_is_not_replaced(tmp_path):
     path = tmp_path / "out"
     file = NewFile(str(path))
     path.write_bytes(b"theirs")

@@ -1,4 +1,4 @@
-"""The files that a command maps at its start are predicted before it starts."""
+"""The files that a command maps at startup are predicted before the command runs."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_the_files_of_a_script_include_those_of_its_interpreter(monkeypatch, tmp
     "content",
     [b"", b"#!", b"#!/none/such", b"#!/usr/bin/env", b"text", b"\x7fELF\x02", b"#!'", b"\x7fELF"],
 )
-def test_no_other_files_are_predicted_for_a_malformed_or_unknown_program(tmp_path, content):
+def test_only_the_program_is_predicted_if_it_is_malformed_or_unknown(tmp_path, content):
     path = tmp_path / "program"
     path.write_bytes(content)
     assert find_command_files(str(path)) == (str(path),)

@@ -1,4 +1,4 @@
-"""Wait samples are joined from start and end records."""
+"""Wait samples are built by joining start and end records."""
 
 import os
 import random
@@ -274,7 +274,7 @@ def test_the_threshold_is_updated_if_the_bpf_program_raises_it():
 @pytest.mark.parametrize(
     ("rate", "first"), [(0, 10**7), (5, 10**7), (200, 10**6), (10_000, 20_000)]
 )
-def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
+def test_the_initial_threshold_is_lower_for_higher_rates(rate, first):
     for least, wanted in ((1000, first), (10**8, 10**8)):
         threshold = ThresholdControl(least, 0, rate).threshold_ns
         assert threshold % WAIT_UNIT_NS == 0

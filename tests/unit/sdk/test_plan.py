@@ -46,7 +46,7 @@ def test_a_service_cannot_sample_locks_of_its_own_process():
 
 
 def test_the_profilers_defaults_match_the_configuration_schema():
-    """The defaults are available without an import of the schema."""
+    """The defaults are available without importing the schema."""
     assert KernelProfiler()._plan == make_plan(read_settings({}))
 
 

@@ -33,7 +33,7 @@ def unpack(name):
 
 @pytest.fixture(scope="module")
 def owner():
-    """Finds the modules of the object file at an address in the linker map and Kbuild files."""
+    """Finds the modules of the object file at an address, using the linker map and Kbuild files."""
     rows = [line.split() for line in unpack("objects.xz").splitlines()]
     rows = [(int(start, 16), int(end, 16), modules) for start, end, *modules in rows]
     starts = [row[0] for row in rows]
@@ -62,7 +62,7 @@ def kallmodsyms(symbols, owner, slide, sized):
 
 @pytest.mark.parametrize("slide", [0, SLIDE])
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
-def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source, slide):
+def test_every_symbol_is_in_the_modules_of_its_object_file(tmp_path, owner, source, slide):
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     copy = tmp_path / "kallsyms"
     copy.write_text("".join(f"{a + slide:016x} {k} {n}\n" for a, k, n in symbols))
@@ -84,7 +84,7 @@ def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source
     assert sum(map(bool, results.values())) > 200
 
 
-def test_builtin_ranges_take_little_memory():
+def test_builtin_ranges_use_little_memory():
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
@@ -209,7 +209,7 @@ def symbolize_all(folder, symbols, *more):
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
 @pytest.mark.parametrize("boot", ["boot-nokaslr", "boot-kaslr"])
 def test_symbolize_resolves_every_function_of_a_kernel(tmp_path, owner, boot, source):
-    """``symbolize`` resolves every function of both boots (KPROFILER_FIXTURES)."""
+    """``symbolize`` resolves every function of both captured boots (KPROFILER_FIXTURES)."""
     every = core_symbols(lzma.decompress((FIXTURES / boot / "kallsyms.xz").read_bytes()).decode())
     slide = next(a for a, _, n in every if n == "_text") - LINKED_AT
     if source == "ranges":

@@ -1,4 +1,4 @@
-"""Modules have the right memory ranges, identities and relative addresses."""
+"""Modules have the correct memory ranges, identities and relative addresses."""
 
 import lzma
 from itertools import pairwise
@@ -16,7 +16,7 @@ from otel_kprofiler.symbols.kernel.names import is_marker
 BASE = 0xFFFF_FFFF_C000_0000
 
 
-def test_every_function_keeps_its_relative_address_and_name(clones, clones_folder):
+def test_every_function_has_the_expected_relative_address_and_name(clones, clones_folder):
     checked = 0
     for line in (
         lzma.decompress((clones_folder / "functions.xz").read_bytes()).decode().splitlines()

@@ -1,4 +1,4 @@
-"""Names of code without files are requested in a thread and read in another thread."""
+"""Names of code without files are requested in one thread and read in another."""
 
 import pytest
 

@@ -105,7 +105,7 @@ def test_a_file_is_pending_until_it_is_read(make):
     assert loader.counts()[:6] == (1, 0, 0, 0, 0, 0)
 
 
-def test_identical_files_are_read_once(make):
+def test_identical_files_are_read_only_once(make):
     contents = []
 
     def read(_details, content):
@@ -189,7 +189,7 @@ def test_least_recently_used_tables_are_evicted_first(make):
     assert (loader.counts().gone, loader.counts().refused, loader.counts().pending) == (1, 0, 0)
 
 
-def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
+def test_a_missing_file_is_read_as_soon_as_it_can_be_opened(make):
     now_s, running = 0, {}
     loader = make(reopen=running.get, max_bytes=200, now_ns=lambda: now_s * 1_000_000_000)
     for number in range(3):
@@ -255,7 +255,7 @@ class Stalled:
         return self.again
 
 
-def test_lines_are_read_once_their_file_system_responds(make):
+def test_lines_are_read_as_soon_as_their_file_system_responds(make):
     stalled = Stalled(make)
     stalled.add(1)
     version = stalled.loader.version
@@ -285,7 +285,7 @@ def test_files_on_an_unresponsive_file_system_are_retried_at_growing_intervals(m
 @pytest.mark.parametrize(
     ("again", "counted"), [(None, (1, 0)), (OSError(5, "Input/output error"), (0, 1))]
 )
-def test_a_file_that_fails_repeatedly_is_counted_once(make, again, counted):
+def test_a_file_that_fails_repeatedly_is_counted_only_once(make, again, counted):
     stalled = Stalled(make)
     stalled.again = again
     for number in (1, 2):
@@ -315,7 +315,7 @@ def test_function_names_are_kept_if_the_lines_of_a_file_cannot_be_read(make, aga
     assert stalled.name() == ("again_10", False)
 
 
-def test_a_file_evicted_while_its_lines_are_read_is_read_just_once_more(make):
+def test_a_file_evicted_during_the_read_of_its_lines_is_reread_only_once(make):
     stalled, go_on = Stalled(make), threading.Event()
     stalled.add(1)
     stalled.answers, stalled.now_s, stalled.wait = True, 31, lambda: go_on.wait(30)
@@ -329,7 +329,7 @@ def test_a_file_evicted_while_its_lines_are_read_is_read_just_once_more(make):
     assert (stalled.readings, stalled.loader.counts().bytes) == (2, Names.nbytes)
 
 
-def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
+def test_an_evicted_file_is_reopened_when_a_name_is_requested(make, tmp_path):
     path = tmp_path / "lib.so"
     path.write_text("again")
 
@@ -376,7 +376,7 @@ def test_a_table_that_would_evict_most_other_tables_is_rejected(make, caplog):
     assert "more than half of the limit" in caplog.text
 
 
-def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
+def test_an_evicted_file_is_read_again_when_it_is_added_again(make):
     loader = make(max_bytes=200)
     for number in (0, 1, 2, 0):
         add(loader, number)
@@ -398,7 +398,7 @@ def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch)
 
 
 class MadeCode:
-    """Code without files, with names that are read once."""
+    """Code that is not in a file; its names are read once."""
 
     def __init__(self):
         self.has_work, self.was_read = True, threading.Event()
@@ -518,7 +518,7 @@ def test_closing_the_loader_closes_every_descriptor(make, tmp_path):
 
 
 @pytest.mark.system
-def test_a_forked_child_closes_the_files(make, tmp_path):
+def test_a_forked_child_closes_the_inherited_files(make, tmp_path):
     def read(_details, _content):
         threading.Event().wait(0.2)
         return Names("f")
