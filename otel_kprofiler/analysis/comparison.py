@@ -28,7 +28,7 @@ Grouping = Callable[[Samples], list[Group]]
 
 
 class Part(NamedTuple):
-    """One side of a comparison: samples of one kind and the Unix time range that they cover."""
+    """One profile of a comparison: samples of one kind and the Unix time range that they cover."""
 
     samples: Samples
     start_ns: int
@@ -36,11 +36,11 @@ class Part(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """A group's fraction of the total weight, or its rate, on both sides of a comparison.
+    """A group's fraction of the total weight, or its rate, in both profiles of a comparison.
 
     Attributes:
-        before: fraction of the total weight, or weight per second, on the first side.
-        after: fraction or rate on the second side.
+        before: fraction of the total weight, or weight per second, in the first profile.
+        after: fraction or rate in the second profile.
         margin: half-width of the 95 % confidence interval of ``change``.
         chance: p-value of the change, for this group alone.
     """
@@ -52,12 +52,12 @@ class Amount(NamedTuple):
 
     @property
     def change(self) -> float:
-        """Returns the increase from the first to the second side; negative for a decrease."""
+        """Returns the increase from the first to the second profile; negative for a decrease."""
         return self.after - self.before
 
 
 class Change(NamedTuple):
-    """The self and total weight of a group on both sides of a comparison.
+    """The self and total weight of a group in both profiles of a comparison.
 
     Attributes:
         own: fraction or rate of the group's self weight.
@@ -132,7 +132,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates a group's fraction or rate. ``weights`` is None for a side without the group."""
+    """Estimates a group's fraction or rate. ``weights`` is None for a profile without the group."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)

@@ -59,7 +59,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Update the sampled processes, and return whether all of them have exited."""
+        """Update the set of sampled processes, and return whether all of them have exited."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)

@@ -92,9 +92,9 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly, and return whether to redraw. Raise the error of a failed first read."""
+        """Wait briefly, and return whether to redraw. If the first read failed, raise its error."""
         is_woken = self._woken.wait(_STEP_S)
-        if is_woken:  # clearing without this test could lose a concurrent wake-up
+        if is_woken:  # clearing without this check could lose a concurrent wake-up
             self._woken.clear()
         if self._problem:
             raise self._problem

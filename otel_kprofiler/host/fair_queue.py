@@ -197,11 +197,11 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Maps each key to its cost. A key with new work starts at the cost of the last key."""
+    """Maps each key to its cost. A key with new work starts at the cost of the key taken last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost of the last key at the start of its turn
+        self._level = 0  # cost of the key taken last, at the start of its turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

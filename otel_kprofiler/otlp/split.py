@@ -58,7 +58,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
 
     The message may be modified. ``max_bytes`` is the maximum size of an uncompressed request;
-    None for no limit. Samples that each exceed the limit are dropped and counted. Raises
+    None for no limit. Samples that individually exceed the limit are dropped and counted. Raises
     ``PayloadError`` if an index is out of range.
     """
     if any(
@@ -105,7 +105,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # If the counts in another producer's payload differ from the batch's, its parts would be
+    # If the counts in another producer's payload differ from the batch's, the parts would be
     # miscounted.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()

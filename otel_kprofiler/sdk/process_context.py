@@ -190,7 +190,7 @@ def publish_process_context(
 
 
 def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
-    """Publish the profiles' Resource and the sampling target, and log a failure.
+    """Publish the profiles' Resource and the sampling target, and log any failure.
 
     ``resource`` is also called in forked children. ``target`` is empty if sampling is off.
     """

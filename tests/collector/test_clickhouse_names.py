@@ -41,7 +41,7 @@ HOSTILE = [
 ]  # fmt: skip
 OPTIONS = ["--process", "--thread", "--service", "--endpoint", "--function", "--attribute"]
 PERIOD_NS = 10_000_000
-NOT_UTF8 = "latin\udcff"  # as Python decodes such an argument
+NOT_UTF8 = "latin\udcff"  # as Python decodes a non-UTF-8 argument
 
 
 def window():

@@ -94,7 +94,7 @@ def test_the_api_pages_describe_every_public_name(site):
 
 
 @pytest.mark.long
-def test_the_api_pages_do_not_contain_the_environment_of_the_build(site):
+def test_the_api_pages_do_not_contain_the_build_environment(site):
     pages = (site / "docs/api").glob("*.html")
     assert not [page.name for page in pages if "environ({" in page.read_text()]
 

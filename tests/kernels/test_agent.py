@@ -120,7 +120,7 @@ def test_the_agent_uses_at_most_60_mb_while_it_watches_modules(tmp_path, request
         contextlib.closing(receiver),
         Agent(tmp_path, text, python=[sys.executable]) as agent,
     ):
-        # Startup is complete when these requests have arrived.
+        # Startup is complete once WANTED_REQUESTS requests have arrived.
         agent.wait_until(lambda: len(receiver.requests) >= WANTED_REQUESTS, PATIENCE_S)
         for _ in range(9):
             time.sleep(1)

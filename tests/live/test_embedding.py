@@ -85,7 +85,7 @@ def find_new(threads):
     return set(threading.enumerate()) - threads
 
 
-def test_profiler_threads_are_named_daemons_that_stop_with_the_profiler():
+def test_profiler_threads_have_names_and_are_daemons_that_stop_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
         # The first thread also exports. The last thread starts once there is a file to read.
@@ -169,7 +169,7 @@ FORKING = """
 """
 
 
-def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_file):
+def test_a_forked_child_names_bpf_programs_loaded_before_and_after_the_fork(to_file):
     env = {**to_file.env, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
     done = run(FORKING.format(folder=str(Path(__file__).parent)), env=env)
     assert problems(done.stderr) == []
@@ -355,7 +355,7 @@ def test_profiles_contain_addresses_if_kernel_symbols_are_hidden(to_file):
 
 @pytest.fixture(params=["grpc", *further("http/protobuf")])
 def to_dead_receiver(request):
-    """Returns an environment with an OTLP endpoint on which no server listens."""
+    """Returns an environment with an OTLP endpoint at which no server is listening."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
         "OTEL_EXPORTER_OTLP_PROTOCOL": request.param,

@@ -313,7 +313,7 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
         assert counts.added >= loads
         assert counts.kallsyms_reads == 0
         assert spent < loading_s, f"{spent:.3f} s to follow {loads} loads of {loading_s:.3f} s"
-        assert len(os.listdir("/proc/self/fd")) <= fds + 1  # the pipe to the churning process
+        assert len(os.listdir("/proc/self/fd")) <= fds + 1  # plus the pipe to the churning process
         assert not [s for s in known(symbolizer) if s[1].endswith("kprof_churn")]
         assert memory[-1] - memory[len(memory) // 2] < 8 << 20, "history is bounded"
 

@@ -64,7 +64,7 @@ sys.addaudithook(_guard.audit)
 
 @pytest.fixture
 def guard():
-    """Returns this process's guard, which is enabled in tests without the marker."""
+    """Returns this process's guard, which is enabled in tests without the ``system`` marker."""
     return _guard
 
 

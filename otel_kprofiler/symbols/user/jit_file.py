@@ -132,7 +132,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
-        """Save some of the bytes read, to detect later that the file has been replaced."""
+        """Save some of the bytes read, to detect later whether the file has been replaced."""
 
     def _describe(self, code: JitCode, address: int) -> MadeFunction:
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
@@ -190,7 +190,7 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:
-    """Returns whether a file is regular and writable only by the writer's user or root."""
+    """Returns whether a file is a regular file writable only by the writer's user or root."""
     is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
     return is_private and status.st_uid in (writer.user, 0)
 

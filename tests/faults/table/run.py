@@ -226,7 +226,7 @@ class Run(Programs):
         """Returns an exporter's counts for a sample kind, and their differences from its reports.
 
         Samples are compared with the printed counts, and also with the counts in the data, unless
-        these are incomplete: the end of a stream may be missing because the spool was corrupted
+        the data is incomplete: the end of a stream may be missing because the spool was corrupted
         between two runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()

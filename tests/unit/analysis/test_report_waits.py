@@ -151,7 +151,7 @@ def test_estimates_have_no_error_bound_if_samples_were_lost(profile, tmp_path):
     assert kind["waits"]["standard_error_ns"] is None
 
 
-def test_graphs_omit_idle_waits_with_a_note(profile, tmp_path):
+def test_graphs_omit_idle_waits_and_note_the_omission(profile, tmp_path):
     done = report("-o", tmp_path / "page.html", profile)
     assert "1 idle wait left out, 10.0 s; --idle shows them" in done.stderr
     result = data((tmp_path / "page.html").read_text())

@@ -475,7 +475,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
-    # One line for the retry and one for giving up, both without the query.
+    # One line for the retry and one for giving up, both without the query string.
     results = [message.rpartition(";")[2] for message in caplog.messages]
     assert results == [" retrying (logged once)", " giving up (logged once)"]
     assert "Connection refused" in caplog.text

@@ -126,7 +126,7 @@ def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symboliz
             host.unload(event.name, announce=False)
             owners.append((clock.ns, place, None))
         host.events.queue.append(datagram)
-        clock.ns += MS  # the event was within this millisecond
+        clock.ns += MS  # the event occurred within this millisecond
         if random_.random() < 0.6:
             continue
         clock.ns += random_.randrange(40) * MS
