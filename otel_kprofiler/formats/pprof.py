@@ -31,11 +31,11 @@ def pprof(windows: Iterable[Window]) -> bytes:
     """Returns all windows as one profile, gzipped.
 
     The values are the number of samples, and one value per kind: CPU time if the kind has a period,
-    otherwise the sum of the kind's values. By default, pprof shows CPU time. Labels hold process,
-    pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof drops a
-    numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
-    frames have an address and a mapping, but no function. Unresolved Python frames have a function
-    with a bracketed name.
+    otherwise the sum of the kind's values. By default, pprof shows CPU time. Labels contain
+    process, pid, thread, tid, cpu and endpoint (local root span), all as strings, because pprof
+    drops a numeric 0. To select an exact number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved
+    native frames have an address and a mapping, but no function. Unresolved Python frames have a
+    function with a bracketed name.
     """
     windows = list(windows)
     encoder = _Encoder(

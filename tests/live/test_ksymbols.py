@@ -1,4 +1,4 @@
-"""Each sample is resolved to the exact name that a ksymbol had in the kernel at that time."""
+"""Each sample is resolved to the ksymbol's exact name in the kernel when the sample was taken."""
 
 import contextlib
 import errno

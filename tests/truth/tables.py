@@ -19,7 +19,7 @@ _GO = "runtime."
 
 
 class Row(NamedTuple):
-    """A decoded row of an unwind table. Functions in ``go`` preserve no registers."""
+    """A decoded row of an unwind table. If ``go`` is true, the function preserves no registers."""
 
     rules: Mapping[Any, Any]
     signal: bool
@@ -45,7 +45,7 @@ class Section:
         self._starts = [entry[0] for entry in self._entries]
 
     def _scan(self) -> Iterator[tuple[int, int, int]]:
-        """Yields start, end, and entry offset of each function."""
+        """Yields the start, end and entry offset of each function."""
         info = self._info
         info.stream.seek(0)
         data, at, eh_frame = info.stream.read(info.size), 0, info.for_eh_frame

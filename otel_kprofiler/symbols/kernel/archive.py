@@ -21,7 +21,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs successive :class:`ModuleReading` objects as JSON values, without unchanged modules."""
+    """Packs successive :class:`ModuleReading` objects as JSON values; omits unchanged modules."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}

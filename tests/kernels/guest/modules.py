@@ -84,7 +84,7 @@ def find_object(name: str) -> Path | None:
 
 
 def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
-    """Returns the base (the address of ``.text``) and the file of all loaded modules, by name."""
+    """Returns the base (the address of ``.text``) and the file of each loaded module, by name."""
     results = {}
     for line in Path("/proc/modules").read_text().splitlines():
         name = line.split()[0]
