@@ -1,4 +1,4 @@
-"""Calls functions of the C library that set ``errno``."""
+"""Calls C library functions that set ``errno``."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The interface for finding the names of code in a recording."""
+"""The interface for naming the code in a recording."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Resolves callchains with the mappings at the time of the sample."""
+"""Resolves callchains using the mappings at the time of the sample."""
 
 import struct
 from collections.abc import Iterator

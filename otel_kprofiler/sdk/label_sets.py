@@ -139,7 +139,7 @@ def check_name(name: Any) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_LABEL_NAME_CHARS:
         raise ValueError(f"a label name must be a string of 1 to 100 characters: {name!r}")
     if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
-        raise ValueError(f"{name} is an attribute that samples already have: rename the label")
+        raise ValueError(f"samples already have an attribute {name}: rename the label")
 
 
 class LabelCounts:

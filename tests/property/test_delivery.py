@@ -112,7 +112,7 @@ class Run:
         self.start_unix_ns = start_unix_ns
 
     def window(self, samples):
-        """Returns a window with this number of samples of each kind, in one process per kind."""
+        """Returns a window with the given sample count of each kind, in one process per kind."""
         self.taken.update({kind.name: count for kind, count in zip(KINDS, samples, strict=True)})
         start = self.start_unix_ns = self.start_unix_ns + 1000
         profiles = []

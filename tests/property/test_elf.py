@@ -159,9 +159,9 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 
 
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
-    """Inside a function, both the frame and the backend have the function's name.
+    """Inside a function, the frame and the ELF lookup both have the function's name.
 
-    In a gap, the backend returns no name, and if sizes are known, the frame has no name either.
+    In a gap, the ELF lookup returns no name, and if sizes are known, the frame has no name either.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

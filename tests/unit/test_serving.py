@@ -49,7 +49,7 @@ def status(port, request):
 
 
 def open_slowly(stack, port, count):
-    """Returns clients that send the start of a request, to be closed by ``stack``."""
+    """Returns clients that send only the start of a request; ``stack`` closes them."""
     clients = []
     for _ in range(count):
         client = socket.create_connection(("127.0.0.1", port), timeout=20)

@@ -238,7 +238,7 @@ class KernelSymbolizer:
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Rereads all symbols. Samples taken before ``now_boot_ns`` keep the old symbols.
+        """Rereads all symbols. The old symbols still apply to samples taken before ``now_boot_ns``.
 
         Does nothing if modules are tracked or the symbols cannot change.
         """

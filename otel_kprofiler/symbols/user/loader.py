@@ -35,7 +35,7 @@ from otel_kprofiler.symbols.user.loader_files import (
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
-"""Limit on queued files; each file holds a descriptor."""
+"""Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Long-term fraction of one CPU for reading files. A burst may use 1 s of CPU time."""

@@ -1,4 +1,4 @@
-"""Headers, identity and bytes of ELF files agree with pyelftools."""
+"""Headers, identity and bytes of ELF files match those read by pyelftools."""
 
 import hashlib
 import os

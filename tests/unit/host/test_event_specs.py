@@ -1,4 +1,4 @@
-"""Events are parsed by name and setting. Errors state why an event cannot be opened."""
+"""Events are parsed into a name and a setting. Errors state why an event cannot be opened."""
 
 import errno
 import re

@@ -49,7 +49,7 @@ def test_identical_label_sets_share_a_number_regardless_of_order():
         ({"": 1}, "1 to 100 characters"),
         ({"a" * 101: 1}, "1 to 100 characters"),
         ({7: 1}, "1 to 100 characters: 7"),
-        ({"thread.id": 1}, "thread.id is an attribute that samples already have"),
+        ({"thread.id": 1}, "samples already have an attribute thread.id"),
         ({"otel_kprofiler.x": 1}, "samples already have"),
         ({f"{number}": number for number in range(17)}, r"too many labels: 17 \(at most 16\)"),
     ],
