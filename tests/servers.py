@@ -104,7 +104,7 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on and that the kernel does not assign to connections."""
+    """Returns unused ports that the kernel does not assign to outgoing connections."""
     ports: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(ports) < count:

@@ -51,7 +51,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the calling thread's main loop within the context."""
+        """Watch the calling thread's main loop until the context exits."""
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="kprofiler-watchdog"
         )

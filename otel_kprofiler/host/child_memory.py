@@ -95,7 +95,7 @@ def limit_memory(pid: int, grant: MemoryGrant, *, is_final: bool = True) -> Iter
     """Limit a child's memory to its grant, and make the OOM killer choose the child first.
 
     The child must run as the same user as this process. The grant counts as used until the context
-    ends. Unless the limit ``is_final``, a later grant for the same child may be larger.
+    exits. Unless the limit ``is_final``, a later grant for the same child may be larger.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")

@@ -70,7 +70,7 @@ def test_user_code_is_coloured_by_binary_and_explained_by_a_legend(browser):
         assert browser.evaluate(f"document.getElementById('{name}').getBoundingClientRect().height")
 
 
-def test_python_frames_show_their_line_and_the_full_path_on_hover(browser):
+def test_python_frames_show_their_line_and_on_hover_the_full_path(browser):
     open_binaries(browser, LIBRARIES)
     hover(browser, PYTHON)
     assert text(browser, "details").startswith(f"{PYTHON} · in /srv/app/views.py · 5 samples")

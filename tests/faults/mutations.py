@@ -214,7 +214,7 @@ MUTATIONS = [
     Mutation("view: many reset connections", SERVING, "_log.addFilter(RepeatFilter())", "RepeatFilter()", "tests/unit/test_serving.py::test_many_lost_connections_cause_few_log_lines"),
     Mutation("a message of bytes that Python strips as blanks", "otel_kprofiler/otlp/payloads.py", "data.strip(_JSON_SPACE)", "data.strip()", "tests/unit/otlp/test_decode.py::test_unrecognized_data_is_rejected"),
     Mutation("health: reset connection", SERVING, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_causes_one_log_line"),
-    Mutation("view: slow clients while an answer is made", SERVING, "if request not in self._answering), None)", "), None)", "tests/unit/test_serving.py::test_slow_clients_do_not_end_requests_in_progress"),
+    Mutation("view: slow clients while an answer is made", SERVING, "if request not in self._answering), None)", "), None)", "tests/unit/test_serving.py::test_requests_in_progress_complete_despite_slow_clients"),
     Mutation("view: clients that stop reading", SERVING, "        return slowest if now - self._answering[slowest] >= _STALLED_S else None\n", "        return None\n", "tests/unit/test_serving.py::test_clients_that_stop_reading_are_disconnected_to_serve_other_clients"),
     Mutation("view: clients that read slowly among others that stop", SERVING, "            self.server.note_progress(self.connection)\n            self.wfile.write(rest[:_PIECE_BYTES])\n", "            self.wfile.write(rest[:_PIECE_BYTES])\n", "tests/unit/test_serving.py::test_clients_that_stop_reading_are_disconnected_to_serve_other_clients"),
     Mutation("view: headers without an end", SERVING, "        if self._left < 0:\n", "        if False:\n", "tests/unit/test_serving.py"),

@@ -69,7 +69,7 @@ def test_windows_never_overlap_and_contain_their_samples(unix_at_start, interval
 
 
 @given(st.integers(-400, 400), st.integers(1, 30))
-def test_times_recover_from_a_clock_step_within_twice_its_length(step, interval):
+def test_times_recover_from_a_clock_step_within_twice_the_steps_length(step, interval):
     host = Host(1_790_000_000 * SECOND)
     stream = StreamClock(Clock(host))
     for length in (interval, interval):

@@ -72,7 +72,7 @@ def test_the_total_size_of_headers_is_limited(port, lines):
 
 
 @pytest.mark.parametrize("kind", ["page", "receiver"])
-def test_slow_clients_do_not_end_requests_in_progress(kind):
+def test_requests_in_progress_complete_despite_slow_clients(kind):
     begun, go_on, statuses = threading.Event(), threading.Event(), []
 
     def work(answer):

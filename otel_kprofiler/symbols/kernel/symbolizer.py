@@ -135,7 +135,7 @@ class KernelSymbolizer:
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
             elf: vmlinux, ``.ko`` or debug files. ELF files contain function sizes, which kallsyms
-                lacks, so that code past a function's end is not attributed to the function.
+                lacks, so that code past the end of a function is not attributed to it.
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.

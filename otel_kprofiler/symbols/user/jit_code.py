@@ -19,7 +19,7 @@ CHECK_NS: Final = 1_000_000_000
 Range = tuple[int, int]
 """Runtime addresses ``[start, end)``."""
 _MEMORY: Final = ("/memfd:", "/dev/")
-"""Path prefixes of files that compilers map twice, to write and to execute code."""
+"""Path prefixes of files that JIT compilers map twice: to write code and to execute it."""
 
 
 class ProcessCode:

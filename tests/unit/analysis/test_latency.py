@@ -132,7 +132,7 @@ def test_reports_can_be_weighted_by_latency(path, tmp_path):
     )
 
 
-def test_a_filter_does_not_change_how_many_threads_run_in_parallel(path):
+def test_a_filter_does_not_affect_the_number_of_parallel_threads(path):
     (whole,) = json.loads(run("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
     (selected,) = json.loads(run("--weight", "latency", "--json", "-t", "2", path))["kinds"]
     weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]
@@ -143,5 +143,5 @@ def test_a_filter_does_not_change_how_many_threads_run_in_parallel(path):
     ("words", "message"),
     [(["--by", "part"], "cannot be combined"), (["clickhouse://h:1/d"], "needs all threads")],
 )
-def test_latency_weighting_is_rejected_for_sources_that_may_lack_threads(path, words, message):
+def test_latency_weighting_is_rejected_for_sources_without_all_threads(path, words, message):
     assert message in run("--weight", "latency", path, *words, status=2)

@@ -298,7 +298,7 @@ def test_waits_of_excluded_threads_are_not_sampled():
     assert joiner.added == -1, "the program has counted it"
 
 
-def test_the_profilers_threads_are_excluded_by_process_or_thread():
+def test_the_profilers_threads_are_excluded_by_pid_or_by_thread_id():
     with_thread = OwnThreads("threads")
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="kprofiler-test")
