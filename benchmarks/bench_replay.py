@@ -28,7 +28,7 @@ WINDOWS = 6
 
 
 class Costs(NamedTuple):
-    """CPU time and number of samples of all windows but the first."""
+    """CPU time and number of samples in all windows but the first."""
 
     resolving_s: float
     encoding_s: float

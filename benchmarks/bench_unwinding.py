@@ -99,7 +99,7 @@ def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
 
 
 def cut_off(seconds: float) -> Row:
-    """Measures the fraction of user stacks truncated although tables are loaded, by cause."""
+    """Measures the fraction of user stacks that are truncated despite loaded tables, by cause."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
     try:

@@ -37,10 +37,10 @@ CONTENTS = {
     "api/analysis api/model api/tracking api/elf api/errors",
     "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",
 }
-"""Pages in the navigation by heading, as paths relative to docs/."""
+"""Pages in the navigation, by heading, as paths relative to docs/."""
 
 LANGUAGES = {".yaml": "yaml", ".py": "python", ".sh": "sh", "": "sh"}
-"""Syntax highlighting by suffix in linked directories. Other files and templates are text."""
+"""Syntax highlighting by suffix in linked directories. Files with other suffixes are text."""
 
 project = "otel-kprofiler"
 author = "The otel-kprofiler authors"

@@ -1,4 +1,4 @@
-"""Marks the cases of an expensive test that the default run leaves out."""
+"""Marks the cases of an expensive test that the default run omits."""
 
 import pytest
 

@@ -129,8 +129,8 @@ def unaccounted(account: dict, arrived: Arrived, kills: int) -> list[str]:
         late = sum(totals.lost.values()) - ring
         got = arrived.samples[stream] - arrived.twice_in[stream]
         print(f"stream {stream}: {totals}, {got} arrived once, {arrived.twice_in[stream]} again")
-        # A killed agent may have taken samples that reached no window; its unknown time covers
-        # them.
+        # A killed agent may have taken samples that it wrote to no window; its account marks that
+        # time as unknown.
         open_end = totals.taken - ring - totals.samples
         was_killed = stream != list(arrived.totals)[-1]
         if got + late != totals.samples or open_end < 0 or (open_end and not was_killed):
@@ -205,7 +205,7 @@ def main() -> int:
         for name, agent in agents.items():
             # Wait for data delayed by a fault, so that all data can be compared.
             agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
-            # Caches fill during the first third; after that, nothing may grow.
+            # Caches fill during the first third; after that, no value may grow.
             first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]
             share = (last["cpu_s"] - first["cpu_s"]) / (options.minutes * 60)
             if last["rss_mb"] > warm["rss_mb"] + GROWTH_MB:

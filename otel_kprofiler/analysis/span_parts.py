@@ -100,8 +100,8 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     samples between the first and the last sample in the spans. The parts add up to the duration of
     the spans, within sampling error. If several threads ran the spans, their times are added up.
 
-    The spans are those of the ``chosen`` samples. ``every`` contains all samples from the same
-    threads and times.
+    The spans are those of the ``chosen`` samples. ``every`` contains all samples of the same
+    threads in the same period.
     """
     return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
 
@@ -111,8 +111,8 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
     waits. Time that the span's thread spends in other spans, or outside spans, does not count.
-    ``every`` contains all samples from the same threads and times. Traces with the most time are
-    listed first, and the spans of a trace are in the order of their first samples.
+    ``every`` contains all samples of the same threads in the same period. Traces with the most time
+    are listed first, and the spans of a trace are in the order of their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
@@ -161,7 +161,7 @@ def _find_times(
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
-    """Breaks down the time of all spans, then of each endpoint's spans.
+    """Breaks down the time of all spans together, then of each endpoint's spans.
 
     ``samples`` must include all samples of the threads that were in spans. The ``limit`` endpoints
     with the most samples are selected. The result is empty if no sample belongs to a span.

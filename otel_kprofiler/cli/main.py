@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Reserve the descriptors of closed standard streams, so that no opened file uses them."""
+    """Reserve the descriptors of closed standard streams, so that new files do not use them."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -106,7 +106,7 @@ def parse_document(
         )
     except YAMLError as error:  # forbidden characters: the error has no position
         document.complain((), f"not YAML: {' '.join(str(error).split())}")
-    except (AssertionError, KeyError):  # which one depends on ruamel.yaml's version
+    except (AssertionError, KeyError):  # the exception depends on ruamel.yaml's version
         document.complain((), "not YAML: unknown version after %YAML")
     except RecursionError:
         document.complain((), "not YAML: nested too deeply")

@@ -1,6 +1,6 @@
 """Verifies a CPython layout in this process, by reading memory as the BPF program does.
 
-Nearly all of this memory belongs to the calling thread, so it does not change during a read. The
+Nearly all memory read belongs to the calling thread, so it does not change during a read. The
 links to other threads change whenever a thread starts or exits, so the links are reread until two
 reads agree.
 """

@@ -55,7 +55,7 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""The incomplete sides of a stack, each with its status."""
+"""The incomplete parts of a stack (kernel, user, Python), each with its status."""
 
 
 _FunctionKey = tuple[str, str, str, int]
@@ -78,8 +78,7 @@ _MAX_INTEGER: Final = 1 << 63
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the placeholder for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    For code without a file, returns only the reason, because the code's address differs in each
-    process.
+    Returns only the reason for code not backed by a file, whose address differs in each process.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text

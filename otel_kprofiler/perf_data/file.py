@@ -91,8 +91,8 @@ class Reader:
     Raises ``PayloadError`` if the file is not supported, or its header is malformed.
 
     Attributes:
-        file: the contents other than the records. A piped file interleaves these contents with the
-            records, so read all records before using this attribute.
+        file: the contents other than the records. A file written to a pipe interleaves these with
+            the records, so read all records before using this attribute.
         problem: why data is missing or malformed; empty if the file is intact.
     """
 

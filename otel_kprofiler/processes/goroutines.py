@@ -1,11 +1,11 @@
-"""Locates the labels of goroutines in a process, depending on the version of its Go runtime.
+"""Locates goroutine labels in a process; the location depends on the version of its Go runtime.
 
 A Go program contains a note with its build id and, in writable data, a block with its Go version
 (debug/buildinfo). Each thread has a thread-local variable ``g``, a pointer to the current
 goroutine. In statically linked programs, ``g`` is at offset -8 from the thread pointer. In other
-programs, ``g`` is in ``runtime.tlsg``, the program's only thread-local variable. The layouts of
-runtime/runtime2.go for 64-bit processors are taken from the DWARF of each version's first and last
-release.
+programs, ``g`` is in ``runtime.tlsg``, the program's only thread-local variable. The struct layouts
+(runtime/runtime2.go) for 64-bit processors are taken from the DWARF of each version's first and
+last release.
 """
 
 from typing import Final

@@ -75,7 +75,7 @@ _OWNER: Final = 3  # index of the user in a ProcessKey; key maps do not depend o
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on the search of one process, because other processes wait for the search to end. The
+"""Time limits for searching one process, because other processes wait for the search to end. The
 limits are sufficient for large programs, and for memory that is slow to read."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
@@ -135,8 +135,8 @@ def _check_name(name: object) -> str:
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
     """Decodes the attributes in a sample's thread context; see :class:`RawSample`.
 
-    If a key occurs several times, its last entry is used. The local root's name and the first 16
-    other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
+    If a key occurs several times, its last entry is used. The local root span's name and the first
+    16 other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
     truncated entry. ``names`` are the process's attribute names by number, and are not used for
     goroutine labels. ``has_span`` states whether the trace flags belong to a span.
     """
@@ -332,7 +332,7 @@ class PublishedThreads:
             self._reader.release(key.tgid)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Decodes the attributes of a sample, using the names that its process published last."""
+        """Decodes the attributes of a sample, using the latest names that its process published."""
         names = self._names.get(key[:_OWNER])
         if names is None:  # a process known only from wait totals, which lack exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())

@@ -7,15 +7,15 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Maximum number of targets. The BPF program still samples all descendants of the targets."""
+"""Maximum number of targets. The BPF program samples further descendants nevertheless."""
 
 
 class ProcessFollower:
     """Finds the descendants of processes, even if their parents exit first.
 
     The BPF program finds descendants by walking up each process's chain of parents. This class also
-    adds each descendant to the targets, because its ancestors may exit first. A process that loses
-    its parent within a second of its start may be missed.
+    adds each descendant to the targets, because its ancestors may exit first. A process whose
+    parent exits within a second of the process's start may be missed.
     """
 
     def __init__(

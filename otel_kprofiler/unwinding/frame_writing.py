@@ -116,7 +116,7 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
 
 
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
-    """Map the file on standard input, and write its tables to standard output.
+    """Map the file opened as standard input, and write its tables to standard output.
 
     Limits this process's memory. ``make`` returns the packed tables of the mapped file. If ``make``
     fails, ``SystemExit`` is raised with the reason, which Python prints to standard error.

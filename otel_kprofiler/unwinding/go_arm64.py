@@ -334,7 +334,7 @@ def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Generates the rows of asyncPreempt, which finally also drops the signal handler's frame."""
+    """Generates the rows of asyncPreempt, whose end also drops the signal handler's frame."""
     (first, start), (end, frame) = [*sizes, (0, 0)][:2]
     changes = [at for at, register in find_changes(code[:end]) if register == SP]
     drop = WORD.pack(_DROP_SP | frame << 10) + _STORE_FP

@@ -28,7 +28,7 @@ class FileState(enum.IntEnum):
     """The state of a file, as stored in the ``files`` map."""
 
     PENDING = 0
-    """The file's table has been requested. Stack walks stop at this file."""
+    """The file's table has been requested. Stack walks stop at a frame in this file."""
     LOADED = 1
     NO_TABLE = 2
     """The file has no unwind tables. The BPF program tries verified frame pointers."""
@@ -45,7 +45,7 @@ class MapSizes(NamedTuple):
 
 
 class Content(mmap.mmap):
-    """Memory for the pages of a table, zeroed, which forked children do not inherit."""
+    """Zeroed memory for the pages of a table; forked children do not inherit it."""
 
     def __new__(cls, pages: int) -> Self:
         """Map ``pages`` pages of :data:`PAGE_BYTES`."""

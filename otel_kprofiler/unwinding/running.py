@@ -16,7 +16,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to list one by one. For longer requests, all processes are listed."""
+"""Maximum number of processes to list one by one. If more are requested, all are listed."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -49,7 +49,7 @@ def list_running(
 
     Sorts files by the CPU time of their processes, then by the number of processes. ``pids``
     selects processes by their ids in ``/proc``; if empty, all processes are listed. ``mapped``
-    contains the inode numbers of further files to list, which this process has mapped
+    contains the inode numbers of additional files to list, which this process has mapped
     (:func:`map_files`). ``is_inner`` states whether this process is in a pid namespace other than
     the initial one. Listing ends at the monotonic time ``until_s``, even if incomplete. Raises
     ``OSError`` if the kernel rejects the iterator.

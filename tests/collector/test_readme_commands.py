@@ -1,6 +1,6 @@
 """The README's two commands work on minimal Debian and Ubuntu in either order, for any user.
 
-mmdebstrap builds a root file system with apt. Commands there use the host's network. Each clone is
+mmdebstrap builds a root file system with apt. Commands in it use the host's network. Each clone is
 in a home directory that only its owner may enter. The commands run twice: as root, and as a user
 who may run sudo and has other interpreters first on the PATH. The README's test command runs only
 two test files here.

@@ -31,11 +31,11 @@ def received():
     return Received([first, payload(3, 4, StreamTotals("ab", 12, 14, lost)), first], PID)
 
 
-def test_samples_that_arrive_twice_count_once(received):
+def test_samples_that_arrive_twice_are_counted_once(received):
     assert received.sum("on_cpu") == received.control == 9
 
 
-def test_samples_that_a_stream_reports_as_lost_do_not_count_as_missing(received):
+def test_samples_that_a_stream_reports_as_lost_are_not_counted_as_missing(received):
     assert received.missing("on_cpu") == 0
     del received.accounts["on_cpu", "ab"]["otel_kprofiler.stream.lost.queue_full"]
     assert received.missing("on_cpu") == 3

@@ -93,7 +93,7 @@ map_page()
 
 @contextlib.contextmanager
 def running(*command):
-    """Runs a program in a new process group, and yields its pid, and its output up to "ready"."""
+    """Runs a program in a new process group; yields its pid, and its output up to "ready"."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

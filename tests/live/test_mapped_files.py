@@ -109,7 +109,7 @@ def test_a_mapping_replaced_by_another_file_is_reported_as_gone(program, tmp_pat
 
 
 def test_a_file_with_a_different_size_or_modification_time_is_not_opened(program):
-    """Inode number and size do not identify a file, as file systems reuse numbers immediately."""
+    """Inode number and size do not identify a file: file systems may reuse inode numbers."""
     with running(program) as pid:
         request = wanted(pid, program)
         assert opened(request, Access())[0] == "map_files"
@@ -207,7 +207,7 @@ def test_an_exited_process_does_not_affect_files_of_other_processes(program):
 
 
 def test_details_of_an_overwritten_file_are_discarded(program):
-    """The file's build id would be read from the new content."""
+    """Otherwise, the file's build id would be read from the new content."""
     request, known = request_of(program), KnownFiles()
     places = FilePlaces([program.parent])
 
@@ -215,7 +215,7 @@ def test_details_of_an_overwritten_file_are_discarded(program):
         def open_fd(self, path):
             fd = super().open_fd(path)
             program.write_bytes(program.read_bytes())
-            os.utime(program, ns=(0, 0))  # since file timestamps may be coarse
+            os.utime(program, ns=(0, 0))  # because file timestamps may have a low resolution
             return fd
 
     files = Overwritten()

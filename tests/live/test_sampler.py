@@ -59,7 +59,7 @@ def in_kernel(sample):
 
 
 def typical_period_ns(samples):
-    """Returns the median period, which interrupts delayed on a busy machine do not affect."""
+    """Returns the median period, which occasional delays on a busy machine do not affect."""
     times = [[s.time_ns for s in samples if s.cpu == cpu] for cpu in range(os.cpu_count())]
     return statistics.median(b - a for a, b in itertools.pairwise(sorted(max(times, key=len))))
 
@@ -76,7 +76,7 @@ def boot_ns():
 
 
 def test_starting_the_sampler_takes_little_cpu_time(loader):
-    """The limits are ten times the usual times, because other load also slows down CPU time."""
+    """The limits are ten times the usual times, because other load also increases CPU times."""
     limit_s = {"libbpf": 4.0, "bcc": 60.0}[loader]  # bcc compiles the program
     with load(SPIN):
         started = time.process_time()
@@ -115,7 +115,7 @@ def test_every_sample_taken_is_received(rate):
     with (
         load(READ),
         load(SPIN),
-        # The ring can hold samples for a few seconds in which this process does not run.
+        # The ring can hold the samples of a few seconds during which this process does not run.
         sampling(samples_per_second=rate, stacks="both", map_scale_factor=3) as sampler,
     ):
         samples = collect(sampler, 1, interval_s=0.25)
@@ -249,7 +249,7 @@ def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack_as_truncated():
         assert sample.sides[0].status == (STACK_TRUNCATED if full else STACK_OK)
 
 
-def test_only_pinned_cpus_are_sampled():
+def test_only_cpus_in_pin_cpu_ids_are_sampled():
     with load(SPIN, cpu=0), sampling(samples_per_second=499, stacks="both", pin_cpu_ids=(0,)) as s:
         samples = collect_until(s, anything, count=50)
         assert s.cpus == (0,)
@@ -300,7 +300,7 @@ while True:
 
 
 def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
-    """Packets are sent on CPU 1 and received, using packet steering, in softirqs of an idle CPU 0.
+    """Packets are sent on CPU 1 and received, using packet steering, in softirqs on an idle CPU 0.
 
     CPU 0 is the idle CPU because in some guests, the timers of an idle CPU 1 do not fire.
     """
@@ -336,7 +336,7 @@ def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
 
 
 @pytest.mark.changes_host
-def test_a_cpu_back_online_is_sampled_again():
+def test_a_cpu_is_sampled_again_once_it_is_back_online():
     with sampling(samples_per_second=199, stacks="both") as sampler:
         with offline(1):
             collect(sampler, 1.3)
@@ -352,7 +352,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 @pytest.mark.changes_host
 def test_a_briefly_offline_cpu_is_sampled_again():
-    """Neither check of the CPU list detects a CPU that is offline only between the two checks."""
+    """If a CPU is offline only between two checks of the CPU list, neither check detects it."""
     with sampling(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):

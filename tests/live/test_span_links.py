@@ -166,7 +166,7 @@ def test_a_profiler_started_inside_a_span_links_samples_to_that_span():
 
 
 def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
-    """The class of wrappers is defined after the profiler's start, once even in a current span."""
+    """Wrapper classes are defined after the profiler's start, one even while a span is current."""
     run(
         BEFORE_THE_START
         + """
@@ -196,7 +196,7 @@ def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
     )
 
 
-def test_a_forked_worker_keeps_linking_the_span_entered_before_the_fork():
+def test_samples_of_a_forked_worker_are_linked_to_the_span_entered_before_the_fork():
     run(
         BEFORE_THE_START
         + """

@@ -1,4 +1,4 @@
-"""Symbols of the running kernel, compared with a simple parser."""
+"""The running kernel's symbols match the output of a simple parser."""
 
 import os
 import time
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.live
 
 
 def test_the_address_of_every_text_symbol_resolves_to_the_symbol(symbolizer):
-    """Each address has the right names, offset and RVA. Freed init text has no name."""
+    """Each address has the correct names, offset and RVA. Freed init text has no name."""
     text = symbolizer.find("_text")[0].address
     end = symbolizer.find("_etext")[0].address
     checked = 0

@@ -1,4 +1,4 @@
-"""Builds, from Debian's sources, free-threaded and musl interpreters, which no registry has."""
+"""Builds free-threaded and musl interpreters, which no registry provides, from Debian's sources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SOURCE = "python3.13"
 
 
 def get(build: Build) -> Path:
-    """Returns the path of an interpreter, built unless it is cached, or raises MatrixError."""
+    """Returns the path of an interpreter, building it unless cached; raises MatrixError."""
     root = cache_directory() / "pythons" / build.name
     if not root.exists():
         if build.is_musl and not shutil.which("musl-gcc"):

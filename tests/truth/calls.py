@@ -29,7 +29,7 @@ _EXIT_LENGTH = 5  # number of instructions in exit(2) at the end of a thread
 _ANY = 0  # the target of an indirect jump
 _HZ = 997
 _LOADING_S = 200
-"""The time limit for loading tables; deriving rules from code takes long on a busy machine."""
+"""The time limit for loading tables; deriving rules from code is slow on a busy machine."""
 _SIGRETURN = "$0xf,"  # the operand with the system call's number
 
 
@@ -55,7 +55,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 
 
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
-    """Returns where a command loads libraries and the dynamic linker (the same in each run).
+    """Returns the load addresses of a command's libraries and dynamic linker, the same in each run.
 
     ``program`` is the program that the command finally executes.
     """
@@ -125,7 +125,7 @@ class Calls:
     def find_wrong(
         self, addresses: Sequence[int], sources: Sequence[FrameSource], *, is_complete: bool
     ) -> str:
-        """Describes the first frame that did not call the previous frame. Returns "" if all did.
+        """Describes the first frame that did not call the previous frame; "" if every frame did.
 
         Frames are in leaf-first order. ``is_complete``: whether the last frame is the outermost.
         """

@@ -1,6 +1,6 @@
 """A program whose stacks are as expensive to unwind as unwind tables allow.
 
-Each frame is in a different file than its caller. For each frame, the unwinder therefore looks up
+Each frame is in a different file from its caller. For each frame, the unwinder therefore looks up
 the mapping in the process's tree, and the rule in a large table that is not in the processor's
 caches. Consecutive entries have different CIEs. Between calls, the leaf reads more memory than the
 caches hold.
@@ -123,8 +123,8 @@ def build(
         files: the number of alternating files, each with a mapping and a table.
         entries: the approximate number of entries in each file's search table.
         frame_bytes: the size of the smallest stack frame, which is 8 plus a multiple of 16.
-        alike: whether all files are equal; otherwise, each function's frame size differs between
-            files.
+        alike: whether all files are identical; otherwise, each function's frame size differs
+            between files.
     """
     driver, paths = str(folder / "driver"), [str(folder / f"{n}.so") for n in range(files)]
     compile_driver = ["gcc", "-x", "c", "-O2", "-o", driver, "-"]

@@ -77,7 +77,7 @@ def script(name):
 
 
 def callers_exact(stack):
-    """Returns a stack's frames as shown by perf, that is, with return addresses in callers."""
+    """Returns a stack's frames as shown by perf, that is, with return addresses for callers."""
     frames = []
     side = None
     for frame in stack.frames:
@@ -116,7 +116,7 @@ def test_samples_match_the_output_of_perf_script(name):
     assert len(ours) > 40
 
 
-def test_a_process_has_the_name_of_its_program_and_attributes_of_its_host():
+def test_a_process_has_the_name_of_its_program_and_the_attributes_of_its_host():
     window, _ = read(content("seekable"))
     attributes = [resource.attributes for resource, _ in window.samples]
     assert {row["process.executable.name"] for row in attributes} >= {"work"}
@@ -130,7 +130,7 @@ def test_the_last_record_is_dated_to_the_modification_time_of_the_file():
     assert WRITTEN - 10**9 < window.end_unix_ns <= WRITTEN + 1
 
 
-def test_code_without_symbols_has_a_file_offset_and_states_why_it_is_unnamed():
+def test_code_without_symbols_has_a_file_offset_and_a_reason_for_the_missing_name():
     window, problems = read(content("seekable"))
     frames = {frame for _, sample in window.samples for frame in sample.stack.frames}
     user = {frame for frame in frames if frame.module and frame.module.name == "work"}
@@ -139,7 +139,7 @@ def test_code_without_symbols_has_a_file_offset_and_states_why_it_is_unnamed():
     assert problems == []
 
 
-def test_the_fix_is_suggested_for_a_recording_without_build_ids():
+def test_a_fix_is_suggested_for_a_recording_without_build_ids():
     _, problems = read(content("pipe"))
     assert len(problems) == 1
     assert "perf inject -b" in problems[0]
@@ -206,8 +206,8 @@ def frames(window):
     }  # fmt: skip
 
 
-def test_records_are_applied_in_order_of_time_rather_than_position():
-    """A file consists of blocks of records, each from one CPU."""
+def test_records_are_applied_in_chronological_order():
+    """A file consists of blocks of records, each block from one CPU."""
     window, _ = read(made(
         sample(7, 30, USER, 0x1010, 0x2021),
         mmap(7, 10, 0x1000, 0x1000, 0, "/bin/a"),
@@ -246,7 +246,7 @@ def test_samples_in_execve_have_the_callers_stack_until_the_new_program_runs():
     assert leaves == [(0, "a"), (1, "b"), (2, Unresolved.UNMAPPED)]
 
 
-def test_a_mapping_replaces_what_it_overlaps():
+def test_a_mapping_replaces_the_mappings_that_it_overlaps():
     space = AddressSpace()
     for start, end, offset, path in [(0, 100, 0, b"a"), (20, 40, 0, b"b"), (30, 60, 5, b"c")]:
         space.add(FileMapping(0, 1, start, end, offset, path, ""))
@@ -257,7 +257,7 @@ def test_a_mapping_replaces_what_it_overlaps():
     assert space.find(100) is None
 
 
-def test_the_kernel_and_user_parts_of_a_stack_each_have_an_exact_leaf():
+def test_the_kernel_and_user_parts_of_a_stack_each_have_an_exact_leaf_address():
     kernel = mmap(2**32 - 1, 0, 0xFFFFFFFF81000000, 2**24, 0xFFFFFFFF81000000,
                   "[kernel.kallsyms]_text", 1)  # fmt: skip
     module = mmap(2**32 - 1, 0, 0xFFFFFFFFC0000000, 4096, 0, "/lib/modules/6/nf-tables.ko.xz", 1)
@@ -288,7 +288,7 @@ def test_samples_that_perf_lost_are_counted():
     assert (profile.kind, profile.period_ns) == (ON_CPU, 10_000_000)
 
 
-def test_throttling_and_copied_user_stacks_cause_remarks():
+def test_throttling_and_copied_user_stacks_are_reported_in_remarks():
     throttle = record(5, struct.pack("<QQQ", 4, 0, 0) + ids(0, 4))
     kind = 1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN | 1 << 13
     _, problems = read(made(sample(7, 3, USER, 1), throttle, sample_type=kind))
@@ -314,13 +314,13 @@ def test_the_error_for_an_unreadable_recording_states_the_reason(data, message):
     assert message in refused.value.message
 
 
-def test_a_truncated_file_keeps_its_samples():
+def test_the_samples_in_a_truncated_file_are_read():
     window, problems = read(made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))[:-20])
     assert window.sample_count == 1
     assert problems[0] == "data is missing or damaged: the file is truncated"
 
 
-def test_a_killed_recording_keeps_its_samples():
+def test_the_samples_of_a_killed_recording_are_read():
     """If perf is killed, the data size in the header remains 0."""
     whole = made(sample(7, 3, USER, 1))
     window, problems = read(whole[:48] + bytes(8) + whole[56:])

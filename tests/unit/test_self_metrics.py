@@ -181,7 +181,7 @@ def test_metrics_are_sent_over_http(telemetry):
     assert bodies[0][0] == "/v1/metrics"
 
 
-def test_a_missing_metrics_pipeline_of_the_receiver_is_reported_once(telemetry, caplog):
+def test_a_missing_metrics_pipeline_in_the_receiver_is_reported_once(telemetry, caplog):
     server, port = serve_grpc(None)
     telemetry.configure(load(f"127.0.0.1:{port}"))
     wait_until(lambda: "own metrics" in caplog.text)
@@ -244,7 +244,7 @@ def wait_for_requests(receiver, count):
     wait_until(lambda: len(receiver.requests) >= count)
 
 
-def test_metrics_are_restarted_only_if_their_settings_change(receiver, telemetry):
+def test_the_metrics_exporter_is_restarted_only_if_its_settings_change(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
     wait_for_requests(receiver, 1)
     telemetry.configure(load(receiver.endpoint))

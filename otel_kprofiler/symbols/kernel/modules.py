@@ -92,7 +92,7 @@ def ranges_from_sections(
     """Returns a module's executable ranges in address order, excluding its init sections.
 
     A section counts as executable if it has the name of a text section, or contains a function of
-    the module. The section's range ends at the module's next section, or at ``limit``. The last
+    the module. A section's range ends at the module's next section, or at ``limit``. The last
     text section ends with the page in which its last function starts, because other allocations may
     follow. Ignores sections below ``.text``, or all sections if the address of ``.text`` is 0.
     """

@@ -62,7 +62,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns a base address, the number of addresses below it, and the remaining offsets."""
+        """Returns a base address, the number of addresses below it, and the other offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -143,7 +143,7 @@ class SymbolTable:
 
         The padding before a function is part of the function. ``section`` is the section ``[start,
         end)`` that contains the address. A function extends to the next symbol in the section.
-        Without a next symbol, the function has at most ``max_function`` bytes.
+        If no symbol follows, the function has at most ``max_function`` bytes.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -327,11 +327,11 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """Returns a copy of an array without spare capacity (up to a sixteenth of the array)."""
+    """Copies an array, without its spare capacity (up to a sixteenth of its size)."""
     return array(values.typecode, values)
 
 
 def _bitmap(flags: bytes) -> bytes:
-    """Packs eight flags into each byte, the first flag into the lowest bit."""
+    """Packs eight flags into each byte, the first flag in the lowest bit."""
     digits = flags[::-1].translate(bytes([0x30, 0x31]) + bytes(254))
     return int(digits or b"0", 2).to_bytes((len(flags) + 7) // 8, "little")

@@ -83,7 +83,7 @@ class Archive:
         options = [f"-oDir::Cache::Archives={debs}", "-oAPT::Install-Recommends=false"]
         call(["apt-get", *self.options, *options, "-y", "--download-only", "install", *packages])
         for deb in sorted(debs.glob("*.deb")):
-            # Unlike `dpkg-deb -x`, this keeps /lib a link to /usr/lib.
+            # Unlike `dpkg-deb -x`, this keeps /lib as a link to /usr/lib.
             pipe = 'dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink'
             call(["sh", "-c", pipe, "sh", str(deb), str(root)])
         shutil.rmtree(debs)

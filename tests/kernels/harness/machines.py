@@ -82,7 +82,7 @@ AARCH64 = Machine(
 
 
 def build_root(machine: Machine, archive: Archive) -> Path:
-    """Returns the root of a machine type's Debian, built unless cached, or raises MatrixError."""
+    """Returns a machine type's Debian root, building it unless cached; raises MatrixError."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *_REQUIREMENTS]
     key = hashlib.sha256(repr((_PACKAGES, requirements)).encode()).hexdigest()[:12]

@@ -36,7 +36,7 @@ USER = stack(user=("compute", "main"))
 
 @pytest.fixture
 def profile(tmp_path):
-    """Writes six samples of nginx of 1 s each: 3 in read, 2 in write, 1 in user mode."""
+    """Writes six 1 s samples of nginx: 3 in read, 2 in write, 1 in user mode."""
     groups = [
         ({"process.pid": 7, "process.executable.name": "nginx"}, [
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8, "GET /\x1b"),
@@ -251,7 +251,7 @@ def test_line_tables_are_sorted_by_total_and_other_tables_as_requested(tmp_path)
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_a_selection_can_be_written_in_every_record_format(profile, tmp_path, capfd):
+def test_selected_samples_can_be_written_in_every_format_of_record(profile, tmp_path, capfd):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5
@@ -311,7 +311,7 @@ def test_a_closed_pipe_ends_the_command_quietly(profile):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_request_from_another_profiler_yields_a_correct_table():
+def test_a_request_from_another_profiler_is_rendered_correctly_as_a_table():
     def samples(*options):
         return {name: (own / TICK, total / TICK) for name, (own, total) in rows(*options).items()}
 
@@ -327,7 +327,7 @@ def test_a_request_from_another_profiler_yields_a_correct_table():
     assert {name.split()[0] for name in processes} == {"python3.11", "dd", "kdamond.0"}
 
 
-def test_a_request_from_a_different_profiler_is_converted_to_a_correct_page(tmp_path):
+def test_a_request_from_a_different_profiler_is_rendered_correctly_as_a_page(tmp_path):
     path = tmp_path / "peer.html"
     report("-o", path, PEER)
     result = data(path.read_text())

@@ -1,4 +1,4 @@
-"""Keys change the state and screen of ``top``, tested with recorded samples."""
+"""Tests, with recorded samples, that keys change the state and screen of ``top``."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """Returns a 1 s window: ``nginx`` reads, its thread ``sender`` sends, and ``evil`` computes."""
+    """Returns a 1 s window: ``nginx`` reads, its ``sender`` thread sends, and ``evil`` computes."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]
@@ -101,7 +101,7 @@ STATUS = Status("host", "6.12", "99 Hz", 0.012)
 
 
 def screen(state, shown, width=80, height=24, **more):
-    """Returns the screen's lines without attributes, and checks that each line fits."""
+    """Returns the screen's lines without attributes, and checks that each line fits the width."""
     lines = page(state, shown, STATUS, Size(width, height, **more), color=True)
     plain = [click.unstyle(line) for line in lines]
     assert len(plain) == height
@@ -259,7 +259,7 @@ def test_the_selection_follows_the_selected_row_when_rows_move():
     for number in range(12, 17):
         sliding.add(window(number, computes=0))
     assert "compute" not in names(state, sliding.shown())
-    assert selected(state, sliding.shown()) == "vfs_read"  # the row that replaced compute
+    assert selected(state, sliding.shown()) == "vfs_read"  # the row that replaced `compute`
     press(state, sliding.shown(), END)
     assert selected(state, sliding.shown()) == names(state, sliding.shown())[-1]
     press(state, sliding.shown(), UP, HOME, UP)
@@ -341,7 +341,7 @@ def test_losses_are_shown_by_cause_even_on_narrow_screens():
 @pytest.mark.parametrize("key", [*GROUPING_KEYS, "h", "/"])
 @pytest.mark.parametrize("size", [(80, 24), (30, 8), (20, 3), (1, 1), (200, 60)])
 @pytest.mark.parametrize("then", [[], [ENTER], [ENTER, ENTER], [ENTER, "p", ENTER]])
-def test_every_page_fits_every_screen(key, size, then):
+def test_every_page_fits_on_a_screen_of_any_size(key, size, then):
     state, shown = TopState(), filled().shown()
     press(state, shown, DOWN, key, *then)
     screen(state, shown, *size)

@@ -96,7 +96,7 @@ def test_invalid_keys_outside_the_receiver_are_reported(text, message):
     assert any(message in problem for problem in problems(text))
 
 
-def test_the_error_for_the_removed_key_symbol_names_tells_users_to_remove_it():
+def test_the_error_for_the_obsolete_key_symbol_names_advises_removing_the_key():
     (problem,) = receiver("symbol_names: compressed")
     assert "symbol_names: not available: " in problem
     assert problem.endswith("; remove this setting")

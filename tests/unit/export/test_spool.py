@@ -42,12 +42,12 @@ def fill(directory, count, **options):
 
 
 def abandon(spool):
-    """Stops a spool as SIGKILL would: no more is written, and the lock is released."""
+    """Stops a spool as SIGKILL would: nothing more is written, and the lock is released."""
     spool._release()
 
 
 def written(directory, count, end=Spool.close, **options):
-    """Writes batches, ends their spool, and returns them with the path of the only segment."""
+    """Writes batches, ends their spool; returns the batches and the path of the only segment."""
     spool, stored = fill(directory, count, **options)
     end(spool)
     (path,) = segments(directory)
@@ -213,7 +213,7 @@ def test_duplicated_records_are_delivered_once(tmp_path, open_spool):
     assert not again.damaged
 
 
-def test_an_unreadable_block_loses_only_its_records(tmp_path, open_spool, monkeypatch):
+def test_only_records_in_an_unreadable_block_are_lost(tmp_path, open_spool, monkeypatch):
     spool, _ = fill(tmp_path, 0)
     stored = [spool.append(numbered(number, size=3000)) for number in range(1, 6)]
     spool.close()
@@ -472,7 +472,7 @@ def test_a_directory_writable_by_others_is_rejected(tmp_path, owner, mode):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "foreign"])
-def test_symlinked_segments_and_segments_of_other_users_are_not_touched(tmp_path, kind, caplog):
+def test_symlinks_and_segments_owned_by_other_users_are_not_touched(tmp_path, kind, caplog):
     directory = tmp_path / "spool"
     spool, stored = fill(directory, 3, max_bytes=2000)
     spool.close()
@@ -509,7 +509,7 @@ def test_batches_age_while_the_spool_is_closed(tmp_path, monkeypatch):
     spool.close()
 
 
-def test_a_second_writer_of_a_spool_is_rejected(tmp_path):
+def test_a_second_writer_to_a_spool_is_rejected(tmp_path):
     spool = Spool(str(tmp_path))
     with pytest.raises(ExportError, match="is in use"):
         Spool(str(tmp_path))

@@ -96,7 +96,7 @@ def module(tmp_path):
         (0x00, "first", ".text"),  # padding of first
         (0x10, "first", ".text"),
         (0x2F, "first", ".text"),
-        (0x30, None, ""),  # after the end of first
+        (0x30, None, ""),  # after the end of `first`
         (0x40, "second", ".text"),
         (0x94, "second", ".text"),
         (0x95, "second", ".text.unlikely"),  # split off by the compiler

@@ -124,7 +124,7 @@ def request(path):
     return f"/source.json?{urlencode({'file': path})}"
 
 
-def test_only_files_of_the_profile_are_served(tmp_path):
+def test_only_files_named_in_the_profile_are_served(tmp_path):
     named, other, link = tmp_path / "a.py", tmp_path / "b.py", tmp_path / "link.py"
     named.write_text("a\n")
     other.write_text("b\n")
@@ -152,7 +152,7 @@ def test_no_source_file_is_served_to_other_hosts(tmp_path):
 
 
 @ONLY_ROOT
-def test_the_user_who_ran_sudo_cannot_read_files_of_root(open_folder, monkeypatch):
+def test_the_user_who_ran_sudo_cannot_read_files_that_only_root_can_read(open_folder, monkeypatch):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     public, secret = open_folder / "public.py", open_folder / "secret.py"
     for path, mode in ((public, 0o644), (secret, 0o600)):

@@ -75,7 +75,7 @@ def test_a_debug_link_is_read_as_written_by_objcopy(without_id):
     assert without_id.want("/bin/p").build_id is None
 
 
-def test_build_ids_are_searched_for_in_the_process_root_then_on_the_host(with_id, tmp_path):
+def test_build_ids_are_looked_up_in_the_process_root_then_on_the_host(with_id, tmp_path):
     wanted = with_id.want("/bin/p", "/proc/7/root")
     finder = BuildIdDirectories(Access(str(tmp_path)), ["/opt/debug", "/usr/lib/debug"])
     assert paths(finder, wanted) == []
@@ -101,7 +101,7 @@ def test_debug_files_are_searched_for_by_name_and_checksum(without_id, tmp_path)
     assert len(paths(finder, wanted)) == 2, "another checksum"
 
 
-def test_a_file_searched_for_by_name_must_match_an_existing_build_id(with_id, without_id, tmp_path):
+def test_a_file_found_by_name_must_have_the_programs_build_id(with_id, without_id, tmp_path):
     finder = DebugLinkDirectories(Access(str(tmp_path)))
     with_id.put(tmp_path, "/bin/program.debug")
     wanted = with_id.want("/bin/p")

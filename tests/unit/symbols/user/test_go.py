@@ -209,7 +209,7 @@ def split(rows):
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 
-def test_a_closed_go_table_resolves_nothing(program):
+def test_a_closed_go_table_resolves_no_addresses(program):
     lines, functions = opened(program)
     (outer,) = functions.find("main.outer")
     assert lines.lookup(outer.start)
