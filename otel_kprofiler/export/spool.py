@@ -14,8 +14,8 @@ data is ever written after a corrupt record.
 
 The counts in every record show exactly how many samples of each kind a corrupt segment contained.
 
-Anything removed from an open spool, even its directory, is recreated on the next write, and
-the current segment is restored completely. Lost older segments are detected when they are read.
+Anything removed from an open spool, even its directory, is recreated on the next write, and the
+current segment is restored completely. The loss of an older segment is detected on the next read.
 """
 
 import contextlib

@@ -38,9 +38,9 @@ def test_packing_and_parsing_preserve_a_python_stack(end, frames, tag):
 @given(ENDS, FRAMES, st.binary(min_size=1, max_size=20), st.integers(1, 7))
 def test_stacks_with_missing_or_extra_bytes_are_rejected(end, frames, more, less):
     raw = pack_python_stack(end, frames)
-    for damaged in (raw + more, raw[:-less]):
-        with pytest.raises(ValueError, match="damaged"):
-            split_python_stack(damaged)
+    for malformed in (raw + more, raw[:-less]):
+        with pytest.raises(ValueError, match="malformed"):
+            split_python_stack(malformed)
 
 
 @given(st.binary(max_size=100))
