@@ -1,4 +1,4 @@
-"""Measures CPU, memory, start-up time and bytes on the wire of the agent under a mixed load."""
+"""Measures the agent's CPU time, memory, startup time and network traffic under a mixed load."""
 
 import contextlib
 import gzip

@@ -35,7 +35,7 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Record, for the log, the path that this thread reads; inner blocks take precedence."""
+    """Record, for the log, the path that this thread is reading; inner blocks take precedence."""
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path
@@ -97,7 +97,7 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
 def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
     """Join threads like :func:`join_all`, and release their resources once all have exited.
 
-    If a descriptor were closed while a thread still uses it, the number could be reused, and the
+    If a descriptor were closed while a thread still used it, the number could be reused, and the
     thread would then access the wrong file. Threads that outlast the deadline are joined in the
     background. ``release`` is called once, in this thread or in a daemon thread.
     """

@@ -1,4 +1,4 @@
-"""Fetches interpreters that Debian does not package: python-build-standalone's, in a Go module.
+"""Fetches interpreters that Debian does not package: python-build-standalone, from a Go module.
 
 ``python -m tests.fetch_pythons`` prints the interpreters' directories. The interpreters are
 downloaded from the Go module proxy, for machines that cannot reach any other download site. The go
@@ -46,7 +46,7 @@ def fetch(minor: str) -> None:
 
 
 def unpack(file: dict[str, str | int], data: Path, root: Path) -> None:
-    """Unpacks a file-list entry of the module. In the list, directories precede their contents."""
+    """Unpacks an entry in the module's file list. Directories precede their contents."""
     path, mode = root / str(file["name"]), int(file["perm"])
     if mode >> 31 & 1:  # Go's os.ModeDir
         path.mkdir(parents=True)

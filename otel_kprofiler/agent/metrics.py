@@ -2,7 +2,7 @@
 
 Names follow the semantic conventions: ``process.*`` and ``otel.sdk.*``. The conventions do not
 cover profiles yet, so processor and exporter metrics are named like those for spans. Metrics
-without a counterpart are named ``kprofiler.*``.
+without a counterpart in the conventions are named ``kprofiler.*``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
     """Link an iterator program, and return a descriptor, which the caller closes.
 
     The iterator visits all tasks or, since Linux 6.1, only the process or thread with the given id
-    in our pid namespace. Raises ``OSError``.
+    in this process's pid namespace. Raises ``OSError``.
     """
     attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
     task = _IterateTask(tid, 0 if tid else pid, 0)

@@ -153,7 +153,7 @@ class Output:
         ``has_whole_threads``: the recording contains all samples of its threads.
         """
         write_page = self._format.write_page
-        # Compute these times before idle waits are removed, because spans include idle waits.
+        # Compute span times before idle waits are removed, because spans include idle waits.
         spans = _span_times(windows) if write_page and has_whole_threads else []
         if not idle and not self._format.is_profile:
             windows, left = leave_out_idle(windows)

@@ -71,7 +71,7 @@ class PendingConfig(Generic[T]):
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     """Read a file in a new interpreter process. Return a function that awaits the pickled result.
 
-    The interpreter does not import from the working directory, because other users may write to it.
+    The interpreter does not import from the working directory, which other users may modify.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
     code = (

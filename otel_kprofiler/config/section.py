@@ -30,7 +30,7 @@ AttributesKey = Annotated[
 class Section(BaseModel):
     """An immutable mapping in the configuration, with a fixed set of keys.
 
-    ``unsupported`` lists keys of related configurations, each with an alternative.
+    ``unsupported`` maps keys of related configuration formats to alternatives.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

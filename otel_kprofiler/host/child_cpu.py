@@ -104,7 +104,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     def read_cpu_time(self) -> None:
         """Read the child's CPU time without waiting for the child to exit."""
         if self.returncode is None:
-            with suppress(OSError):  # another thread has reaped it
+            with suppress(OSError):  # another thread has reaped the child
                 self.cpu_ns = self._read_clock()
 
     def _read_clock(self) -> int:

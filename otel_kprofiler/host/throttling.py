@@ -1,6 +1,6 @@
-"""Warns if the kernel may throttle perf events at a sample rate.
+"""Warns if the kernel may throttle perf events at a given sampling rate.
 
-``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
+``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event per tick.
 The kernel throttles (stops) the event when the count reaches ``perf_event_max_sample_rate`` per
 tick, rounded up. The next tick restarts a throttled event with a full period. With a limit of one
 sample per tick, some kernels, such as 6.18, stop the event after each sample, so every sample is

@@ -26,7 +26,7 @@ class Uevents:
     """A socket that receives the kernel's uevents (not udev's) without privileges.
 
     Only one thread may call :meth:`wait`, and only one thread at a time may call :meth:`receive`.
-    All other methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
+    All other methods are thread-safe. Raises ``OSError`` if the socket cannot be created.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:
@@ -60,7 +60,7 @@ class Uevents:
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """Returns pending datagrams; never blocks. Raises ``OSError`` once if any were lost."""
+        """Returns pending datagrams; never blocks. Raises ``OSError`` once after datagram loss."""
         datagrams: list[bytes] = []
         while True:
             try:

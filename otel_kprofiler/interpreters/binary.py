@@ -1,7 +1,7 @@
 """Finds CPython in an ELF file (an executable or libpython).
 
-``_PyRuntime`` is in a separate section, ``.PyRuntime``, since CPython 3.10. All other addresses are
-looked up in the dynamic symbols, which strip(1) keeps.
+CPython 3.10 and later store ``_PyRuntime`` in a separate section, ``.PyRuntime``. All other
+addresses are looked up in the dynamic symbols, which strip(1) keeps.
 """
 
 import mmap

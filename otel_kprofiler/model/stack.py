@@ -302,9 +302,9 @@ class Stack:
     ) -> Stack:
         """Build a stack from frames, leaf first.
 
-        ``statuses`` contains the status of each incomplete side. A side without frames is added
+        ``statuses`` contains the status of each incomplete kind. A kind without frames is added
         only if it is in ``statuses``: at the root end if it is truncated, otherwise in the order of
-        :data:`SIDES`. If a side has several runs of frames, the last run receives the status.
+        :data:`SIDES`. If a kind has several runs of frames, the last run receives the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []
@@ -320,7 +320,7 @@ class Stack:
 
     @property
     def is_provisional(self) -> bool:
-        """Returns whether more of the stack may be resolved when the window closes."""
+        """Returns whether more frames may be resolved when the window closes."""
         for side in self.sides:  # noqa: SIM110 - any() takes three times as long
             if side.is_provisional:
                 return True

@@ -12,7 +12,7 @@ _CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+"
 
 
 class TracepointStacks:
-    """Cuts stacks so that the leaf is the function containing the tracepoint. Not thread-safe."""
+    """Trims stacks so that the leaf is the function containing the tracepoint. Not thread-safe."""
 
     def __init__(self) -> None:
         self._cut: dict[Stack, Stack] = {}

@@ -38,7 +38,7 @@ def text_field(tag: bytes, text: str) -> bytes:
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Encode the body of an AnyValue. Zeros are written, because the field determines the type."""
+    """Encode the body of an AnyValue. Zeros are encoded, to preserve the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):

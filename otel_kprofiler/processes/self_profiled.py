@@ -40,7 +40,7 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
             if files.read_link(f"/proc/{pid}/fd/{name}") == _BPF_MAP:
                 return True
         except FileNotFoundError:
-            continue  # closed since the directory was listed
+            continue  # the descriptor has been closed
     return False
 
 

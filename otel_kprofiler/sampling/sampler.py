@@ -77,7 +77,7 @@ class SamplerConfig:
             supports the program that reads it. Otherwise, spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
-            outside this namespace contain ids of the initial namespace.
+            outside ``target_namespace`` contain ids of the initial namespace.
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
         child_pid: process to track, with all its descendants, from its next exec on; None to
@@ -182,7 +182,7 @@ class SamplerCounts(NamedTuple):
             preempted by its hypervisor. 0 if a command is tracked.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
-        locks: totals of all lock waits, if these are sampled.
+        locks: totals of all lock waits, if lock waits are sampled.
     """
 
     taken: int

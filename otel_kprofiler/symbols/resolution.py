@@ -54,7 +54,7 @@ class Resolution:
     def module_address(self) -> int | None:
         """Returns the address in the file: SVMA (user) or RVA (kernel); None if there is no module.
 
-        ELF symbols and debug information contain addresses of this kind, not file offsets.
+        ELF symbols and debug information also contain SVMAs, not file offsets.
         """
         return self.frame.address if self.frame.module else None
 

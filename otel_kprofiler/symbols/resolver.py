@@ -31,8 +31,8 @@ MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
-_SideKey = tuple[bytes, StackStatus, Any]  # words, status, and state of the resolver
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, words and states of all stacks
+_SideKey = tuple[bytes, StackStatus, Any]  # raw frames, status, resolver state
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, raw frames, resolver states
 
 
 class VariableSide(Protocol):

@@ -47,7 +47,7 @@ MAY_PASS: Final = frozenset(
 )  # fmt: skip
 """Temporary failures, after which a retry may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures after which a table must be rebuilt. Retries occur at growing intervals."""
+"""Temporary failures after which a table must be rebuilt. Retries occur at increasing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts

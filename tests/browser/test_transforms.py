@@ -1,4 +1,4 @@
-"""Stack transforms on the page, compared with the same rules applied to each single stack."""
+"""Stack transforms on the page, compared with the same rules applied to each stack individually."""
 
 import random
 from collections import Counter
@@ -176,7 +176,7 @@ def chips(browser):
     )
 
 
-def test_keys_transform_the_focused_function_and_the_breadcrumb_undoes_it(page):
+def test_keys_transform_the_focused_function_and_the_breadcrumb_undoes_the_transform(page):
     hover(page, "ext4_read")
     page.press("m")
     assert "ext4_read" not in names(page)
@@ -210,7 +210,7 @@ def right_click(page, name):
     page.click_at(*place(page, name), "right")
 
 
-def test_the_context_menu_of_a_frame_works_by_mouse_and_keys(page):
+def test_the_context_menu_of_a_frame_works_with_mouse_and_keyboard(page):
     right_click(page, "vfs_read")
     assert page.evaluate("document.querySelector('#menu strong').textContent") == "vfs_read"
     assert len(page.evaluate(MENU)) >= 6

@@ -119,7 +119,7 @@ def symbolizer(host, namespace):
 
 
 def test_loads_and_unloads_of_modules_are_tracked(host, symbolizer, request):
-    """File ids and RVAs resolve within 250 ms, and names are right at the time of each sample."""
+    """File ids and RVAs resolve within 250 ms, and names are correct at each sample's time."""
     delays = []
     for _ in range(5):
         host.load("fresh")

@@ -115,7 +115,7 @@ def directory():
 
 
 def run_all(cases, directory, python=sys.executable):
-    """Runs cases (arguments, standard output, whether as nobody). Returns statuses and errors."""
+    """Runs cases (arguments, standard output, run as nobody?). Returns statuses and errors."""
     done = subprocess.run(
         [python, "-c", RUN_ALL],
         input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=300,
@@ -125,7 +125,7 @@ def run_all(cases, directory, python=sys.executable):
 
 
 def check_errors(cases, directory, *python, names=frozenset()):
-    """Checks the cases' statuses and errors. An error about a file in ``names`` must name it."""
+    """Checks the statuses and errors. An error about a file in ``names`` must name the file."""
     wrong = [
         (words, status, messages)
         for (words, *_), (status, messages) in zip(
@@ -153,7 +153,7 @@ def test_every_command_reports_an_unusable_file(directory):
     check_errors(cases, directory, names={"none", "itself", "good.otlp/none"})
 
 
-def test_every_command_run_by_another_user_reports_missing_rights(directory, public_python):
+def test_every_command_run_by_another_user_reports_missing_permissions(directory, public_python):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     reading = [[*words, "secret", *ends.get(words[0], [])] for words in READERS]
     writing = [[*words, path] for words in WRITERS for path in ("closed/x.html", "x.html")]
@@ -183,7 +183,7 @@ runpy.run_module("otel_kprofiler", run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["click", "importlib", "otel_kprofiler.host"])
-def test_an_early_ctrl_c_is_silent(name):
+def test_ctrl_c_during_startup_prints_nothing(name):
     done = subprocess.run(
         [sys.executable, "-c", EARLY.format(name=name)], capture_output=True, text=True, timeout=60
     )

@@ -190,7 +190,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
 
 @pytest.mark.long
 def test_bpf_programs_that_interrupt_each_other_write_intact_records():
-    """The clock interrupts tracepoints' programs, and its interrupt contains a tracepoint."""
+    """The clock interrupts tracepoint programs, and its handler hits a tracepoint."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=4999,
@@ -208,7 +208,7 @@ def test_bpf_programs_that_interrupt_each_other_write_intact_records():
 
 
 @pytest.mark.parametrize("text", ["kmem_mm_page_alloc", "mm_page_allocc"])
-def test_an_unknown_tracepoint_is_an_error_before_recording(tmp_path, text):
+def test_an_unknown_tracepoint_is_rejected_before_recording_starts(tmp_path, text):
     path = tmp_path / "x.html"
     done = record(path, "-e", text, "-d", "1s")
     assert done.returncode == 3

@@ -162,7 +162,7 @@ def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
 
 
 def test_a_forked_child_has_complete_stacks(tmp_path):
-    """A forked child maps code pages only when it runs them, so its callers' pages are absent."""
+    """A forked child maps code pages only when it runs them, so its callers' pages are unmapped."""
     with running(compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")) as pid:
         children = Path(f"/proc/{pid}/task/{pid}/children")
         while not (child := children.read_text().strip()):

@@ -58,7 +58,7 @@ def instructions(flow, code, start, end):
 
 
 def contradicts(state, row):
-    """Returns whether a state's CFA, or where it finds rbp, differs from the compiler's rule."""
+    """Returns whether a state's CFA or saved rbp location differs from the compiler's rule."""
     if state == OUTERMOST:
         return row.get(_RA) is None or row[_RA].type != "UNDEFINED"
     cfa, fp = row["cfa"], row.get(_FP)

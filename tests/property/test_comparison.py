@@ -37,7 +37,7 @@ MANY, MOST = 100, 13
 
 @cache
 def profile(seed, read=20):
-    """Returns the profile of a thread that changes its system call every 2 ms on average."""
+    """Returns the profile of a thread that switches system calls every 2 ms on average."""
     random, times = Random(seed), {}
     shares = {**dict.fromkeys(CALLS, (100 - read) / 4), "read": read}
     now, name, left = 0, "read", 0.0

@@ -1,7 +1,7 @@
 """Compares frame names with the logs of programs that record which function they run.
 
-``python -m tests.truth.naming [SECONDS]`` runs each workload for longer than the test, and prints a
-table.
+``python -m tests.truth.naming [SECONDS]`` runs each workload for longer than the test does, and
+prints a table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORKS = re.compile(r"work_(\d+)$")
 _LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 _HIGHEST_PID = Path("/proc/sys/kernel/pid_max")
 _PER_SECOND = 500
-_ENDED = ("short processes", "reused pid")  # their processes exit before they are named
+_ENDED = ("short processes", "reused pid")  # processes exit before their frames are named
 _LEAST_NAMED = 0.95
 
 
@@ -49,7 +49,7 @@ class Tally(NamedTuple):
         wrong: the frames named after a function that was not running, as (logged, name).
         samples: the number of samples that have a user frame and are from a logging thread.
         named: the number of counted samples with a named leaf.
-        unnamed: the number of other samples, by reason and the leaf's module.
+        unnamed: the number of counted samples with an unnamed leaf, by reason and module.
     """
 
     frames: int

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Runs the unwinder as native code on a recorded process. The kernel's helpers, maps and structs
- * are replaced, so tables and stacks of any architecture can be unwound on this machine.
+ * are replaced, so stacks of any architecture can be unwound on this machine.
  */
 #include "loaders.bpf.h"
 
@@ -157,7 +157,7 @@ void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 		mm[0] = (u64)&one->parent;
 }
 
-/* Unwinds from registers given as pt_regs; returns the size of the copied stack, 0 on errors. */
+/* Unwinds from registers given as pt_regs; returns the size of the copied stack, 0 on error. */
 u64 unwind_process(const void *registers, u32 max_frames, u8 *stack)
 {
 	work.user_registers = (u64)registers;

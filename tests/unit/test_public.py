@@ -1,4 +1,4 @@
-"""If other users cannot access the checkout or its Python, a Python for all users is built."""
+"""If other users cannot access the checkout or its Python, a public environment is built."""
 
 import os
 import re

@@ -3,7 +3,7 @@
 ``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) consists of
 lines ``section start-end module...`` with offsets from the start of a section in vmlinux. A line
 ``section offset-offset = symbol`` is the section's anchor: the section starts at the symbol's
-address minus the offset. Sections without an anchor cannot be placed.
+address minus the offset. The address of a section without an anchor is unknown.
 
 ``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) consists of lines ``address [size] type
 name [module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields
@@ -229,7 +229,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
     ``sizes`` contains alternating function addresses and sizes, sorted by address. If functions
-    overlap, only the last end is used.
+    overlap, only the highest end is used.
     """
     if not sizes:
         return core

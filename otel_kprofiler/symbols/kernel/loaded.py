@@ -44,7 +44,7 @@ class FoundModule(NamedTuple):
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a ``/proc/modules`` line contains this module's address or hides it."""
+        """Returns whether a ``/proc/modules`` line has this module's address, or a hidden one."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:

@@ -232,7 +232,7 @@ class _Download:
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"offered {length[:20]} bytes, more than the limit")
-        # Read once more at the end, because only this detects a truncated response. Some proxies
+        # A final read is the only way to detect a truncated response. Some proxies
         # compress files without being asked to. The build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)

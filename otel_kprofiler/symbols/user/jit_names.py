@@ -53,7 +53,7 @@ class JitNames:
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
-        """Returns the function that was at a process's address at boottime ``at_ns``; never waits.
+        """Returns the function at an address in a process at boottime ``at_ns``; never waits.
 
         Also returns whether this call queued the process for :meth:`read_one`.
         """
@@ -69,7 +69,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read new data of the next queued process, if there is one. May block on a file system."""
+        """Read new data for the next queued process, if any. May block on a file system."""
         with self._lock:
             if not self._waiting:
                 return

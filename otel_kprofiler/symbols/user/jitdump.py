@@ -2,7 +2,7 @@
 
 The format is specified in Linux's tools/perf/Documentation/jitdump-specification.txt. Writers
 include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
-wasmtime. Reads a process's file only if the process has mapped it.
+wasmtime. A process's jitdump is read only if the process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps are from ``CLOCK_MONOTONIC``,
@@ -12,7 +12,7 @@ earlier by the length of the suspension. If a file uses a clock other than ``CLO
 records take effect when they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until a
-function has been written, lookups at its address return the name of the former code.
+function's record has been written, lookups at its address return the previous function's name.
 """
 
 import struct
@@ -80,7 +80,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The record that marks the end of a file. The file's code does not run afterwards."""
+    """The record that marks the end of a file. Code in the file does not run after this record."""
 
     time_ns: int
 
@@ -110,7 +110,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start parsing a new file from the process. Source file numbers remain valid."""
+        """Start parsing a new jitdump of the process. Source file numbers remain valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
@@ -210,7 +210,7 @@ class JitDumpParser:
 
 
 _Entry = tuple[int, int, bytes]
-"""An address, and the line and file of the code from there on."""
+"""An address, and the line and file of the code that starts there."""
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
@@ -234,9 +234,9 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
     """Parses a V8 record in which all entries contain the function's file (``JS:*f a.js:1:13``).
 
-    Takes the file from the function's name, because V8 may write file names after freeing them. A
-    freed file name is written as garbage of the correct length. Returns an empty list if the
-    record's length does not match the file's name.
+    The source file is parsed from the function's name, because V8 may write file names after
+    freeing them. A freed file name is written as garbage of the correct length. Returns an empty
+    list if the record's length does not match the file's name.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -287,7 +287,7 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # offset of the file's clock from this process's clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # how long the host was suspended since the last update
+        self._slack_ns = 0  # time the host has been suspended since the last update
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""

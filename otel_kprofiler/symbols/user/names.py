@@ -54,7 +54,7 @@ def open_user_names(
 ) -> SymbolLoader | None:
     """Opens the loader that names user frames; None if disabled. The caller closes the loader.
 
-    Raises ``DependencyError`` if symbolic, which reads source lines, is not installed.
+    Raises ``DependencyError`` if the package symbolic, which reads source lines, is not installed.
     """
     if settings.detail == "off":
         return None

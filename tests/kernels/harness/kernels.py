@@ -44,7 +44,7 @@ class KernelFiles:
 
     @property
     def title(self) -> str:
-        """The kernel's series, with the page size if that is not 4 KiB."""
+        """The kernel's series, with the page size if it is not 4 KiB."""
         pages = re.search(r"-(\d+)k$", self.name)
         return f"Linux {self.name.partition('-')[0]}" + (f", {pages[1]} KiB pages" if pages else "")
 
@@ -59,7 +59,7 @@ class DebianKernel:
         boots: the names of the boots in which it is tested; empty for all boots.
         tests: the names of the test files to run, without ``test_`` and ``.py``; empty for all
             files.
-        machine: the machine type. ``release`` is required unless this is the host's machine type.
+        machine: the machine type; if it is not the host's, ``release`` is required.
     """
 
     name: str
@@ -179,7 +179,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def install_tools(machines: Iterable[Machine]) -> None:
-    """Installs missing tools for booting machines, or raises MatrixError if not root."""
+    """Installs missing tools for booting guests, or raises MatrixError if not root."""
     needed = {"busybox": "busybox-static", "depmod": "kmod", "make": "make", "dpkg-deb": "dpkg"}
     for machine in machines:
         needed[machine.emulator[0]] = machine.package
@@ -210,7 +210,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
 
 
 def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
-    """Downloads, unpacks and indexes packages. ``root`` appears only once complete."""
+    """Downloads, unpacks and indexes packages. ``root`` appears only once it is complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"

@@ -1,6 +1,6 @@
 """Boots one guest under qemu and collects its results.
 
-Always uses ``-accel tcg``, because /dev/kvm may open but not work inside a virtual machine.
+Always uses ``-accel tcg``, because /dev/kvm may be present but unusable inside a virtual machine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ EMULATOR_FAULT = re.compile(
 """Guest crashes that cannot occur on a real machine.
 
 While the kernel patches code, it temporarily writes breakpoints (arch/x86/kernel/alternative.c). An
-emulated CPU may hit a breakpoint that has already been removed, which the kernel does not
-recognize. On a busy host, an emulated timer may also miss the ticks that the kernel waits for
-during its start.
+emulated CPU may hit a breakpoint that has already been removed and is therefore not recognized.
+On a busy host, an emulated timer may also miss ticks that the kernel waits for while booting.
 """
 
 
@@ -90,7 +89,7 @@ def parse_status(console: str) -> int | None:
 
 
 def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
-    """Returns the command line of a guest with the host's root, read-only, and ``run_dir``."""
+    """Returns the command line for a guest with ``run_dir`` and a read-only host root."""
     share = "local,security_model=none,multidevs=remap"
     machine = kernel.machine
     append = (

@@ -95,7 +95,7 @@ def _make_target(process: subprocess.Popen[str], started: Any, judge: AnyJudge) 
 
 @contextlib.contextmanager
 def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """Runs a program during the block, and yields its process and its self-description."""
+    """Runs a program during the block, and yields the process and the description it prints."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         **options,
@@ -111,7 +111,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Returns the id and threads of the descendant of ``pid`` that has an id in its namespace."""
+    """Returns the host id and threads of the process below ``pid`` with namespace id ``inner``."""
     for one in (pid, *_descendants(pid)):
         if _read_ids(one, one) == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]

@@ -15,7 +15,7 @@ EXAMPLES = examples("export.md")
 
 @pytest.fixture
 def window(tmp_path, monkeypatch):
-    """Returns the window of the OTLP page, in a directory where examples may write files."""
+    """Returns the example window from docs/otlp.md, in a directory that examples may write to."""
     monkeypatch.chdir(tmp_path)
     return run_example(examples("otlp.md"), "Write a profile")["window"]
 

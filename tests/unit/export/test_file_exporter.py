@@ -100,7 +100,7 @@ def test_unwritable_paths_are_rejected_immediately(tmp_path, path):
 
 
 def test_a_partial_record_is_truncated(open_file, batch, tmp_path, monkeypatch, caplog):
-    """On a full disk a write may be partial. The remainder of the file must remain readable."""
+    """On a full disk, a write may be partial. The rest of the file must remain readable."""
     exporter = open_file(form=Form.PROTOBUF)
     exporter.export(batch(b"first"))
     write, calls = os.write, []

@@ -310,7 +310,7 @@ with _instrumentation_suppressed():
 """
 
 
-def test_an_export_waits_for_a_concurrent_import_of_the_api():
+def test_an_export_waits_for_a_concurrent_import_of_the_opentelemetry_api():
     assert run_python(EXPORT_DURING_IMPORT) == "True\n"
 
 
@@ -328,7 +328,7 @@ def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, 
 
 
 class Forwarder:
-    """Forwards connections to a port, counts the clients' bytes, and can stop responding."""
+    """Forwards connections to a port, counts the bytes from clients, and can stop responding."""
 
     def __init__(self, port):
         self.target = port

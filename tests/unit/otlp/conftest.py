@@ -144,7 +144,7 @@ class Mutable:
         return self.scope(index).profiles[0]
 
     def string(self, text):
-        """Returns the index of a string, added if missing."""
+        """Returns the index of a string, adding the string if it is missing."""
         table = self.dictionary.string_table
         if text not in table:
             table.append(text)

@@ -21,7 +21,7 @@ class Mutations(defaultdict):
             self.add(rule, path, partial(assign, path=path, value=value))
 
     def add(self, rule, name, mutate):
-        mutate.__name__ = name  # which becomes part of the test's id
+        mutate.__name__ = name  # the name becomes part of the test's id
         self[rule].append(mutate)
 
     def breaks(self, rule):

@@ -60,7 +60,7 @@ def test_an_invalid_label_is_rejected(given, message):
     assert current() is None
 
 
-def test_long_values_are_truncated_and_excess_external_labels_dropped():
+def test_long_values_are_truncated_and_excess_external_labels_are_dropped():
     outer = {f"outer{number:02}": number for number in range(10)}
     with labels(outer), labels({f"inner{number}": "x" * 300 for number in range(8)}):
         result = current()

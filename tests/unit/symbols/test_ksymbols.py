@@ -114,7 +114,7 @@ def test_replaying_captured_records_yields_the_expected_table():
     assert result.live() == []
 
 
-def test_a_reused_address_resolves_to_the_program_at_the_samples_timestamp():
+def test_a_reused_address_resolves_to_the_program_loaded_at_the_samples_timestamp():
     result = table(
         (10 * MS, ADDED, symbol(A, "one")),
         (30 * MS, REMOVED, symbol(A, "one")),
@@ -210,7 +210,7 @@ def lost(since_ns, until_ns):
     return KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=until_ns)
 
 
-def test_no_names_are_guessed_between_a_loss_and_the_next_full_read():
+def test_no_names_are_guessed_between_lost_records_and_the_next_full_read():
     """After a loss, only programs loaded at a known time are named until the next full read."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))
@@ -235,7 +235,7 @@ def test_a_reloaded_program_is_distinguished_from_its_predecessor():
     assert [name_at(result, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
-def test_trampolines_stay_uncertain_until_a_full_read():
+def test_trampolines_remain_unnamed_until_a_full_read():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
     result = table((0, ALL_READ, page))
     result.apply(lost(100, 120))
@@ -245,7 +245,7 @@ def test_trampolines_stay_uncertain_until_a_full_read():
     assert name_at(result, A + 8192, 250) == "ftrace_trampoline"
 
 
-def test_a_read_started_before_the_loss_was_noticed_does_not_end_uncertainty():
+def test_a_read_started_before_a_loss_was_detected_does_not_restore_names():
     result = table((0, ALL_READ, symbol(A, "a")))
     result.apply(lost(100, 220))
     result.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
@@ -308,7 +308,7 @@ def test_addresses_on_every_page_of_a_large_bpf_program_are_named():
         assert name_at(result, A + offset) is None
 
 
-def test_the_history_of_symbols_is_bounded_in_number_and_time():
+def test_the_symbol_history_is_bounded_in_size_and_age():
     result, step_ns = KsymbolTable(), KEEP_NS // (4 * MAX_KEPT)
     for number in range(2 * MAX_KEPT):
         for action in (ADDED, REMOVED):

@@ -174,7 +174,7 @@ def test_a_worker_that_exits_is_replaced(folder, opened):
     for _ in range(2):
         stop_worker()
         started = time.monotonic()
-        assert table.lookup(address) == expected  # answered by the next worker
+        assert table.lookup(address) == expected  # resolved by the next worker
         assert time.monotonic() - started > 0.9
     stop_worker()
     assert table.lookup(address) == ()  # three workers have failed

@@ -68,7 +68,7 @@ def build(tmp_path_factory):
 def code_addresses(path, count):
     """Returns return addresses minus one, and random addresses."""
     text = tool("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
-    if "static" in path:  # leaves out the C library
+    if "static" in path:  # excludes the C library
         parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]
         own = re.compile("main$|_ZN5TableILi|_ZN12_GLOBAL__N_1(3top|4text)E")
         named = zip(parts[::2], parts[1::2], strict=True)
@@ -115,7 +115,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
         elif len(expected) == 1 and not expected[0][2]:  # the function is only in the symbol table
             assert not found or found == expected, hex(address)
         elif found and found == expected[1:]:
-            stale += 1  # the row ends the previous function
+            stale += 1  # the row marks the previous function's end
         else:
             assert found == expected, hex(address)
             compared += 1
@@ -259,11 +259,11 @@ def read_symbols(source, lines):
         (ConversionLimits(result_bytes=1000), (LinesProblem.DAMAGED, False)),
     ],
 )
-def test_symbols_record_whether_their_lines_may_still_be_read(
+def test_symbols_record_whether_their_lines_may_still_become_available(
     limits, expected, build, cache, opened
 ):
     lines = SymbolicLines(cache, limits)
-    for _ in range(2):  # the second read uses the remembered result
+    for _ in range(2):  # the second read uses the cached result
         symbols = read_symbols(opened(build("pie")), lines)
         assert (symbols.lines_problem, symbols.can_retry_lines) == expected
 
@@ -298,7 +298,7 @@ def test_a_full_disk_is_treated_as_a_temporary_failure(build, tmp_path, most_byt
 
 
 def test_a_frozen_file_system_does_not_delay_other_files(build, opened, tmp_path, monkeypatch):
-    """The headers are in the page cache, so that only the child waits."""
+    """The headers are in the page cache, so only the child blocks."""
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
         source = FileSource(file.fileno(), len(content))
@@ -364,7 +364,7 @@ print("symbolic" in sys.modules)
 """
 
 
-def test_the_library_is_not_loaded_into_the_calling_process(build):
+def test_the_dwarf_library_is_not_loaded_into_the_calling_process(build):
     assert tool(sys.executable, "-c", CONVERT, build("pie")) == "False\n"
 
 
