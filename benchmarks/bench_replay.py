@@ -66,7 +66,7 @@ def measure(path: str) -> Costs:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the median CPU time per sample of each stage."""
+    """Yields each stage's median CPU time per sample."""
     path = os.environ.get("RECORDING")
     with tempfile.TemporaryDirectory() as directory:
         if path is None:

@@ -35,7 +35,7 @@ WAYS = (
 
 
 class Totals:
-    """Total counts across all rounds of one method."""
+    """Total counts across all rounds for one method."""
 
     def __init__(self) -> None:
         self.taken = self.missed = self.whole = self.cut = self.run_ns = self.runs = 0

@@ -1,4 +1,4 @@
-"""Documents the public names of a package as reStructuredText, each where it is defined.
+"""Documents a package's public names as reStructuredText, linking to those of other packages.
 
 By default, autodoc would omit constants, and names that a package imports from other packages or
 only on first use.

@@ -3,7 +3,7 @@
 ``make soak MINUTES=30`` runs this module, which pytest does not collect. Two agents run at the same
 time: one sends to a receiver in this script, the other to a real Collector if it has been built
 (see ``tests/collector``). Prints memory, CPU, descriptors, threads and sample counts once a minute,
-and exits with 1 if a sample is unaccounted for or an agent has grown.
+and exits with 1 if a sample is unaccounted for or an agent's usage has grown.
 """
 
 # ruff: noqa: T201 - a command prints for its user

@@ -1,6 +1,6 @@
 """The alternative loader: compiles the source with bcc (Debian's and Ubuntu's python3-bpfcc).
 
-bcc runs in a child process with the distribution's Python. In this process, it would occupy more
+bcc runs in a child process with the distribution's Python. In this process, bcc would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
 our Python environment. The child runs without environment variables, and includes only headers from
 ``stubs`` and from the source's directory.

@@ -172,7 +172,7 @@ class Reader:
         """Reads a record that perf wrote, and returns the size of the data that follows it."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
-                "the records of the perf.data file are compressed",
+                "the records in the perf.data file are compressed",
                 hint="run perf record without -z",
             )
         if type_ == _ATTR:
@@ -230,7 +230,7 @@ class Reader:
 
 def _parse_attr(raw: bytes) -> EventAttr:
     if len(raw) < _ATTR_MIN_BYTES:
-        raise PayloadError("an event of the perf.data file is malformed")
+        raise PayloadError("an event attribute in the perf.data file is malformed")
     type_, _, config, period, sample_type, read_format, flags = _ATTR_FIELDS.unpack_from(raw)
     has_rate, has_ids = bool(flags >> 10 & 1), bool(flags >> 18 & 1)
     period = 1 if has_rate else period

@@ -172,9 +172,9 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 
 
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
-    """Adds the local root's name to a link, using the attributes of a thread context.
+    """Adds the local root span's name to a link, using the attributes of a thread context.
 
-    The name is taken from the local root's attribute. If this attribute is missing, the name
+    The name is the value of the local root attribute. If this attribute is missing, the name
     consists of the request's method and route. Returns the named link, and all attributes except
     that of the local root.
     """

@@ -289,7 +289,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Generates the unwind rows of asmcgocall; see ``make_call_of_c`` in go_x86.py."""
+    """Generates the unwind rows for asmcgocall; see ``make_call_of_c`` in go_x86.py."""
     switched = _find_switch(code, 0)
     is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
     kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)

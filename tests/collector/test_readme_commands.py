@@ -2,8 +2,8 @@
 
 mmdebstrap builds a root file system with apt. Commands in it use the host's network. Each clone is
 in a home directory that only its owner may enter. The commands run twice: as root, and as a user
-who may run sudo and has other interpreters first on the PATH. The README's test command runs only
-two test files here.
+who may run sudo and has other interpreters first on the PATH. Here, the README's test command runs
+only two test files.
 """
 
 import os

@@ -450,7 +450,7 @@ def test_waiting_for_new_processes_ends_only_when_a_new_process_is_sampled(tmp_p
         assert {sample.tgid for sample in sampler.drain()} - {pid}
 
 
-def test_the_first_sample_does_not_wake_a_reader_that_waits_for_many():
+def test_the_first_sample_does_not_wake_a_reader_that_waits_for_many_samples():
     with load(SPIN) as pid, sampling(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.wait_first(600)
         before = time.monotonic()

@@ -1,4 +1,4 @@
-"""The significance of differences equals sums and integrals computed term by term."""
+"""The significance of differences matches sums and integrals computed term by term."""
 
 from math import comb, sqrt
 

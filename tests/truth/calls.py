@@ -82,7 +82,7 @@ class Instruction(NamedTuple):
 
 
 class Calls:
-    """The calls of a program that has symbols and is linked at fixed addresses.
+    """The calls in a program that has symbols and is linked at fixed addresses.
 
     ``libraries`` maps additional files, which may be stripped, to their addresses.
     """

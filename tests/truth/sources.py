@@ -9,7 +9,7 @@ from otel_kprofiler.bpf import PROGRAMS
 
 
 class Mutation(NamedTuple):
-    """A change to a source file at the first occurrence of ``old``, unless ``new`` equals ``old``.
+    """A replacement of the first ``old`` in a source file; no change if ``new`` equals ``old``.
 
     Attributes:
         minor: Python version in which a mutation of the Python reader is detectable.

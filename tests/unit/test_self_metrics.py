@@ -194,7 +194,7 @@ def test_a_missing_metrics_pipeline_in_the_receiver_is_reported_once(telemetry, 
 
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
-def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
+def test_an_unreachable_receiver_and_a_missing_pipeline_cause_separate_warnings(
     telemetry, caplog, kind
 ):
     port = free_port()

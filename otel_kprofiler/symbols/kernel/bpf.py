@@ -62,7 +62,7 @@ class KsymbolSource(Protocol):
 class LoadedKsymbol:
     """A symbol and its load period. When the symbol is unloaded, ``until_ns`` is set.
 
-    If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
+    If ``sure_ns`` is before ``until_ns``, records were lost after ``sure_ns``, so the symbol may
     have been unloaded and replaced. The uncertain period from ``sure_ns`` on is represented by a
     separate entry, whose ``is_uncertain`` is set and whose frames have no name.
     """

@@ -1,4 +1,4 @@
-"""The machines of the matrix: how to emulate them, and the root directory of their guests.
+"""The machine types to test: how to emulate them, and the root directory of their guests.
 
 A guest of the host's machine type uses the host's root directory. A guest of another type needs
 programs and libraries built for it: Debian packages and wheels are unpacked into a directory in the

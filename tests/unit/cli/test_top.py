@@ -127,7 +127,7 @@ def press(state, shown, *keys):
 
 
 def waiting(number):
-    """Returns a window of 1 s with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
+    """Returns a 1 s window with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
     waits = [
         WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)
         for value, wait in [
@@ -403,5 +403,5 @@ def test_a_lone_escape_byte_is_interpreted_as_the_escape_key():
     assert parser.is_waiting
     assert parser.flush() == [ESCAPE]
     assert parser.feed(b"\x1bq") == [ESCAPE, "q"]
-    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not held back until complete
+    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not buffered until complete
     assert not parser.is_waiting

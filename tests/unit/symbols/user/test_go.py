@@ -136,7 +136,7 @@ def random_addresses(table, count):
     return [made.randrange(symbols.values[0], symbols.values[-1]) for _ in range(count)]
 
 
-def test_functions_match_go_tool_nm(variants):
+def test_functions_match_the_output_of_go_tool_nm(variants):
     for path, truth in variants:
         lines, functions = opened(path)
         expected = {}
@@ -158,7 +158,7 @@ def generic(name):
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 
-def test_lines_match_go_tool_addr2line(variants):
+def test_lines_match_the_output_of_go_tool_addr2line(variants):
     for path, truth in variants:
         lines, _ = opened(path)
         addresses = random_addresses(lines, 1000)
