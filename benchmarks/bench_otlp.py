@@ -163,7 +163,7 @@ def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields results for a window of kernel stacks, then for one of kernel and user stacks."""
+    """Yields results for a window of kernel stacks, then for one with kernel and user stacks."""
     runs = 5 if quick else 25
     for user in (False, True):
         window = mixed_load_window(user=user)

@@ -139,7 +139,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields, per load, the percentage of kernel time and of complete stacks by both methods."""
+    """Yields, per load, the percentages of kernel time, and of complete stacks with each method."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

@@ -69,7 +69,7 @@ service:
 
 
 def load_windows(path: Path | None, rate: int) -> list[Window]:
-    """Returns the windows of a file, or of the recorded load reduced to a sampling rate."""
+    """Returns the windows of a file, or of the recorded load, downsampled to a rate."""
     if path:
         return [window for window in read_profiles(path) if window.sample_count]
     recorded = mixed_load_window(user=False)
@@ -250,7 +250,7 @@ class Fleet:
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:
-        """Ends windows as they become due, up to the time ``end``."""
+        """Closes windows as they become due, up to the time ``end``."""
         while self._due[0][0] < end:
             due, number = self._due[0]
             now = time.monotonic()

@@ -1,13 +1,13 @@
 """``python -m benchmarks.peer PROGRAM``: compares this agent with opentelemetry-ebpf-profiler.
 
 Both profilers sample the same load at the same time and send to a receiver in this process, so that
-other load affects both equally. The program is built from a clone of that project::
+other load affects both equally. Build the program in a clone of opentelemetry-ebpf-profiler::
 
     go build -o ebpf-profiler .
 
 The program needs tracefs (``mount -t tracefs tracefs /sys/kernel/tracing``), and CAP_SYS_RESOURCE
-to raise the memlock limit, which kernels from 5.11 on ignore. Where this capability is not
-available, patch ``MaximizeMemlock`` in ``rlimit/rlimit.go`` to return a function that does nothing.
+to raise the memlock limit, which kernels from 5.11 on ignore. Without CAP_SYS_RESOURCE, patch
+``MaximizeMemlock`` in ``rlimit/rlimit.go`` to return a function that does nothing.
 """
 
 import argparse

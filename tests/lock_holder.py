@@ -1,7 +1,7 @@
 """Holds a kernel lock in one thread for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page that has no memory yet. The holder acquires the file's lock,
-and its page fault waits until this program supplies the memory through userfaultfd(2).
+The holder writes to a file from a page that is not yet populated. The holder acquires the file's
+lock, and its page fault waits until this program supplies the memory through userfaultfd(2).
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def name_thread(name):
 
 
 def is_blocked(thread):
-    """Returns whether a thread sleeps in the kernel for another reason than the GIL."""
+    """Returns whether a thread is sleeping in the kernel for a reason other than the GIL."""
     with open(f"/proc/self/task/{thread.native_id}/wchan") as file:
         function = file.read()
     return function != "0" and "futex" not in function

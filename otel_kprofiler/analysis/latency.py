@@ -78,8 +78,8 @@ def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> No
     """Set the latency weights of a process's samples, in nanoseconds.
 
     ``points`` are tuples of time, thread id, period and index into ``latencies``, sorted by time. A
-    sample less than one period away from a point counts as the period minus the distance. For a
-    thread that runs without pause, these contributions add up to one period.
+    sample less than one period away from a point counts as the period minus the distance. The
+    samples of a thread that runs without pause add up to one period.
     """
     first = 0
     for time, tid, period, place in points:

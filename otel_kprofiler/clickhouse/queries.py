@@ -75,7 +75,7 @@ def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
 def samples(
     rows: str, conditions: Sequence[str], times: Range, need: Need, step_ns: int | None
 ) -> str:
-    """Returns a query that reads samples, and merges samples that are equal in all required parts.
+    """Returns a query that reads samples, and merges those that are equal in all required fields.
 
     Columns: kind, Resource attributes, sample attributes, stack, link, number of samples, sum of
     the values, times and values. If times are not needed or a step is given, the times column

@@ -65,7 +65,7 @@ _T = TypeVar("_T")
 
 
 class Privileges:
-    """Limits every thread of this process to the capabilities that it needs.
+    """Limits every thread of this process to the capabilities that the thread needs.
 
     Create the object before starting any thread. With ``drop_all``, threads keep no capabilities.
     """
@@ -80,7 +80,7 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Drop the capabilities that the sampling thread does not need, or all if ``drop_all``.
+        """Drop capabilities that the sampling thread does not need (all of them if ``drop_all``).
 
         If ``drop_all`` is set, returns the dropped capabilities that a feature needs
         (:data:`PURPOSES`). Raises ``OSError`` if the kernel refuses.

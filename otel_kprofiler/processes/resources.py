@@ -239,7 +239,7 @@ class ProcessResources:
         comm = b""
         stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
-            # /proc appends the current work: kworker/0:1-events
+            # /proc appends the current work item: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
         tid = tgid if comm or not tgid else 0  # 0 if the process's name is unknown
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
@@ -338,7 +338,7 @@ class ProcessResources:
 
     @property
     def common(self) -> Collection[str]:
-        """Returns the names of attributes in all Resources: host and configured attributes."""
+        """Returns the names of the attributes that every Resource has: host and configured ones."""
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Serves the host's files from a recording."""
+"""Provides the host's files from a recording."""
 
 import errno
 import os

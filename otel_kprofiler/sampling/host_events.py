@@ -95,7 +95,7 @@ class HostEvents:
             action()
 
     def close(self) -> None:
-        """Only close the descriptors, so that a forked child may call this method."""
+        """Close only the descriptors, so that a forked child may call this method."""
         with contextlib.ExitStack() as stack:
             for events in self._sets:
                 stack.callback(events.close)

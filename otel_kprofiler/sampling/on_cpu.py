@@ -361,7 +361,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Wait until no thread uses mapped memory, by taking the locks that protect this memory."""
+        """Take the locks that protect mapped memory, so that no thread is using it."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()
@@ -385,7 +385,7 @@ class EbpfSampler(ForkAware):
     def _host_events(self) -> HostEvents:
         events = self._attachment().events
         if not isinstance(events, HostEvents):
-            raise SamplerError("a sampler of a command cannot be reconfigured")
+            raise SamplerError("a sampler that profiles a command cannot be reconfigured")
         return events
 
     def _attachment(self) -> Attachment:
@@ -395,7 +395,7 @@ class EbpfSampler(ForkAware):
 
 
 def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
-    """Returns the new settings, or the old settings if the new settings require other programs."""
+    """Returns the new settings, or the old settings if the new ones require different programs."""
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new

@@ -58,7 +58,7 @@ def pack_config(
     flags |= A64 if platform.machine() == "aarch64" else 0
     if config.target_descendants and not offsets:
         raise KernelFeatureError(
-            "following a process's descendants needs BTF, which this kernel lacks",
+            "tracking a process's descendants needs BTF, which this kernel lacks",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile a single process",
         )
     leader, start, parent, tgid, comm, program = offsets or (0, 0, 0, 0, 0, None)

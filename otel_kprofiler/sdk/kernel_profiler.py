@@ -64,7 +64,7 @@ class KernelProfiler(ForkAware):
 
     Args:
         provider: receives the profiles; by default, the global provider.
-        samples_per_second: the rate on each CPU, 1 to 10000.
+        samples_per_second: the sampling rate per CPU, 1 to 10000.
         stacks: the stacks to collect; with ``kernel``, time in user mode is not sampled.
         target: what to profile: this process, this process and its descendants, or the host.
         max_frames: the maximum number of frames in a kernel or user stack, 1 to 127.
@@ -374,7 +374,7 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
-        self._publish(sampling=True)  # again, because readers check that sampling is active
+        self._publish(sampling=True)  # republish: readers check that sampling is active
         provider.attach(self)
         self._problem = ""
         _running = self
@@ -383,7 +383,7 @@ class KernelProfiler(ForkAware):
             try:
                 self.export_on_sigterm()
             except ValueError:
-                _log.warning("samples are not exported on SIGTERM: call start() in the main thread")
+                _log.warning("samples will not be sent on SIGTERM: call start() in the main thread")
 
     def _flush_provider(self) -> None:
         if (provider := self._provider) is not None:

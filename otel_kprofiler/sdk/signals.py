@@ -84,7 +84,7 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
     if isinstance(earlier, _Handler) or earlier is signal.SIG_IGN:
         return
     if earlier is None:
-        _log.warning("samples are not exported on SIGTERM: C code has installed a handler for it")
+        _log.warning("samples will not be sent on SIGTERM: C code has installed a handler")
         return
     handler = _Handler(earlier, flush, end)
     signal.signal(signal.SIGTERM, handler)

@@ -40,7 +40,7 @@ class Symbolizer:
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
         """Returns a symbolizer for the kernel and all processes on this host.
 
-        Kernel symbols are those at the time of the first kernel query. ``symbols`` reads the names
+        Kernel symbols are as of the first kernel query. ``symbols`` reads the names
         of user functions. By default, names are read from the mapped files and from installed debug
         files.
         """

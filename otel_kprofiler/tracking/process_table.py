@@ -85,7 +85,7 @@ class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
     After a loss, all processes are reread, and changes are reported as events with the time of the
-    read. If a process called execve(2) in the gap, only its changed mappings are reported.
+    read. If a process called execve(2) in this interval, only its changed mappings are reported.
     """
 
     since_ns: int
@@ -284,7 +284,7 @@ class ProcessTable:
 
 
 def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
-    """Returns whether mappings are equal in the fields that both mmap records and maps contain."""
+    """Returns whether mappings are equal in the fields that mmap records and ``maps`` share."""
     return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip

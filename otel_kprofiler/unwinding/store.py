@@ -1,6 +1,6 @@
 """Handles the BPF program's requests for unwind tables.
 
-One thread reads requests from a ring. A few more threads open files, and load and publish tables.
+One thread reads requests from a ring. The other threads open files, and load and publish tables.
 Publishing waits for an RCU grace period, about 15 ms, which several threads may share.
 """
 
@@ -56,7 +56,7 @@ separate budget of the same size, so that a large Go program does not delay othe
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = min(_LOADERS - 1, max(1, (os.cpu_count() or 1) // 2))
-"""Number of tables built concurrently before the first sample; later, one at a time.
+"""Number of tables built concurrently before the first sample; later tables are built singly.
 
 At most half of the CPUs build tables. Each builder decodes its first Go file in full; later files
 take an eighth of the time.
@@ -138,7 +138,7 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load as many tables as possible before samples request them, and wait for the loading.
+        """Load as many tables as possible before samples request them, and wait for them.
 
         Elapsed time is limited, not CPU time, because loading the tables of a Go program may take
         half a second of CPU time. ``requests`` are for files that are not pending, the most
@@ -280,7 +280,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Handle a request. Return False if it was postponed, or its file was only opened."""
+        """Handle a request. Return False if the request was postponed, or its file only opened."""
         try:
             try:
                 if isinstance(taken, FileRequest):

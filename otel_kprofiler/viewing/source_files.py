@@ -1,4 +1,4 @@
-"""Reads source files named by frames of the displayed profile.
+"""Reads source files named by frames in the displayed profile.
 
 Profiles may come from anywhere, so the names in them are not trusted. Reads only regular files that
 have a programming language's suffix or begin with ``#!``. The user who views the page must be

@@ -105,7 +105,7 @@ def root(packages, tmp_path, sampling_host):
 
 
 class Unit(UnitProcess):
-    """The installed unit, started as systemd would, except for the sandbox."""
+    """The installed unit, started as systemd would start it, but not sandboxed."""
 
     def __init__(self, root):
         settings = parse_unit((root.path / UNIT).read_text())

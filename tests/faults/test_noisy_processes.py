@@ -150,7 +150,7 @@ while True:
     f()
 """
 MIN_S, ENOUGH_NS = 4, 1_000_000_000
-"""The minimum measuring time (s), and the minimum CPU time of the good process in it (ns)."""
+"""Minimum duration of a measurement (s), and minimum CPU time of the good process in it (ns)."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):
@@ -199,7 +199,7 @@ def samples_of(payloads, pid):
 
 
 def count_coarse(agent, kind):
-    """Returns the number of coarse samples so far, or 0 if the agent does not respond in time."""
+    """Returns the number of samples with reduced stacks; 0 if the agent does not respond."""
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 

@@ -181,7 +181,7 @@ def test_a_slow_receiver_delays_only_its_own_queue(opened):
     assert queues[1].force_flush(20_000)
     assert quick.arrived == ALL
     assert queues[0].counts().queued == BATCHES * SAMPLES
-    wait_until(lambda: receiver.requests >= 2)  # a slow response times out and is retried
+    wait_until(lambda: receiver.requests >= 2)  # a request without a timely response is retried
     over.set()
     assert queues[0].force_flush(20_000)
     assert queues[0].counts().exported == BATCHES * SAMPLES
@@ -270,7 +270,7 @@ def test_samples_rejected_in_a_partial_success_are_counted(opened):
     assert receiver.requests == 2
 
 
-def test_batches_above_4_mib_are_withheld_or_rejected_without_a_retry(opened):
+def test_batches_above_4_mib_are_lost_without_a_retry(opened):
     receiver = opened(GrpcReceiver([]))
     large = numbered(0, size=5 << 20)
     assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}

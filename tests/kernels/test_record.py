@@ -88,7 +88,7 @@ def see(kind, stack):
 
 
 def find_wrong(stacks, callers):
-    """Returns the (caller, function) pairs in the stacks that are impossible in the program."""
+    """Returns the recorded (caller, function) pairs that are impossible in the program."""
     return {
         (caller, frame)
         for seen in stacks

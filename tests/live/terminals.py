@@ -16,7 +16,7 @@ _PARTS = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b]+)|(\x1b)")
 
 
 class Page:
-    """A screen that renders a stream, with the escape sequences that ``top`` sends."""
+    """A screen that renders text and the escape sequences that ``top`` sends."""
 
     def __init__(self, columns, lines):
         self.modes = set()

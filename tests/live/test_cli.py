@@ -85,7 +85,7 @@ def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
 def test_a_busy_host_is_recorded_without_loss(tmp_path):
     path = tmp_path / "x.otlp"
     with busy():
-        # The ring can hold samples for a few seconds in which ``record`` does not run.
+        # The ring can buffer samples for a few seconds while ``record`` is not running.
         done = run_checked("record", "-d", "0.5s", "-F", 49, "--stacks", "both", "-o", path)
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
     assert "lost 0" in done.stderr
@@ -124,7 +124,7 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_recording_and_the_output_is_written(tmp_path, by):
+def test_the_output_is_written_when_a_signal_ends_the_recording(tmp_path, by):
     path = tmp_path / "x.otlp"
     part = tmp_path / "x.otlp.part"
     with busy(), recording("-d", "60s", "-o", path) as record:
@@ -137,7 +137,7 @@ def test_a_signal_ends_the_recording_and_the_output_is_written(tmp_path, by):
     assert read_samples(path)
 
 
-def test_a_recording_under_nohup_survives_the_closing_of_its_terminal(tmp_path):
+def test_a_recording_under_nohup_continues_after_its_terminal_closes(tmp_path):
     path = tmp_path / "x.otlp"
     with recording(
         "-d", "2s", "-o", path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -275,7 +275,7 @@ def test_three_capabilities_are_enough_to_record(public_python, nobodys):
     assert unresolved(done.stderr) < 1
 
 
-def test_unnamed_frames_state_that_cap_syslog_is_missing(public_python, nobodys):
+def test_unnamed_frames_carry_a_reason_without_cap_syslog(public_python, nobodys):
     done = record_as_nobody(public_python, nobodys, "bpf", "perfmon")
     assert done.returncode == 0, done.stderr
     samples = read_samples(nobodys / "x.otlp")

@@ -190,7 +190,7 @@ def children(tmp_path):
 
 @pytest.mark.parametrize(("way", "method"), WAYS)
 def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
-    """Children of multiprocessing and billiard exit by os._exit, without atexit.
+    """Children of multiprocessing and billiard exit with os._exit, which skips atexit.
 
     The test is repeated if the export takes longer than the exiting process waits, as on a busy
     machine.
@@ -262,7 +262,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
             answers[pid] = state, *ids
 
     try:
-        # The same worker might handle all sequential requests.
+        # A single worker might handle all requests if they were sequential.
         with ThreadPoolExecutor(4) as clients:
 
             def are_running():

@@ -1,4 +1,4 @@
-"""User stacks by unwind tables, compared frame by frame with an independent unwinder."""
+"""User stacks unwound with unwind tables, compared frame by frame with an independent unwinder."""
 
 import os
 import shutil
@@ -173,7 +173,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @CLANG
 @needs_gcc
 def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
-    limits = Limits(3 << 20, 1 << 20, 0)  # fits the tables of Python or libstdc++, not both
+    limits = Limits(3 << 20, 1 << 20, 0)  # enough for the tables of Python or libstdc++, not both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
         running("/usr/bin/python3", "-c", INTERPRETED) as python,
@@ -192,7 +192,7 @@ def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
 @CLANG
 @needs_gcc
 def test_evicting_and_reloading_unwind_tables_never_results_in_a_wrong_frame(built, tmp_path):
-    """Frame sizes differ at equal addresses, so a table in the wrong slot would be detected."""
+    """Frame sizes differ at the same address, so a table in the wrong slot would be detected."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
     )
@@ -287,7 +287,7 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
     assert {stack.end for stack in stacks} == {StackEnd.NO_RULE}
 
 
-def test_samples_before_a_programs_first_instruction_have_no_user_stack():
+def test_samples_taken_before_the_first_user_instruction_have_no_user_stack():
     with spawned("bash", "-c", "while :; do /bin/true; done") as shell:
         targets = {"target_pids": (shell.pid,), "target_descendants": True}
         with sampling(samples_per_second=4999, stacks="both", **targets) as sampler:

@@ -123,7 +123,7 @@ def serve(address, server, log):
 
 
 def is_idle(pid):
-    """Returns whether a worker's main thread waits for a request."""
+    """Returns whether a worker's main thread is waiting for a request."""
     return Path(f"/proc/{pid}/wchan").read_text() in {"ep_poll", "do_epoll_wait"}
 
 

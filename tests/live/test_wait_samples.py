@@ -116,7 +116,7 @@ def test_the_weights_of_sampled_waits_sum_to_about_the_total_wait_time(run):
         wait[0] += sample.value
         wait[1] += sample.wait.duration_ns
     raised = [value for value, duration in waits.values() if value > duration]
-    usual = sum(raised) / len(raised)  # approximately the threshold, which changes
+    usual = sum(raised) / len(raised)  # approximately the threshold, which varies
     close = 0
     estimate, exact, variance = 0, 0, 0.0
     for process in started:
@@ -224,7 +224,7 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_after_a_missed_context_switch_has_no_start_time():
-    """The kernel misses some context switches, so the span at a wait's start may have completed."""
+    """The kernel misses some context switches, so the span stored at the start may be outdated."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
 
@@ -388,7 +388,7 @@ def test_a_lower_rate_yields_fewer_samples():
         assert sampler.wait_threshold_ns > before
 
 
-def test_replays_report_the_same_waits(tmp_path):
+def test_replays_report_the_recorded_waits(tmp_path):
     config = SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=1000))
     samples, counts = record_and_replay(config, 2, str(tmp_path / "raw"))
     assert counts["off_cpu"].received == len(samples) > 0

@@ -1,9 +1,9 @@
-"""Takes the pictures of the flame graph page in ``docs/images``, from a demo on this host.
+"""Takes the screenshots of the flame graph page in ``docs/images``, from a demo on this host.
 
 Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
-runs in ``/opt/demo`` and a cgroup, with the host name *shop*. It consists of two order services
-from ``examples`` and a C program. After five seconds, a corrected service and OpenSSL replace the
-two services.
+runs in ``/opt/demo`` and a cgroup, with the host name *shop*. The demo consists of two order
+services from ``examples`` and a C program. After five seconds, a corrected service and OpenSSL
+replace the two services.
 """
 
 import re

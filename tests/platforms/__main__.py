@@ -64,7 +64,7 @@ LARGE_PAGES = Row(
 
 
 def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
-    """Compares a program's stacks with the code that ran, and saves the row if they are right."""
+    """Compares a program's stacks with the code that ran, and saves the row if they are correct."""
     (report,) = measure(built, [target], samples, timeout_s=600)
     print(f"{row.program}: {report.describe()}", flush=True)
     good = is_good(report, samples)

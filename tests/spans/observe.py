@@ -60,7 +60,7 @@ class Truth:
         self.notes = {}
 
     def observe(self, span=None):
-        """Works inside a span, by default the API's current span, and notes the interval."""
+        """Works inside a span, by default the API's current span, and records the interval."""
         link = link_of(span or trace.get_current_span(), self.source)
         notes = self.notes.setdefault(threading.get_native_id(), [])
         start = boot_ns()
@@ -159,7 +159,7 @@ def follow_records(sampler):
 
 
 def follow_contexts(contexts, drain):
-    """Waits for a sample of this process, which registers any records that spans need."""
+    """Waits for a sample of this process; sampling registers any records that spans need."""
     contexts.prepare()
     until = time.monotonic() + LATEST_S
     while contexts.is_needed and not contexts.is_registered:

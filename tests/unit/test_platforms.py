@@ -1,4 +1,4 @@
-"""The page of platforms is generated from the recorded results."""
+"""The platforms page is generated from the recorded results."""
 
 from tests.platforms.report import EMULATED, NO, PAGE, PROVED, Row, merge, read_rows, render
 

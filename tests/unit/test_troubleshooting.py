@@ -16,7 +16,7 @@ ERRORS = {
 # These errors are caused by the calling code, not by users.
 NOT_FOR_USERS = {
     "the sampler is not running",
-    "a sampler of a command cannot be reconfigured",
+    "a sampler that profiles a command cannot be reconfigured",
 }
 
 

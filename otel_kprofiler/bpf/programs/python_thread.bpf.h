@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Returns whether this thread uses the copied state, or used it last if it may have several. */
+/* Returns whether this thread uses the copied state, or used it last of its several states. */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&

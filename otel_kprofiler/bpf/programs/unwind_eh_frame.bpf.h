@@ -11,7 +11,7 @@
 #include "unwind_types.bpf.h"
 
 enum {
-	DW_CFA_advance_loc = 1, /* in the upper two bits; the other opcodes are whole bytes */
+	DW_CFA_advance_loc = 1, /* in the upper two bits; all other opcodes fill a byte */
 	DW_CFA_offset = 2,
 	DW_CFA_restore = 3,
 	DW_CFA_nop = 0x00,

@@ -1,6 +1,6 @@
 """Looks up a binary's functions by address or name, in compact and immutable tables.
 
-A function uses thirteen bytes plus its name's length, or eight bytes if it has no name.
+A function uses thirteen bytes plus the length of its name, or eight bytes if it has no name.
 """
 
 import sys

@@ -68,7 +68,7 @@ _CHANGES = {
         ),
     },
 }
-"""The text to replace, the new text and any minimal version, by source file and mutation."""
+"""The text to replace, the new text and any minimum version, by source file and mutation."""
 _OF_CHURN = {
     "nothing: functions that come and go": ("", ""),
     "codes: by their address alone": ("known->check == (check ^ id * SPREAD) &&", ""),

@@ -1,6 +1,6 @@
 """As the calling user, samples programs that other users started, and prints the results.
 
-Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input has a line of JSON for
+Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input contains a JSON line for
 each program: its pid, marks by thread, seed, call styles, and the functions that call its chains.
 """
 # ruff: noqa: T201 - a command

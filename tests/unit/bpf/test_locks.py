@@ -43,7 +43,7 @@ def make_types(*tracepoints, has_owners=True):
     return KernelTypes(made.pack())
 
 
-def test_a_kernel_that_lacks_either_lock_tracepoint_has_no_offsets():
+def test_a_kernel_that_lacks_either_lock_tracepoint_yields_no_lock_offsets():
     assert find_lock_offsets(make_types("contention_begin")) is None
     assert find_lock_offsets(make_types("contention_begin", "contention_end")) == (0, 8, 40)
 

@@ -69,7 +69,7 @@ def test_the_cold_part_of_the_eval_loop_is_located_without_its_symbol(tmp_path, 
 
 @pytest.mark.system
 @machines
-def test_a_loop_without_a_cold_part_is_one_range(tmp_path, machine):
+def test_an_eval_loop_without_a_cold_part_is_one_range(tmp_path, machine):
     path = build(tmp_path, "if (code[i] == 5) sum++;", machine)
     assert find(path)[0] == (expected_part(path, "loop"),)
 

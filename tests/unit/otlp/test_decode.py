@@ -130,7 +130,7 @@ def test_frames_from_other_profilers_are_read(payload):
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 
-def test_an_aggregated_value_is_dated_to_the_start_of_its_profile(mutable):
+def test_an_aggregated_value_is_assigned_the_start_time_of_its_profile(mutable):
     message, profile = mutable.message, mutable.profile()
     del profile.samples[1:]
     del profile.samples[0].timestamps_unix_nano[:]

@@ -47,7 +47,7 @@ class Source(ScriptedSampler):
 
 
 class Symbols:
-    """Symbols that return, for each sample, the stack set for its thread."""
+    """Symbols that return, for each sample, the stack added for the sample's thread."""
 
     def __init__(self):
         self.stacks = {}

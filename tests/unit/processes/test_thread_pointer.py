@@ -32,7 +32,7 @@ DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # in glibc
 
 
 class Registered(dict):
-    """A registry that stores the context places of processes."""
+    """A registry that stores where each process keeps its contexts."""
 
     def register(self, pid, start_time_ns, stack_start, place):
         self[pid] = place
@@ -91,7 +91,7 @@ def image_of(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if STATIC.match(name)])
 def test_static_tls_is_an_offset_from_the_thread_pointer(image_of, name):
-    """TLS descriptors of needed libraries are also static."""
+    """TLS descriptors in DT_NEEDED libraries are also static."""
     place = image_of(name).find()
     assert place == ContextPlace(place.offset)
     assert -4096 < place.offset <= -8
@@ -109,7 +109,7 @@ def test_a_dlopened_library_has_a_separate_tls_module(image_of):
     assert image_of("opened_descriptor").find() == place._replace(generation=place.module)
 
 
-def test_a_program_without_the_variable_has_no_tls_location(tmp_path):
+def test_a_program_without_the_context_variable_has_no_tls_location(tmp_path):
     process = subprocess.Popen([shutil.which("cat")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         process.stdin.write(b"x")
@@ -177,7 +177,7 @@ def test_a_slow_search_does_not_unregister_a_process(tmp_path, monkeypatch, limi
 
 
 @pytest.mark.parametrize("announcements", [(True,), (False, True), (False, True, False, True)])
-def test_a_process_that_no_longer_announces_contexts_is_released(tmp_path, announcements):
+def test_a_process_that_no_longer_announces_contexts_is_unregistered(tmp_path, announcements):
     registered = Registered()
     threads = thread_contexts.PublishedThreads(Access(), registered)
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:

@@ -29,7 +29,7 @@ STACK = Stack.from_frames(())
 
 @pytest.fixture
 def roots(monkeypatch):
-    """Returns the local roots of ``tracer``'s spans, separate from the process's."""
+    """Returns the local roots of ``tracer``'s spans, separate from the global ones."""
     result = LocalRoots(limit=64)
     result.keep_ended = True
     return result
@@ -293,7 +293,7 @@ def test_samples_carry_the_endpoint_name_in_effect_when_the_window_closes(roots,
     unknown = SpanLink(b"\1" * 16, b"\2" * 8)
     seen(names, [child, top])
     child.end()
-    now[0] += 60  # evicts the spans, as in a long window
+    now[0] += 60  # long enough to evict the spans
     roots.forget_ended()
     roots.forget_ended()
     top.set_attribute("http.route", "/a")
@@ -342,7 +342,7 @@ def test_samples_carry_the_selected_baggage_of_their_local_root(roots, tracer):
     assert not roots.baggage_keys
 
 
-def test_keys_that_cannot_be_labels_are_rejected():
+def test_baggage_keys_that_cannot_be_labels_are_rejected():
     with pytest.raises(ValueError, match=r"have an attribute thread.id"):
         KernelProfiler(baggage_keys=["thread.id"])
     with pytest.raises(ValueError, match=r"too many baggage_keys: 17 \(at most 16\)"):
@@ -398,7 +398,7 @@ def frequent_switches():
 
 
 @pytest.mark.usefixtures("frequent_switches")
-def test_concurrent_threads_lose_no_span(roots, tracer):
+def test_concurrent_threads_do_not_lose_spans(roots, tracer):
     wrong = []
 
     def serve(number):

@@ -172,7 +172,7 @@ def test_a_child_of_a_publishing_parent_exits_cleanly():
 
 
 @pytest.mark.parametrize("first", ["publish", "withdraw", "nothing"])
-def test_a_child_forked_in_c_does_not_touch_the_page_of_its_parent(first):
+def test_a_child_forked_by_c_code_does_not_modify_its_parents_context(first):
     publish_process_context({"service.name": "parent"})
 
     def child():
@@ -210,7 +210,7 @@ def test_kernels_without_the_noexec_seal_are_supported():
     assert run_python(PUBLISH_ON_AN_OLD_KERNEL) == "created\na\n"
 
 
-def test_a_process_context_mapping_without_a_name_is_an_error(monkeypatch):
+def test_failing_to_name_the_process_context_mapping_is_an_error(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", raising(OSError(1, "Operation not permitted")))
     monkeypatch.setattr(process_context, "_name_mapping", lambda address: False)
     monkeypatch.setattr(process_context, "_publisher", process_context._Publisher())
@@ -326,7 +326,7 @@ def test_a_published_service_name_reaches_the_resource_within_one_window(process
     assert close_window(resources, closed) == [closed]
 
 
-def test_new_and_changed_contexts_apply_from_the_next_window(process, resources):
+def test_new_and_changed_contexts_take_effect_in_the_next_window(process, resources):
     directory = process(name="/tmp/other")
     sample = raw(5, 300 * TICK_NS)
     (before,) = close_window(resources, resources.get(sample))
@@ -345,7 +345,7 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
     assert changed.attributes["host.name"] == "h"  # a process cannot override it
     (directory / "maps").write_text(MAPS)  # the process has executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # has samples of the previous program
+    close_window(resources, resources.get(sample))  # the window has samples of the previous program
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 

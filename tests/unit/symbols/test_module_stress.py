@@ -1,4 +1,4 @@
-"""Names are never wrong if threads resolve addresses while modules are loaded and unloaded."""
+"""Names are never wrong, even while modules are loaded and unloaded."""
 
 import os
 import random

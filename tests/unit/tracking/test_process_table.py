@@ -147,7 +147,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_full_read_returns_the_changes_of_processes_and_their_mappings():
+def test_a_full_read_returns_changes_to_processes_and_their_mappings():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [
@@ -161,7 +161,7 @@ def test_a_full_read_returns_the_changes_of_processes_and_their_mappings():
     assert apply_all(table, Census(40, frozenset([7]))) == [Exited(40, new)]
 
 
-def test_a_start_event_matches_a_process_read_with_a_slightly_earlier_start_time():
+def test_a_process_may_have_an_earlier_start_time_in_proc_than_in_its_start_event():
     table = ProcessTable(same_start_ns=5)
     assert len(apply_all(table, begun(12, 5), reading(20, 5, 10))) == 1
     assert len(apply_all(table, begun(112, 5), reading(120, 5, 110))) == 2

@@ -35,7 +35,7 @@ def test_unwind_tables_match_those_of_pyelftools(name):
     assert frames.data()[tables.frames.size :].strip(b"\0") == b""
 
 
-def test_a_search_table_can_be_built_from_frames():
+def test_a_search_table_can_be_built_from_eh_frame():
     data = content("static")
     assert find(data) is None
     source = ImageSource(data)
@@ -171,7 +171,7 @@ def test_a_file_with_too_many_text_segments_is_rejected():
     assert caught.value.refusal is Refusal.NO_TEXT
 
 
-def test_the_image_has_the_layout_that_the_bpf_program_expects():
+def test_unwind_tables_have_the_layout_that_the_bpf_program_expects():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
     elf = read_elf(source, "x86_64")

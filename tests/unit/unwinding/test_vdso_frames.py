@@ -30,7 +30,7 @@ def make(code, machine="aarch64"):
 
 
 def rules(code):
-    """Returns the rule of the return address in each function, by its start."""
+    """Returns each function's rule for the return address, by start address."""
     entries = decode(make(code).made_frames, 0)
     result = {}
     for start, entry in entries.items():
