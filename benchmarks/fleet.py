@@ -196,7 +196,7 @@ class Gateway:
     Attributes:
         endpoint: ``host:port`` of the Collector's receiver.
         cpu_s: the CPU seconds of the Collector processes that have been stopped.
-        peak_kib: the largest peak memory of any of these processes, in KiB.
+        peak_kib: the largest peak memory of any Collector process, in KiB.
     """
 
     def __init__(self, directory: Path, sink: str, version: str) -> None:

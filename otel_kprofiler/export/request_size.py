@@ -49,7 +49,7 @@ class RequestSize:
         """Lower the size limit after the receiver has rejected a request as too large.
 
         ``limit`` is the maximum request size that the receiver reported; 0 if it reported no limit.
-        Returns the maximum size, in bytes, of the parts to divide the request into.
+        Returns the maximum size of each part of the divided request, in bytes.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:

@@ -90,7 +90,7 @@ class Privileges:
         return tuple(name for name in PURPOSES if name in held) if self._drop_all else ()
 
     def _begin_thread(self, *_: Any) -> None:
-        sys.setprofile(None)  # needed only for the first event, which is the call of run()
+        sys.setprofile(None)  # needed only for the first event, which is the call to run()
         name = threading.current_thread().name
         job = next((kept for prefix, kept in JOBS.items() if name.startswith(prefix)), ())
         keep_only(() if self._drop_all else job)

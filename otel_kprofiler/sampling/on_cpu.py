@@ -168,8 +168,8 @@ class EbpfSampler(ForkAware):
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
         size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
-        stacks and user stacks are now enabled, they are unwound using frame pointers. If an error
-        is raised, nothing has changed.
+        stacks and user stacks are now enabled, they are unwound using frame pointers. On error, the
+        settings remain unchanged.
 
         Returns:
             The boottime from which the new period applies on every CPU.

@@ -65,7 +65,7 @@ class Unmapped(NamedTuple):
     address, or by rereading the maps (``refresh``); until then, the mapping is treated as present.
 
     Attributes:
-        time_ns: boottime of detection; the mapping may have disappeared long before.
+        time_ns: boottime of detection; the mapping may have been removed long before.
         mapping: the removed mapping; remaining ranges are reported as ``Mapped``.
     """
 

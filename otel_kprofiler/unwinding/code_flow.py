@@ -249,7 +249,7 @@ class Flow:
     ) -> dict[int, State]:
         """Returns ``states``, excluding code reached only through calls that might not return.
 
-        Keeps code that leads to ``ends`` (such as returns), and code that can be reached from such
+        Keeps code that leads to ``ends`` (such as returns), and code that can be reached from that
         code or from ``starts`` without calls that might not return.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)

@@ -238,7 +238,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self, idle_s: float | None) -> float | None:
-        """Returns the seconds until work other than requests is due; None if there is no such work.
+        """Returns the seconds until work other than requests is due; None if none is scheduled.
 
         ``idle_s`` is the time until an idle child must be stopped; None if no child is idle.
         """

@@ -1,4 +1,4 @@
-"""Samples have the spans that other projects' writers publish, and no other spans."""
+"""Samples are linked to the spans that other projects' writers publish, and to no other span."""
 
 import pytest
 

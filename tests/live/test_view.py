@@ -1,4 +1,4 @@
-"""The page of ``view --live`` shows what runs on this host."""
+"""The page of ``view --live`` shows what is running on this host."""
 
 import contextlib
 import json
