@@ -88,7 +88,7 @@ class Functions:
 
 
 class Files:
-    """The mapped files of running processes, by their hash."""
+    """The mapped files of running processes, by hash."""
 
     def __init__(self) -> None:
         self._found: dict[str, Functions] = {}

@@ -248,7 +248,7 @@ Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple fo
 class RawFrames:
     """Frames that have only addresses. The addresses of callers are adjusted as in :class:`Frame`.
 
-    The frames are created on demand. They are not cached, because few of them recur.
+    The frames are created on demand, and not cached, because few of them recur.
     """
 
     __slots__ = ("addresses", "reason", "side")

@@ -159,7 +159,7 @@ class SamplerConfig:
 
     @property
     def needs_perf_events(self) -> bool:
-        """Returns whether samples are taken at perf events, including cpu-clock."""
+        """Returns whether samples are triggered by perf events, including cpu-clock."""
         return self.on_cpu or any(isinstance(event, EventSpec) for event in self.events)
 
     @property

@@ -90,7 +90,7 @@ class Stateless:
         """Returns None for every sample. :class:`StackResolver` does not call this method."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``: unnamed frames are completed later, so no sample waits."""
+        """Returns ``now_boot_ns``, because samples do not wait for names that are read later."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
@@ -118,8 +118,8 @@ class RawAddresses(Stateless):
 class StackResolver:
     """Resolves the stacks of samples, with separate resolvers for kernel, native and Python frames.
 
-    Must not be used concurrently. Frames without a resolver remain unresolved. The resolvers are
-    closed with this object. ``arrange`` merges a stack's kernel, native and Python frames in call
+    Must not be used concurrently. Frames without a resolver remain unresolved. Closing this object
+    closes the resolvers. ``arrange`` merges a stack's kernel, native and Python frames in call
     order.
     """
 

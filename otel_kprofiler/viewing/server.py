@@ -2,7 +2,7 @@
 
 Rejects requests for any host name or address that is not this server's. The check prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins cannot read
-responses (CORS). Pages on other sites may link to the page but cannot request data
+responses (CORS). Pages on other sites may link to this page but cannot request data
 (``Sec-Fetch-Site``). On loopback, only users returned by :func:`find_trusted_users` receive
 responses.
 """

@@ -101,7 +101,7 @@ def namespace():
 
 @pytest.fixture
 def host(tmp_path, namespace):
-    """Returns captured files that tests change. The real kernel announces the changes."""
+    """Returns captured files that tests modify. The real kernel sends the uevents."""
     result = Host(tmp_path)
     result.events = namespace
     result.load("old", TEXT + 0x100000, announce=False)

@@ -58,7 +58,7 @@ def test_the_symbols_example_resolves_process_and_kernel_addresses(running, caps
     assert functions(capsys.readouterr().out)[:2] == ["vfs_read", "hidden"]
 
 
-def test_the_one_file_example_resolves_an_address_in_a_file(path, capsys):
+def test_the_single_file_example_resolves_an_address_in_a_file(path, capsys):
     given = run_example(EXAMPLES, "One file", path=path)
     assert (given["found"].function, given["found"].offset) == ("main", 4)
     assert given["same"].address == given["found"].address
@@ -85,7 +85,7 @@ def test_the_process_events_example_reports_mappings_and_execs():
 
         def printed(*words):
             lines.append(words)
-            process.stdin.close()  # now everything is tracked, so the shell may continue
+            process.stdin.close()  # the shell is tracked by now, and may continue
 
         run_example(EXAMPLES, "Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)

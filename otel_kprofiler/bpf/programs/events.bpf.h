@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Runs the sampler at perf events other than cpu-clock. Included by sampler.bpf.c.
+ * Runs the sampler on perf events other than cpu-clock. Included by sampler.bpf.c.
  *
- * Before 5.15, the kernel passes no cookie to a program at a perf event. Therefore, the event's
+ * Before 5.15, the kernel passes no cookie to a perf event program. Therefore, the event's
  * number is in perf_event_attr.wakeup_events, which only affects readers of a perf ring.
  * If there are no events, the constants in event_layout make the verifier remove all of this code.
  */

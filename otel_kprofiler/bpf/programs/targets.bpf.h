@@ -10,7 +10,7 @@ enum {
 };
 
 HASH(targets, u8, SIZED_BY_LOADER); /* the same ids as in records */
-HASH(roots, u8, SIZED_BY_LOADER);   /* targets' ids in the initial namespace, to find descendants */
+HASH(roots, u8, SIZED_BY_LOADER);   /* target ids in the initial namespace, for finding descendants */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);
 

@@ -18,7 +18,7 @@ struct context_place {
 	u64 first_at;	/* offset of the first entry from the vector's address */
 	u64 entry_at;	/* offset of the block's address in an entry */
 	u64 kind;	/* type of the variable: enum context_kind */
-	u64 wrap_at;	/* offset in the object of the pointer to the record, for WRAPPED kinds */
+	u64 wrap_at;	/* offset of the record pointer in the object, for WRAPPED kinds */
 	u64 vector_at;	/* offset of the vector's address from the thread pointer */
 	u64 m_at;	/* in Go: offsets of g.m, m.curg and g.labels */
 	u64 current_at;

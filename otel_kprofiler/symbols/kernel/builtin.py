@@ -128,10 +128,10 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Returns ranges of runtime addresses, and the names of sections that do not match the kernel.
 
-    ``modules.builtin.ranges`` does not identify its kernel build, but ranges of the right build
-    start at symbols. Rejects a section if fewer than three quarters of its ranges start at symbols.
-    Skips sections whose anchor is not code, and extends an empty range to the end of the symbol at
-    its start.
+    ``modules.builtin.ranges`` does not identify its kernel build, but ranges from the matching
+    build start at symbols. Rejects a section if fewer than three quarters of its ranges start at
+    symbols. Skips sections whose anchor is not code, and extends an empty range to the end of the
+    symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []

@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers by build id, and caches them on disk.
 
-Protocol: debuginfod(8), "WEBAPI". Servers are not trusted. The size of responses is limited, even
-when decompressed, and only ELF files with the requested build id are used.
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted. The compressed and
+decompressed size of responses is limited, and only ELF files with the requested build id are used.
 """
 
 from __future__ import annotations

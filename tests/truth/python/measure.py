@@ -50,7 +50,7 @@ class MarkingLoader(LibbpfLoader):
 
 
 class Target(NamedTuple):
-    """A running program: its process, its threads' ids as they appear in samples, and its judge."""
+    """A running program: its process, its thread ids as in samples, and the judge of its stacks."""
 
     process: subprocess.Popen[str]
     threads: dict[int, int]

@@ -121,7 +121,7 @@ def test_a_partial_record_is_truncated(open_file, batch, tmp_path, monkeypatch, 
     assert len(caplog.records) == 1
 
 
-def test_losses_on_a_full_device_are_counted(open_file, batch):
+def test_samples_lost_on_a_full_device_are_counted(open_file, batch):
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     exporter = open_file("/dev/full", rotation=Rotation(max_bytes=1))

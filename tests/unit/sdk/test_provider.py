@@ -248,7 +248,7 @@ def test_invalid_variables_cause_one_warning_and_the_service_continues(caplog):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_environment_variable_raises_an_error_on_request(name, caplog):
+def test_an_invalid_environment_variable_raises_an_error_if_requested(name, caplog):
     with pytest.raises(ConfigError, match=name):
         KernelProfiler.from_env({name: WRONG[name]}).start("raise")
     assert caplog.records == []

@@ -255,7 +255,7 @@ def test_read_errors_are_raised_to_the_caller(tmp_path):
 
 
 class Value:
-    """A value whose lifetime a weak reference can observe."""
+    """A value whose deletion a weak reference can detect."""
 
     def __init__(self, key):
         self.key = key

@@ -88,7 +88,7 @@ def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
 
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
-    """In that case, the kernel leaves a gap after the time, with stale bytes of the ring."""
+    """If other events are open, the kernel leaves a gap of stale bytes after the time."""
     rest = b"\xaa" * 8 * others
 
     def longer(record):
