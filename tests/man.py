@@ -1,4 +1,4 @@
-"""Generates manual pages from the help of all commands. ``python -m tests.man`` writes docs/man."""
+"""Generates manual pages from all help texts. ``python -m tests.man`` writes docs/man."""
 
 import re
 import sys

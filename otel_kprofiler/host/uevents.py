@@ -54,7 +54,7 @@ class Uevents:
         os.eventfd_write(self._wake_fd, 1)
 
     def is_waiting(self) -> bool:
-        """Returns whether a datagram or an error is ready."""
+        """Returns whether a datagram or an error is pending."""
         ready = select.poll()  # select(2) supports no descriptor above 1023
         ready.register(self._socket, select.POLLIN)
         return bool(ready.poll(0))

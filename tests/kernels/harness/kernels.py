@@ -115,7 +115,7 @@ class DebianKernel:
 
 @dataclass(frozen=True)
 class DirectoryKernel:
-    """A kernel in a directory: ``bzImage``, ``lib/modules/RELEASE`` and perhaps ``headers``."""
+    """A kernel in a directory: ``bzImage``, ``lib/modules/RELEASE`` and optionally ``headers``."""
 
     name: str
     path: Path

@@ -232,7 +232,7 @@ def test_a_hanging_receiver_is_abandoned_after_the_timeout(grpc_receiver, batch)
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, is_refused):
+def test_shutdown_interrupts_a_backoff_and_an_export_attempt(grpc_receiver, batch, is_refused):
     done, unavailable = threading.Event(), refuse(grpc.StatusCode.UNAVAILABLE)
     grpc_receiver.answer(unavailable if is_refused else lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)

@@ -455,7 +455,9 @@ def test_a_malformed_proxy_url_is_reported_without_its_password(
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
-def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_exporter, batch, answer):
+def test_shutdown_interrupts_a_backoff_and_an_export_attempt(
+    http_receiver, open_exporter, batch, answer
+):
     http_receiver.answer(answer)
     exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
     result = start_export(exporter, batch(), http_receiver)

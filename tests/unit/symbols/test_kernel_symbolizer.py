@@ -142,7 +142,7 @@ def test_the_number_of_retained_snapshots_is_bounded(tmp_path):
     assert names == {f"first_{now}" for now in range(99 - MAX_HISTORY, 99)}
 
 
-def test_gaps_and_unknown_addresses_are_unresolved_with_a_reason(host):
+def test_gaps_and_unknown_addresses_remain_unresolved_with_a_reason(host):
     symbolizer = KernelSymbolizer.live(host)
     (gap,) = symbolizer.resolve_addresses([BASE + 0x480])
     assert (gap.module.name, gap.address, gap.lines) == ("vmlinux", 0x480, ())
