@@ -183,7 +183,7 @@ runpy.run_module("otel_kprofiler", run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["click", "importlib", "otel_kprofiler.host"])
-def test_ctrl_c_during_startup_prints_nothing(name):
+def test_ctrl_c_during_startup_prints_no_traceback(name):
     done = subprocess.run(
         [sys.executable, "-c", EARLY.format(name=name)], capture_output=True, text=True, timeout=60
     )
