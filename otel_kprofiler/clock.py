@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
-    """Reads clocks. Tests substitute an implementation."""
+    """Reads clocks. Tests replace it with a fake clock."""
 
     def boot_ns(self) -> int:
         """Returns nanoseconds since boot (``CLOCK_BOOTTIME``)."""

@@ -18,7 +18,7 @@ from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 PART: Final = "part"
 """Name of the grouping that breaks down the time of spans into parts."""
 TRACE: Final = "trace"
-"""Name of the grouping by span that lists the spans of a trace together."""
+"""Name of the span grouping in which the spans of each trace are listed together."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"

@@ -149,8 +149,8 @@ class Output:
 
         If the file contains kernel addresses, only its owner can read it. If a file of the same
         name appeared during the recording, a numbered name is used. Waits of idle threads are shown
-        if ``idle`` is set, and always in profile files. The time in spans is shown only if
-        ``has_whole_threads``: the recording contains all samples of its threads.
+        only if ``idle`` is set; profile files always include them. The time in spans is shown only
+        if ``has_whole_threads``: the recording contains all samples of its threads.
         """
         write_page = self._format.write_page
         # Compute span times before idle waits are removed, because spans include idle waits.

@@ -211,7 +211,7 @@ def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
             yield current
         if word & 1:
             return
-    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain has no end")
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain is not terminated")
 
 
 def _numbers_sysv(read: Read, table: int, name: bytes) -> Iterator[int]:
@@ -229,4 +229,4 @@ def _numbers_sysv(read: Read, table: int, name: bytes) -> Iterator[int]:
             return
         yield number
         (number,) = _WORD.unpack(read(table + 8 + buckets * 4 + number * 4, 4))
-    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain has no end")
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain is not terminated")

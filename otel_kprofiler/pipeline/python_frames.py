@@ -23,7 +23,7 @@ NOT_STARTED: Final = "sampling has not started"
 OFF: Final = "python_frames is 0"
 NO_ROOM: Final = "too many processes are registered"
 _REFUSED_STACKS: Final = {
-    "interpreters": "the thread's interpreter is uncertain",
+    "interpreters": "the thread's interpreter is unknown",
     "threads": "too many threads",
 }
 _READ_STACKS: Final = {"complete", "truncated"}

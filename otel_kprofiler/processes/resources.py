@@ -402,7 +402,7 @@ class ProcessResources:
         if key.tgid and not (reading and reading.is_sure):
             attributes |= self._reader.find_program(sample)
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
-            # The process has exited, or is a kernel thread or the idle task and has no executable.
+            # The process has exited, or has no executable: a kernel thread, or the idle task.
             comm = decode_name(sample.comm)
             attributes["process.executable.name"] = comm if key.tgid else _IDLE
         if not key.tgid:

@@ -193,7 +193,7 @@ class _Handler(HttpHandler):
             )
         path = "" if len(query) > _MAX_QUERY else parse_qs(query).get("file", [""])[0]
         if not path or not self.server.names_file(path):
-            raise SourceError("no frame of this profile refers to this source file")
+            raise SourceError("no frame in this profile refers to this source file")
         user = os.geteuid() if self._user == 0 else self._user
         source = read_source(path, user)._asdict()
         return [json.dumps({**source, "host": socket.gethostname()}).encode()]

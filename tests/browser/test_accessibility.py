@@ -1,4 +1,4 @@
-"""axe-core detects no accessibility violation on the page, in both themes and every tab."""
+"""axe-core detects no accessibility violations on the page, in either theme or on any tab."""
 
 from pathlib import Path
 

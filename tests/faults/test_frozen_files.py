@@ -100,7 +100,7 @@ def find_program_names(payloads):
 
 
 def list_waits(agent):
-    """Returns the kernel function in which each of the agent's threads waits."""
+    """Returns the kernel function in which each of the agent's threads is waiting."""
     return [place.read_text() for place in Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")]
 
 

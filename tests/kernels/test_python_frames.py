@@ -1,4 +1,4 @@
-"""Tests Python frames on this kernel."""
+"""Tests unwinding of Python frames on the running kernel."""
 
 import os
 import sys

@@ -84,7 +84,7 @@ def windows(draw):
 
 
 def flat(made):
-    """Counts individual samples, identified by names, since the objects compare by identity."""
+    """Counts samples individually, by name, because the objects themselves compare by identity."""
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),

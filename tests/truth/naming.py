@@ -1,4 +1,4 @@
-"""Compares frame names with the logs of programs that record which function they run.
+"""Compares frame names with the logs of programs that record which function they are running.
 
 ``python -m tests.truth.naming [SECONDS]`` runs each workload for longer than the test does, and
 prints a table.

@@ -191,7 +191,7 @@ def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 
-def test_health_checks_by_name_are_answered_on_non_loopback_addresses():
+def test_health_checks_that_use_a_host_name_are_answered_on_non_loopback_addresses():
     head = "GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
     assert ask_health(head, "0.0.0.0:0") == 200
 

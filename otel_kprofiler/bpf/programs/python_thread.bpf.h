@@ -181,8 +181,8 @@ INLINE int is_current_of_several(struct python_work *w, const struct python_layo
 }
 
 /*
- * Finds the state of the interrupted thread, whose process is registered: stores its address in
- * `thread`, which must be 0, and its first bytes in `thread_head`. Returns an outcome.
+ * Finds the interrupted thread's thread state, and stores the state's address in `thread`, which is
+ * 0 on entry, and its first bytes in `thread_head`. Requires a registered process. Returns an outcome.
  */
 GLOBAL int find_python_thread(void)
 {

@@ -116,7 +116,7 @@ enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
-	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's interpreter is uncertain */
+	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's interpreter is unknown */
 	PYTHON_NO_THREAD,    /* a thread unknown to Python */
 	PYTHON_THREADS,	     /* too many threads */
 	PYTHON_NO_FRAME,

@@ -36,7 +36,7 @@ INLINE int descends(const struct config *options)
 	return 0;
 }
 
-/* Returns whether the current process is a target, by its ids in `record`. */
+/* Returns whether the current process is a target, based on its ids in `record`. */
 INLINE int is_target(const struct config *options, const struct record *record, int in_namespace)
 {
 	if (in_namespace && LOOKUP(targets, &record->tgid)) {

@@ -319,8 +319,8 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	if (call == A_CALL || at_sigreturn(c, w->pc))
 		return 0;
 	/*
-	 * A forked child lacks the page tables of its parent's code, so callers to which the child
-	 * has not returned cannot be read. Accepts such callers if a rule leads to executable memory.
+	 * A forked child has no page-table entries for its parent's code, so the code of a caller is
+	 * unreadable until the child returns to it. Accepts the caller if a rule finds executable memory.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;

@@ -108,7 +108,7 @@ struct sample_budget {
 struct wait_line {
 	u64 taken;
 	u64 ring_full;
-	u64 no_room; /* waits of threads without an entry in `threads` */
+	u64 no_room; /* waits by threads that have no entry in `threads` */
 	u64 missed;  /* switches without a tracepoint event */
 	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;

@@ -27,7 +27,7 @@ READY_S, STOP_S, HEALED_S = 90, 90, 20
 
 
 class Run(Programs):
-    """An agent, its directory and receiver, and the programs that a fault starts.
+    """An agent, its directory and receiver, and the programs started by a fault scenario.
 
     Attributes:
         public: a world-writable directory for files of other users.

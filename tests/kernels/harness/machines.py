@@ -63,7 +63,7 @@ X86_64 = Machine(
 AARCH64 = Machine(
     "aarch64",
     "arm64",
-    # Emulating the architected pointer authentication algorithm would take most of the time.
+    # Emulating the architected pointer authentication algorithm would dominate the run time.
     # Without 52-bit addresses, which few processors have, signatures start at bit 47 or 48.
     ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on,lpa2=off"),
     "qemu-system-arm",

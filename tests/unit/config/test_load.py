@@ -59,7 +59,7 @@ def test_values_of_the_wrong_type_are_not_coerced():
     )
 
 
-def test_substituted_variables_are_converted_and_named_in_errors():
+def test_values_of_variables_are_converted_and_errors_name_the_variable():
     config = load(MINIMAL.replace("debug:\n", "debug: {verbosity: '${V}'}\n"), V="detailed").config
     assert config.exporters["debug"].verbosity == "detailed"
     assert receiver("samples_per_second: ${RATE}") == [

@@ -139,7 +139,7 @@ def test_string_references_in_resource_attributes_are_resolved(form):
     assert check_payload(batch.payload) == []
 
 
-def test_unknown_fields_of_newer_producers_are_preserved():
+def test_unknown_fields_from_newer_producers_are_preserved():
     original = message(window([sample(number) for number in range(50)]))
     profile = original.resource_profiles[0].scope_profiles[0].profiles[0]
     profile.MergeFromString(bytes.fromhex("fa3e") + b"\x03new")

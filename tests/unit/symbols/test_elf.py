@@ -93,7 +93,7 @@ def module(tmp_path):
 @pytest.mark.parametrize(
     ("rva", "name", "section"),
     [
-        (0x00, "first", ".text"),  # padding of first
+        (0x00, "first", ".text"),  # padding after first
         (0x10, "first", ".text"),
         (0x2F, "first", ".text"),
         (0x30, None, ""),  # after the end of `first`

@@ -287,7 +287,7 @@ def test_frames_are_unnamed_with_a_reason_after_records_are_lost(live):
     assert stacks.resolve(sample(30 * MS, A + 8)).frames[0].function == "bpf_prog_1_old"
 
 
-def test_a_symbol_without_a_length_ends_at_the_next_symbol():
+def test_a_symbol_without_a_size_ends_at_the_next_symbol():
     result = table(
         (0, ALL_READ, symbol(A, "a", 0), symbol(A + 80, "b", 0), symbol(A + 8192, "t", 0, OOL))
     )

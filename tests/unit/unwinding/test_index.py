@@ -63,7 +63,7 @@ def test_pointer_encodings_used_by_compilers_are_decoded(encoding, form, relativ
     assert (start + 0x1000, frames[at + 4 :][:4]) == (0x3000, struct.pack("<I", at + 4))
 
 
-def test_personality_and_language_data_before_the_encoding_are_skipped():
+def test_personality_and_lsda_fields_before_the_fde_encoding_are_skipped():
     frames = cie(b"zPLR", b"\x9b\0\0\0\0\x1b\x1b")
     frames += fde(frames, 0x3000)
     assert len(make_pairs(frames, 0x1000, 0x1000)) == 8

@@ -136,7 +136,7 @@ def test_only_files_named_in_the_profile_are_served(tmp_path):
         for path in (other, f"{tmp_path}/./a.py", f"{named}/../b.py", f"//{named}", "", "x" * 3000):
             status, _, body = ask(server, request(path))
             assert (status, json.loads(body)) == (
-                400, {"error": "no frame of this profile refers to this source file"},
+                400, {"error": "no frame in this profile refers to this source file"},
             )  # fmt: skip
         assert ask(server, request(named), Host="evil.example")[0] == 403
         assert ask(server, request(named), Sec_Fetch_Site="cross-site")[0] == 403

@@ -113,7 +113,7 @@ def test_source_files_of_frames_are_shown(app):
     path, profile = app
     with view("--no-browser", profile) as (_, address):
         assert source(address, path) == "import this\n"
-        refused = "no frame of this profile refers to this source file"
+        refused = "no frame in this profile refers to this source file"
         assert source(address, __file__) == refused
         assert source(address, "") == refused
 
@@ -121,10 +121,10 @@ def test_source_files_of_frames_are_shown(app):
 def test_source_files_of_received_frames_are_shown(app):
     path, profile = app
     with listen("--no-browser") as (command, address):
-        assert source(address, path) == "no frame of this profile refers to this source file"
+        assert source(address, path) == "no frame in this profile refers to this source file"
         send(command, profile)
         assert source(address, path) == "import this\n"
-        assert source(address, __file__) == "no frame of this profile refers to this source file"
+        assert source(address, __file__) == "no frame in this profile refers to this source file"
 
 
 def listen(*words):
