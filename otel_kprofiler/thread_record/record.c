@@ -3,9 +3,9 @@
  * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md of its specification):
  * otel_thread_ctx_v1 points to the thread's record, and is null outside of spans.
  *
- * A module for CPython's stable ABI. The module links to no library: the interpreter that loads it
- * provides the functions of Python and of the C library, so one file serves glibc and musl. The
- * module is used only by the main interpreter of a process, under the GIL.
+ * This module uses CPython's stable ABI, and is linked against no library: the interpreter that
+ * loads it provides the Python and C library functions, so one binary works with both glibc and
+ * musl. The module is used only by the main interpreter of a process, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -18,7 +18,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* contexts per thread; with more, outer spans are not published again */
+#define MAX_NESTED 8 /* contexts tracked per thread; if exceeded, outer spans are not republished */
 #define MAX_ATTRIBUTES 612 /* bytes; the specification recommends records of 640 bytes */
 
 struct record {
@@ -49,7 +49,7 @@ extern PyObject *PyContextVar_Set(PyObject *, PyObject *);
 extern int PyContextVar_Reset(PyObject *, PyObject *);
 extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
-/* From 3.14: called after each change of a thread's context. */
+/* Since 3.14: registers a function to be called after each change of a thread's context. */
 extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
 /* Since 3.13; earlier versions have only _PyLong_AsByteArray(). */
 extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;
@@ -58,12 +58,12 @@ extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HI
 
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
 static PyObject *span_key;   /* the span's key in a Context */
-static PyObject *labels_key; /* key of the label set's number in the Context */
+static PyObject *labels_key; /* key of the label set number in a Context */
 static PyObject *encoded;    /* encoded attributes by label set number */
-static PyObject *endpoints;  /* encoded name of the span's local root, by span id */
+static PyObject *endpoints;  /* encoded name of the local root span, by span id */
 static PyObject *classes;    /* span types that keep their span context in _context */
 static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: not needed */
-static Py_ssize_t entered_at; /* offset of ctx_entered in a context; 0 in the base context */
+static Py_ssize_t entered_at; /* offset of ctx_entered, which is 0 in the base context */
 static PyObject *modules;    /* sys.modules */
 static PyInterpreterState *interpreter; /* the main interpreter */
 static PyObject *plain_set, *plain_reset, *plain_run;
@@ -126,8 +126,8 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 /* Calls get_span_context() on a span of a non-SDK class; returns null on an exception.
  *
  * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
- * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises the
- * same type, the exception was raised by the span itself, and is dropped. */
+ * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises an
+ * exception of the same type, the exception was raised by the span itself, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -218,7 +218,7 @@ static const struct import imports[] = {
 	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
 
 /* Returns whether a hook will run when the thread leaves its current context. Without a watcher,
- * contexts entered by libraries loaded later, or by the interpreter's code, go unnoticed. */
+ * contexts entered by libraries loaded later, or by the interpreter itself, go unnoticed. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -255,7 +255,7 @@ static int follow_greenlets(PyObject *greenlet)
 	return followed ? 0 : -1;
 }
 
-/* Writes this thread's record. Returns 1 if complete, 0 without a span, -1 on failure. */
+/* Writes this thread's record. Returns 1 if complete, 0 if there is no span, -1 on failure. */
 static int describe(PyObject *context)
 {
 	PyObject *span, *number, *greenlet;
@@ -278,7 +278,7 @@ static int describe(PyObject *context)
 	return status;
 }
 
-/* Publishes the span in an OpenTelemetry Context. No Python exception may be set. */
+/* Publishes the span in an OpenTelemetry Context. Must not be called with an exception set. */
 static void publish(PyObject *context)
 {
 	int status;
@@ -393,7 +393,7 @@ static PyObject *reset(PyObject *self, PyObject *token)
 	Py_RETURN_NONE;
 }
 
-/* Context.run(function, *arguments, **named): same as CPython (Python/context.c, context_run). */
+/* Context.run(function, *arguments, **named): as in CPython (Python/context.c, context_run). */
 static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
 	PyObject *result, *outside;

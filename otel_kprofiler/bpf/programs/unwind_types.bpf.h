@@ -3,29 +3,29 @@
  * Maps, settings and state of the user unwinder.
  *
  * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
- * and the program interprets them. unwind.py reads and writes the structs up to `unwind_config`;
- * change both together. Nothing here depends on a processor: registers, alignment and
- * instruction encodings are part of the settings.
+ * and the BPF program interprets them. unwind.py reads and writes the structs up to
+ * `unwind_config`; change both together. Nothing here depends on the architecture: registers,
+ * alignment and instruction encodings are part of the settings.
  */
 #pragma once
 
 #include "user_stack.bpf.h"
 
 enum {
-	PAGE = 4096,	     /* value size of a table's map */
+	PAGE = 4096,	     /* value size of a table map */
 	MAX_TEXTS = 4,
 	TABLE_HEADER_BYTES = 256,
-	MAX_SEARCH = 28,     /* steps of a binary search */
+	MAX_SEARCH = 28,     /* maximum steps of a binary search */
 	MAX_TABLE_BYTES = 0x0fffffff,
-	WINDOW = 256,	     /* bytes of a table loaded at a time; a power of two */
+	WINDOW = 256,	     /* table bytes loaded at a time; a power of two */
 	MARGIN = 16,	     /* length of the longest known instruction */
 	OPS_PER_CALL = 16,
 	MAX_OP_CALLS = 192,
 	MAX_STATES = 4,	     /* nested DW_CFA_remember_state */
-	RULES = 2048,	     /* rules in each CPU's cache */
+	RULES = 2048,	     /* rules cached per CPU */
 	KEPT_MAPPINGS = 16,  /* mappings cached per CPU */
 	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
-	MAX_PRESERVED = 16,  /* indices of callee-saved registers; 0: any other register */
+	MAX_PRESERVED = 16,  /* indices of callee-saved registers; index 0: any other register */
 	MAX_BLOCK_BYTES = 512,
 };
 
@@ -34,14 +34,14 @@ enum file_states {
 	FILE_LOADED,
 	FILE_NO_TABLE,	  /* the unwinder may follow frame pointers */
 	FILE_UNAVAILABLE, /* the file's table is not available */
-	NO_FILE,	  /* anonymous memory; only in struct mapping */
+	NO_FILE,	  /* anonymous memory; used only in struct mapping */
 };
 
 enum unwind_flags {
-	A64_CALLS = 1,	   /* calls are BL and BLR; otherwise those of x86-64 */
-	LINK_REGISTER = 2, /* a leaf's return address is in a register */
+	A64_CALLS = 1,	   /* calls are BL and BLR; if unset, calls are those of x86-64 */
+	LINK_REGISTER = 2, /* a leaf function's return address is in a register */
 	KEEP_MAPPINGS = 4, /* mappings are cached; mm_sequence shows whether they are still valid */
-	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
+	RB_TREE = 8,	   /* mappings are in a red-black tree, not in a maple tree */
 };
 
 struct file_state {
@@ -79,7 +79,7 @@ struct table_header {
 	u64 entry; /* first instruction of a program or of the dynamic linker; 0: none */
 };
 
-/* Offsets of the registers in a block of memory, by DWARF number. */
+/* Offsets of the registers in a saved register block, by DWARF number. */
 struct register_block {
 	u16 bytes;
 	u16 sp_at;
@@ -89,7 +89,7 @@ struct register_block {
 };
 
 struct unwind_config {
-	u64 address_mask; /* address bits of a return address; the bits above hold the signature */
+	u64 address_mask; /* address bits of a return address; the bits above may hold a PAC */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
 	u64 syscall;	  /* the system call instruction */
 	u64 goexit;	  /* code of runtime.goexit around the return address; 0: none */
@@ -99,11 +99,11 @@ struct unwind_config {
 	u32 syscall_bytes;
 	u32 goexit_back;
 	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
-	u32 signal_at; /* offset of the signal's registers from the stack pointer */
+	u32 signal_at; /* offset of the signal frame's registers from the stack pointer */
 	u32 sp_column; /* DWARF numbers of sp, fp and the return address */
 	u32 fp_column;
 	u32 ra_column;
-	u32 mode_at; /* offset in pt_regs of the word with the processor's mode */
+	u32 mode_at; /* offset in pt_regs of the word that contains the processor mode */
 	u32 user_mask;
 	u32 user_value;
 	u32 narrow_mask; /* mode bits that equal narrow_value in 32-bit code */
@@ -138,7 +138,7 @@ struct unwind_config {
 	u8 preserved[MAX_COLUMNS]; /* by DWARF number: index of a callee-saved register, else 0 */
 };
 
-/* A row of a CFA program: locations of the caller's registers. */
+/* A row of call frame information: locations of the caller's registers. */
 struct row {
 	s64 cfa_offset;
 	s32 fp_offset;
@@ -167,7 +167,7 @@ enum cfa_kinds {
 	CFA_PLT,	  /* x86-64 PLT entry: register + offset, plus 8 after its push */
 	CFA_ELSEWHERE,	  /* register + offset; like the kinds below, a CFA on another stack */
 	CFA_GOROUTINE,	  /* computed from two words that Go's asmcgocall saves on x86-64 */
-	CFA_GOROUTINE_A64, /* the same on arm64, with the two words in reverse order */
+	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, for arm64, where the words are in reverse order */
 };
 
 enum register_rules {
@@ -184,12 +184,12 @@ enum rule_errors {
 	RULE_NONE,
 	RULE_UNSUPPORTED,
 	RULE_DAMAGED,
-	RULE_GONE, /* the table has just been removed */
+	RULE_GONE, /* the table was removed during the walk */
 	RULE_WORK, /* the work limit was reached */
 };
 
 struct rule {
-	u64 key; /* lower half of the address, serial of the table; 0: empty */
+	u64 key; /* lower half of the address and serial of the table; 0: empty */
 	struct row row;
 	u32 error;
 	u32 high; /* upper half of the address */
@@ -235,12 +235,12 @@ struct unwind_work {
 	u32 source;	/* how the last frame was found */
 	u32 leaf;	/* pc is not a return address */
 	u32 registers;	/* enum register_blocks: where the registers were saved */
-	u32 called;	/* the block is a callee's: only preserved registers are valid */
+	u32 called;	/* the block belongs to a callee: only preserved registers are valid */
 	u32 fp_lost;
 	u32 sp_lost;	/* sp is only a lower bound */
 	u32 at;		/* index in kept[] of the mapping that contains pc */
 	u32 next_kept;
-	/* kept[] is valid if these are unchanged */
+	/* kept[] is valid while the fields below are unchanged */
 	u64 kept_mm;
 	u64 kept_base;
 	u64 kept_epoch;
