@@ -43,7 +43,7 @@ from otel_kprofiler.sampling import CommandError, HeldCommand, SamplerConfig
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
-"""Parameters that ``--replay`` allows, because they apply to samples already taken."""
+"""Parameters allowed with ``--replay``, because they apply to samples already taken."""
 
 
 @click.command(name="record")
@@ -176,7 +176,7 @@ def command(
             session.wait_for_command()
         if output:
             windows = _select(windows, modules) if modules else windows
-            # arguments may be secret, so the page shows only the program's name
+            # arguments may contain secrets, so the page shows only the program's name
             title = os.path.basename(words[0]) if words else ""
             output.write(windows, title, idle=sampling.idle, has_whole_threads=not modules)
     _say_remarks(session.pipeline)
@@ -207,7 +207,7 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink for the recording as one window; None if there is no output file."""
+        """Returns the sink that takes the recording as one window; None if no file is written."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
@@ -236,7 +236,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, writing its output to stderr if the profile is written to stdout."""
+    """Start the command, redirecting its output to stderr if the profile is written to stdout."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     try:

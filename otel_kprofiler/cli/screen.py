@@ -1,4 +1,4 @@
-"""Controls a full-screen terminal, and restores it on every exit and on Ctrl-Z."""
+"""Controls a terminal in full-screen mode, and restores it on every exit and on Ctrl-Z."""
 
 import contextlib
 import os
@@ -88,7 +88,7 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Returns the terminal's columns and lines, or 80 and 24 if the size is unknown."""
+        """Returns the terminal's size, or 80 columns and 24 lines if the size is unknown."""
         try:
             size = os.get_terminal_size(self._output)
         except OSError:  # the terminal was closed
@@ -239,7 +239,7 @@ def _open_input() -> int:
 
 
 def _open_output() -> int:
-    """Opens the terminal as a separate non-blocking file."""
+    """Opens the terminal again, in non-blocking mode, with a separate file description."""
     number = sys.stdout.fileno()
     try:
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC

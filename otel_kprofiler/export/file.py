@@ -35,8 +35,8 @@ class Rotation:
     """When to rename a file to a backup, ``NAME-TIME.SUFFIX``, and when to delete backups.
 
     Attributes:
-        max_bytes: maximum size of the file in bytes. The file is rotated before a batch would
-            exceed this size; 0 means no limit.
+        max_bytes: maximum size of the file in bytes. The file is rotated before a batch would make
+            it exceed this size; 0 means no limit.
         max_age_s: seconds after which an open file is rotated; 0 means never.
         max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
@@ -51,18 +51,18 @@ class Rotation:
 class FileExporter(ProfileExporter):
     """Appends each batch to a file atomically. Readers see the batch immediately.
 
-    Only one process may write a file at a time.
+    Only one process at a time may write to a file.
 
     Args:
         path: path of the output file, which is created with mode 0600 because it may reveal kernel
-            addresses. An existing file keeps its permissions, and later files inherit them. ``-``
-            is standard output.
+            addresses. An existing file keeps its permissions, and the files that replace it inherit
+            them. ``-`` is standard output.
         form: JSON lines, or length-prefixed protobuf messages.
         rotation: when to rotate the file; None for never. Only regular files are rotated.
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the file cannot be written, or ends mid-message (protobuf).
+        ExportError: the file cannot be written, or is a protobuf file that ends mid-message.
     """
 
     max_bytes = None

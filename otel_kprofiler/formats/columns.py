@@ -36,7 +36,7 @@ _ROW_BITS: Final = 32
 
 
 class FrameRow(NamedTuple):
-    """A frame as displayed on the page. A row with only a label is a process.
+    """A frame as displayed on the page. A row with only a label represents a process.
 
     Attributes:
         label: name, followed by the line if the function alone does not identify the code.
@@ -58,7 +58,7 @@ class FrameRow(NamedTuple):
 
 
 def frame_row(entry: Entry) -> FrameRow:
-    """Returns the row of a stack entry."""
+    """Returns the row for a stack entry."""
     return FrameRow(
         entry.label,
         entry.module,
@@ -71,7 +71,7 @@ def frame_row(entry: Entry) -> FrameRow:
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns the row for a wait's cause below the stack; empty if the sample is not a wait."""
+    """Returns a row that shows a wait's cause below the stack; empty if there is no cause."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
@@ -89,8 +89,8 @@ class Interval(NamedTuple):
 def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
     """Returns the windows' samples as columns for the page, in a JSON-serializable dictionary.
 
-    The windows may come from any hosts, in any order. The host's name is added to ``title``. Counts
-    are in the unit of the sample kind.
+    The windows may come from any hosts, in any order. The host's name, or the number of hosts, is
+    appended to ``title``. Counts are in the unit of the sample kind.
     """
     windows = list(windows)
     start = min((window.start_unix_ns for window in windows), default=0)
@@ -300,9 +300,9 @@ def assemble(
         frames: rows of the frame table, to which ``nodes`` refer by index.
         nodes: columns ``parent`` (-1 if there is none) and ``frame``.
         processes: name and pid of each process. The pid is None if unknown.
-        threads: name, thread id and index of the process, for each thread.
-        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. The
-            columns of ``samples`` and ``nodes`` are emptied to save memory.
+        threads: name, thread id and process index of each thread.
+        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. ``samples``
+            and ``nodes`` are emptied to save memory.
     """
     strings: dict[str, int] = {"": 0}
     frame_rows = [

@@ -131,14 +131,14 @@ INTEGER_ATTRIBUTES: Final = frozenset(
 """Attributes that the conventions define as integers."""
 
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
-"""Integer attributes of resources and samples, used to parse stores that contain only strings."""
+"""Integer attributes of resources and samples, for converting values that are stored as strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 
 
 def describe_request(get: Callable[[str], object]) -> str:
     """Returns a request's method and route, such as ``GET /orders/{id}``; empty if it has no route.
 
-    ``get`` returns the span attribute with the given name from the HTTP semantic conventions.
+    ``get`` returns the value of a span attribute, given its name in the HTTP semantic conventions.
     """
     route = get("http.route")
     if not route or not isinstance(route, str):

@@ -1,4 +1,4 @@
-"""Limits how much of the pipeline thread's time each process may use."""
+"""Limits how much of the pipeline thread's time is spent on each process."""
 
 import time
 from collections import Counter
@@ -20,15 +20,15 @@ SHARE: Final = 0.1
 """A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup,
-after a burst of one second. All older processes of the user in the cgroup together receive the same
+after a burst of one second. The user's older processes in the cgroup together receive the same
 fraction, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root cgroup are not grouped: all services of a user would share one budget."""
+processes in the root cgroup are not grouped, or all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
-"""Burst of a group of older processes; enough for all processes running at the agent's start."""
+"""Burst of a group of older processes; enough for all processes running when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
 """Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Any
 excess is attributed to a pause of the host, and is not charged."""
@@ -48,7 +48,7 @@ class Stacks(Protocol):
     """Resolves stacks; see :class:`~otel_kprofiler.symbols.StackResolver`."""
 
     def resolve(self, sample: RawSample) -> Stack:
-        """Resolve a sample's stack with the symbols at the time of the sample."""
+        """Resolve a sample's stack with the symbols that were valid at the time of the sample."""
 
     def find(self, sample: RawSample) -> Stack | None:
         """Returns a sample's stack if it is cached, otherwise None."""
@@ -84,7 +84,7 @@ class ProcessBudgets:
 
     Every sample of a process can cause a lot of work if the process constantly changes its thread
     names, stacks, code or programs. Processes are charged for wall-clock time, so budgets
-    effectively shrink where CPU time is scarce. The samples of a process that exceeds its budget
+    effectively shrink when CPU time is scarce. The samples of a process that exceeds its budget
     lose detail, so that they do not delay other processes' samples.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
@@ -102,7 +102,7 @@ class ProcessBudgets:
             sample carries the Resource of the process's previous program, or a Resource shared by
             new processes. ``stack``: the stack contains no user frames, and has the status
             ``over_budget``. ``group``: the sample carries the executable's name and the process id
-            (0 if the Resource is shared) instead of the thread's, and no span or labels.
+            (0 if the Resource is shared) instead of the thread's, and has no span or labels.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ProcessBudgets:
         return stack, resource
 
     def identify(self, samples: Iterable[RawSample]) -> None:
-        """Find the Resources of samples' processes while the processes are still running."""
+        """Find the Resources of sampled processes while the processes are still running."""
         for sample in samples:
             if self._resources.find(sample) is None:
                 self._identify(sample)
@@ -202,7 +202,7 @@ def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
 
 
 def name_coarse_thread(resource: Resource) -> bytes:
-    """Returns the thread name for samples of a process above its budget: the executable's name."""
+    """Returns the thread name for samples of a process over its budget: the executable's name."""
     name = str(resource.attributes.get("process.executable.name", ""))
     return name.encode("utf-8", "surrogateescape")[:_MAX_COMM]
 

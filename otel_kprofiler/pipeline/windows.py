@@ -91,7 +91,7 @@ class WindowBuilder:
     :class:`Pipeline` and :class:`PipelineOptions` describe the arguments not listed here.
 
     Args:
-        clock: converts boottime to Unix time, using the offset at the time when a window closes.
+        clock: converts boottime to Unix time, using the offset in effect when a window closes.
         start_boot_ns: the start of the first window, in boottime.
         period_ns: the sampling period on each CPU, for kinds that have a period.
         kinds: the kinds of samples that may be added, in the order of their profiles.

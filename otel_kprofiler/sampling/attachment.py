@@ -289,13 +289,13 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # Parsing the kernel's BTF (several MB) takes 20 ms, so this is done at most once.
+    # Parsing the kernel's BTF (several MB) takes 20 ms, so the BTF is parsed at most once.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),
         *plan_python(config, read_types, loader),
         plan_waits(config, read_types, loader),
-        # Without these offsets, only /proc distinguishes processes.
+        # Without the task offsets, processes can be distinguished only through /proc.
         find_offsets(find_task_offsets, read_types),
         plan_contexts(read_types),
         plan_events(config, read_types, loader),

@@ -62,7 +62,7 @@ class UnprovenError(Exception):
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:
-    """Returns the verified path; raises ``UnprovenError`` if objects are not as expected."""
+    """Returns the verified path; raises ``UnprovenError`` if objects have an unexpected layout."""
     style = _STYLES.get(sys.version_info[:2])
     if sys.implementation.name != "cpython" or style is None:
         raise UnprovenError("the layout of this interpreter's objects is unknown")

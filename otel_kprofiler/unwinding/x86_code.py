@@ -1,8 +1,8 @@
 """Decodes x86-64 instructions: their length and their effect on the stack and frame pointers.
 
-The opcode maps are in the Intel SDM, volume 2, appendix A. Decodes only the kinds of writes to rsp
-that compilers and C libraries use. Any other write is :attr:`Effect.LOSE_SP`. Runs in child
-processes, so it imports nothing from this package.
+The opcode maps are in the Intel SDM, volume 2, appendix A. Writes to rsp are decoded only in the
+forms that compilers and C libraries use; any other write to rsp is :attr:`Effect.LOSE_SP`. This
+module runs in child processes, so it imports nothing from this package.
 """
 
 import enum
@@ -134,7 +134,7 @@ _FIXED: Final = {
 
 
 def decode(code: bytes, at: int) -> Instruction:  # noqa: PLR0911 - one for each opcode map
-    """Decodes one instruction; :data:`INVALID` if there is no instruction.
+    """Decodes one instruction; returns :data:`INVALID` if the bytes are not an instruction.
 
     At least :data:`MAX_BYTES` bytes must follow the instruction, which is at offset ``at``.
     """

@@ -24,13 +24,13 @@ class Processor(NamedTuple):
     """The DWARF register numbers of a processor, and its other properties.
 
     Attributes:
-        sp: the number of the stack pointer. ``pc`` and ``ra`` are program counter and return
-            address.
+        sp: the number of the stack pointer. ``pc`` and ``ra`` are the numbers of the program
+            counter and the return address.
         scratch: the registers that a call does not preserve.
         mask: the mask of the address bits in a return address.
         sigreturn: the code of signal trampolines without a table entry; empty if all have an entry.
-        saved_at: the offsets of a signal frame's saved registers from the stack pointer, by DWARF
-            number.
+        saved_at: the offsets, from the stack pointer, of the registers saved in a signal frame, by
+            DWARF number.
         instruction: the size of the shortest instruction, in bytes.
     """
 
@@ -130,7 +130,7 @@ class Maps:
             return None
 
     def code(self, address: int, size: int) -> bytes:
-        """Reads the process's memory. Returns no bytes if the address is not mapped."""
+        """Reads the process's memory; the result is empty if the address is not mapped."""
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             try:
                 return os.pread(memory.fileno(), size, address)
@@ -171,7 +171,7 @@ class Dump(NamedTuple):
     goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """Returns a word from a copied stack, or raises ``LookupError`` if it was not copied."""
+        """Returns a word from a copied stack; raises ``LookupError`` if the word was not copied."""
         for base, data in self.stacks:
             if 0 <= address - base <= len(data) - 8:
                 return int(struct.unpack_from("=Q", data, address - base)[0])
@@ -211,7 +211,7 @@ def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_
 def _step(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> tuple[dict[int, int], bool]:
-    """Returns the caller's registers, and whether it made no call but was interrupted."""
+    """Returns the caller's registers, and whether the caller was interrupted and made no call."""
     pc = registers[processor.pc] - (not leaf)
     mapping = maps.find(pc)
     if mapping is None:
@@ -286,7 +286,7 @@ def _goroutine(dump: Dump) -> tuple[int, int]:
 def _on_own_stack(
     function: str, registers: dict[int, int], dump: Dump, leaf: bool
 ) -> dict[int, int]:
-    """Returns the registers before a function of Go's runtime switched stacks."""
+    """Returns the registers as they were before a Go runtime function switched stacks."""
     if function not in _GO_SWITCHES:
         return registers
     if leaf:

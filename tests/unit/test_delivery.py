@@ -119,7 +119,7 @@ def test_a_slow_exporter_does_not_delay_other_exporters():
     assert len(slow.batches) == 5
 
 
-def test_an_encoder_bug_loses_only_one_window_and_is_counted(caplog):
+def test_an_encoder_bug_discards_only_one_window_whose_samples_are_counted_as_lost(caplog):
     def broken(window, encoding):
         if window.sample_count == 3:
             raise ZeroDivisionError
@@ -137,7 +137,7 @@ def test_an_encoder_bug_loses_only_one_window_and_is_counted(caplog):
 
 
 @pytest.mark.parametrize("windows", [3, 10])
-def test_the_oldest_window_is_dropped_and_counted_above_the_capacity(windows):
+def test_the_oldest_window_is_dropped_and_counted_if_the_capacity_is_exceeded(windows):
     exporter, held = Collecting("a"), Held()
     reporter = Reporter([ExportQueue(exporter)], encoder=held, capacity=2)
     for size in range(1, windows + 1):
@@ -196,7 +196,7 @@ def test_nothing_is_pending_after_a_shutdown_during_encoding():
     assert exporter.batches == []
 
 
-def test_samples_of_a_window_lost_at_shutdown_are_counted_and_reported():
+def test_samples_lost_at_shutdown_are_counted_and_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     window = window_of(5, 1000, stream(12))
@@ -289,7 +289,7 @@ class Disk(ExportQueue):
         return self.returns.wait(30)
 
 
-def test_sample_counts_are_available_and_exact_while_a_disk_blocks():
+def test_sample_counts_are_available_and_exact_while_a_disk_queue_blocks():
     def in_two(window, encoding):
         half = batch_of(encoding.form, window.sample_count // 2)
         return Encoded((half, half), {})
@@ -299,7 +299,7 @@ def test_sample_counts_are_available_and_exact_while_a_disk_blocks():
     reporter(sized_window(10))
     assert slow.accepted.wait(10)
     assert account_of(reporter, 10).gaps() == []
-    for handed_over in range(2, 5):  # above the capacity, the oldest window is lost
+    for handed_over in range(2, 5):  # beyond the capacity, the oldest window is dropped
         reporter(sized_window(10))
         assert account_of(reporter, 10 * handed_over).gaps() == []
     assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2
@@ -363,7 +363,7 @@ def test_losses_after_the_last_window_are_reported(form):
     assert account_of(reporter, 15).gaps() == []
 
 
-def test_losses_of_an_empty_last_window_are_reported():
+def test_losses_in_an_empty_last_window_are_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))
@@ -399,7 +399,7 @@ def test_no_final_request_is_sent_if_there_are_no_new_losses():
     assert len(exporter.batches) == 1
 
 
-def test_samples_taken_before_a_receiver_was_added_are_reported_to_it():
+def test_samples_taken_before_a_receiver_was_added_are_reported_to_it_as_lost():
     first, second = Refusing("a"), Refusing("b")
     queues = [ExportQueue(first)]
     reporter = Reporter(queues)
@@ -417,7 +417,7 @@ def test_samples_taken_before_a_receiver_was_added_are_reported_to_it():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_the_next_run_reports_samples_lost_from_a_spool(tmp_path, reachable):
+def test_losses_of_a_queue_with_a_spool_are_reported_even_after_a_restart(tmp_path, reachable):
     class Away(Refusing):
         def export(self, batch):
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")

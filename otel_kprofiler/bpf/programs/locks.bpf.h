@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Measures waits for the kernel's locks, at the contention_begin and contention_end tracepoints
+ * Measures waits for kernel locks, at the contention_begin and contention_end tracepoints
  * (since 5.19). Included by sampler.bpf.c.
  *
  * The programs may run with any lock held, and in interrupts. Writing a sample takes the ring's
- * lock, which would deadlock if the thread had just acquired that lock. Only the profiler's
- * process, and the sampler's programs while they use the scratch memory, take map and ring locks.
- * So no sample is taken in that process, or while another program is using the scratch memory.
+ * lock, which would deadlock if the thread had just acquired that lock. Map and ring locks are
+ * taken only by the profiler's process, and by the sampler's programs while they use the scratch
+ * memory. So no sample is taken in the profiler's process, or while that memory is in use.
  */
 #pragma once
 
@@ -54,7 +54,7 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Counters of a CPU, in separate cache lines. Written only by this CPU; mapped by user space. */
+/* Per-CPU counters in separate cache lines. Written only by their CPU; mapped by user space. */
 struct lock_line {
 	u64 no_room;   /* waits for which no entry was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
@@ -66,7 +66,7 @@ struct lock_line {
 	struct lock_sums by_flags[LOCK_FLAGS];
 };
 
-/* A wait in progress. A task has several entries if its waits are nested or interrupts wait. */
+/* A wait in progress. Nested waits, and waits in interrupts, have separate entries. */
 struct lock_wait {
 	u64 task; /* 0: free */
 	u64 lock;
@@ -190,7 +190,7 @@ INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 		return 0;
 	threshold = raise_threshold(&line->budget, c->threshold_ns, c->sample_ns,
 				    (u32)(c->threshold_ns >> UNIT_SHIFT), now);
-	/* The duration is rounded at random, so that the mean is unchanged. */
+	/* Randomly rounding the duration up or down preserves the mean. */
 	duration = (duration_ns + (draw(&line->random) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	if (!by_chance(&line->random, duration, threshold))
 		return 0;

@@ -1,7 +1,7 @@
 """Reads the functions and lines of Go programs from the runtime's table (``.gopclntab``).
 
-Linkers keep this table even in stripped programs. Supported formats are those of Go 1.16, 1.18, and
-1.20 and later (``pclntab`` in src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go and
+Even stripped programs contain this table. Supported formats are those of Go 1.16, 1.18, and 1.20
+and later (``pclntab`` in src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go and
 src/internal/abi/symtab.go)::
 
     0  magic (u32), two zero bytes, code quantum, pointer size
@@ -42,16 +42,16 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit of the names part, and of the functions part; enough for a million functions."""
+"""Size limit of the names section and of the functions section; enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the runtime's ``moduledata``."""
 MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Size limit of a pc table. About 5,000 entries are read in 2 ms, and occupy 100 KB of memory."""
+"""Size limit of a pc table. Parsing its roughly 5,000 entries takes 2 ms and 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Memory limit for cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
-"""Memory used by a cached value, by a byte of a pc table, and by a character of a name."""
+"""Bytes of memory used per cached value, per pc table byte, and per character of a name."""
 _MAX_NAME_BYTES: Final = 4096
 _MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read initially
 
@@ -216,12 +216,12 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns an array of all starts and the last end, and an array of struct offsets."""
+        """Returns an array of function starts plus the last end, and an array of struct offsets."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
             raise _damaged(f"{count} is not a valid number of functions")
-        self._budget.take(3 * size, ".gopclntab")  # the table, a joined array, and two columns
+        self._budget.take(3 * size, ".gopclntab")  # the bytes, the array, and its two columns
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):

@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host with files from a dictionary. A value that is an exception is raised when read."""
+    """A host with files from a dictionary, whose values are contents or exceptions to raise."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {
@@ -127,7 +127,7 @@ def test_one_loader_suffices_and_the_absence_of_both_is_a_failure():
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
 
 
-def test_the_doctor_reports_the_fix_of_a_sampler_that_cannot_start():
+def test_the_doctor_suggests_a_fix_for_a_sampler_that_cannot_start():
     refused = raising(SamplerError("the verifier refused it", hint="update"))
     finding = findings(FakeHost(), try_sampler=refused)["sampler"]
     assert (finding.level, finding.observed, finding.fix) == (

@@ -1,4 +1,4 @@
-"""User stacks are mapped to files and addresses, even before details of the files arrive."""
+"""User stack frames are resolved to files and addresses, even before file details are available."""
 
 import gc
 
@@ -64,7 +64,7 @@ def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
 
 
 def moved(number, offset=0x30000):
-    """Returns a stack of a process that maps LIBC at another address for each number."""
+    """Returns a stack of a process that maps LIBC at an address determined by ``number``."""
     return raw((offset, LIBC, REGISTERS), biases={**BIAS, LIBC: BIAS[LIBC] + 4096 * number})
 
 
@@ -145,14 +145,14 @@ def test_frames_in_moved_text_are_marked_and_resolved_like_other_frames(resolve)
     assert [frame.address for frame in moved.frames] == [frame.address for frame in plain.frames]
 
 
-def test_code_without_a_file_keeps_its_runtime_address(resolve):
+def test_code_not_backed_by_a_file_keeps_its_runtime_address(resolve):
     leaf, caller = resolve(raw((0x7FFF0000, None, REGISTERS), (0x30010, LIBC, TABLE))).frames
     assert (leaf.module, leaf.address, leaf.unresolved) == (None, 0x7FFF0000, Unresolved.NO_FILE)
     assert caller.unresolved is Unresolved.USER_ADDRESS
 
 
 def test_code_is_reported_as_having_no_file_only_if_all_mappings_were_recorded(resolve):
-    """Only the unwinder records mappings, and only the first 15 in a stack."""
+    """Mappings are recorded only by the unwinder, and at most 15 per stack."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
     assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
@@ -190,7 +190,7 @@ def test_a_provisional_user_stack_is_completed_once_its_missing_file_is_located(
         ("[vdso]", False, "[vdso]"),
     ],
 )
-def test_modules_are_named_after_the_path_of_their_file(known, resolve, path, deleted, name):
+def test_module_names_are_derived_from_file_paths(known, resolve, path, deleted, name):
     known.add(UNKNOWN, DETAILS[LIBC]._replace(path=path, deleted=deleted))
     (frame,) = resolve(raw((0x26000, UNKNOWN, REGISTERS))).frames
     assert frame.module.name == name
@@ -221,7 +221,7 @@ def test_the_number_of_cached_frames_per_mapping_is_bounded(known):
 
 
 def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
-    """Each start of a program uses different addresses, but yields the same frames."""
+    """Each run of a program uses different addresses, but yields the same frames."""
     resolver = UserResolver(known, max_frames=50)
     first = None
     for number in range(1000):
@@ -231,7 +231,7 @@ def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
         assert sum(map(len, resolver._words.values())) <= 50
 
 
-def test_dropped_name_lookups_are_requested_again(known):
+def test_dropped_name_lookups_are_retried(known):
     names = Names()
     names.files[LIBC] = {0x30000: DROPPED}
     resolver = UserResolver(known, names, max_frames=50)
@@ -274,7 +274,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
         names.files[LIBC] = {0x30000: DROPPED}
 
 
-def test_frames_of_an_evicted_file_have_names_once_it_is_read_again(known):
+def test_frames_of_an_evicted_file_are_named_once_the_file_is_read_again(known):
     """Naming the frames requires neither new stacks nor a lookup for each sample."""
     names = Names()
     names.files[LIBC] = {0x30000: EVICTED}
@@ -305,7 +305,7 @@ def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(k
 
 
 class Names:
-    """A stand-in for loaded symbols, which has only those of LIBC and of code in process 70."""
+    """A stand-in for loaded symbols, which are only those of LIBC and of code in process 70."""
 
     def __init__(self):
         self.version = 0
@@ -351,7 +351,7 @@ def test_frames_are_named_once_their_file_is_read(known):
     assert resolver.resolve(stack, None).frames == after.frames
 
 
-def test_code_without_a_file_is_named_only_in_its_process(known):
+def test_code_not_backed_by_a_file_is_symbolized_only_for_its_process(known):
     names = Names()
     names.files[LIBC] = {0x3000F: READ}
     names.code[SAMPLE.process] = {0x7000: NamedAddress((Line("hot"),), 0x6FF0, None)}
@@ -367,7 +367,7 @@ def test_code_without_a_file_is_named_only_in_its_process(known):
     assert answer.of(other) is unnamed
 
 
-def test_frames_are_provisional_while_their_names_are_read(known):
+def test_frames_are_provisional_until_their_names_are_read(known):
     names = Names()
     names.files[LIBC] = {0x3000F: READ}
     names.code[SAMPLE.process] = {0x7000: PENDING}
@@ -379,7 +379,7 @@ def test_frames_are_provisional_while_their_names_are_read(known):
     assert answer.of(SAMPLE).frames[0].function == "hot"
 
 
-def test_finish_and_close_are_forwarded_to_the_source_of_names(known):
+def test_finish_and_close_are_forwarded_to_the_symbol_source(known):
     names = Names()
     resolver = UserResolver(known, names)
     resolver.finish(1)
