@@ -33,7 +33,7 @@ enum file_states {
 	FILE_PENDING,
 	FILE_LOADED,
 	FILE_NO_TABLE,	  /* the unwinder may follow frame pointers */
-	FILE_UNAVAILABLE, /* the file's table is not available */
+	FILE_UNAVAILABLE, /* the table is unusable; do not follow frame pointers */
 	NO_FILE,	  /* anonymous memory; used only in struct mapping */
 };
 
