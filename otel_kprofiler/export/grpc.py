@@ -122,7 +122,7 @@ class OtlpGrpcExporter(OtlpSender):
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         if self._tls_files and self._tls_files.renew():
             self._reopen()
-        # There are no serializers, because batches are sent byte for byte.
+        # No serializers, because batches are already encoded.
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             self._signal.method
         )

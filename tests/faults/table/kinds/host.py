@@ -136,9 +136,9 @@ MOVES = "the control program's CPU goes away"
 SCENARIOS = [
     one("a CPU goes offline and comes back online", hotplug(1, 1.5), others=MOVES),
     one("a CPU goes offline and comes back online five times", hotplug(5, 0.3), others=MOVES),
-    one("clock jumps by 2 s and back", clock(2)),
-    one("clock jumps by -2 s and back", clock(-2)),
-    one("clock jumps by 1 s and back, ten times", clock(1, 10)),
+    one("clock jumps forward 2 s, then back", clock(2)),
+    one("clock jumps back 2 s, then forward", clock(-2)),
+    one("clock jumps forward 1 s, then back, ten times", clock(1, 10)),
     one("perf_event_max_sample_rate is 200", expect_warning, before=suspend_sampler, misses=True),
     one("perf_cpu_time_max_percent is 1", setting("perf_cpu_time_max_percent", 1)),
     one("perf_event_paranoid is 3", setting("perf_event_paranoid", 3)),
