@@ -40,7 +40,7 @@ def environment():
 
 @functools.cache
 def find_pythons():
-    """Returns the supported interpreters, including those in the paths in ``KPROFILER_PYTHONS``."""
+    """Returns the supported interpreters, including those at the paths in ``KPROFILER_PYTHONS``."""
     fetched = map(str, map(fetch_pythons.directory, fetch_pythons.VERSIONS))
     places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
     results = {}
@@ -84,7 +84,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # a real BPF program's, if given
+        self._registry = registry  # the registry of a real BPF program, if given
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:

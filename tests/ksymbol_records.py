@@ -1,4 +1,4 @@
-"""Builds the perf records of loaded and unloaded ksymbols and BPF programs."""
+"""Builds the perf records for loaded and unloaded ksymbols and BPF programs."""
 
 import struct
 

@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 class LoggedProcess:
     """A process with its output redirected to a file.
 
-    At the end of a ``with`` block, it is stopped. ``environ`` is added to the environment.
+    The process is stopped at the end of a ``with`` block. ``environ`` is added to the environment.
     """
 
     def __init__(self, command, log, *, environ=None, **options):
@@ -45,7 +45,7 @@ class LoggedProcess:
         self.wait_until(lambda: text in self.log)
 
     def stop(self):
-        """Stops the process, which may first write the data that it holds."""
+        """Stops the process, which may first write its buffered data."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(120)

@@ -42,12 +42,12 @@ class RunningExporter(NamedTuple):
 
 
 Wanted = Mapping[str, ExporterSettings]
-"""The exporters of a configuration, by id."""
+"""The exporters in a configuration, by id."""
 Running = Mapping[str, RunningExporter]
 
 
 def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
-    """Open new and changed exporters. On ``ExportError``, close those already opened."""
+    """Open new and changed exporters. On ``ExportError``, close the exporters opened so far."""
     opened: dict[str, OpenedExporter] = {}
     try:
         for name, settings in wanted.items():

@@ -39,9 +39,9 @@ def summarize_waits(
     filtered by anything other than their process.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
-    counts as a wait of threshold length. The variance of this estimate is at most the square of the
-    threshold. If a wait yields two samples (asleep, then waiting for a CPU), the variance is at
-    most twice the sum of the squares of their values.
+    counts as a wait of threshold length. The variance of the estimated duration is at most the
+    square of the threshold. If a wait yields two samples (asleep, then waiting for a CPU), the
+    variance is at most twice the sum of the squares of their values.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

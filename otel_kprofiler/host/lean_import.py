@@ -15,9 +15,9 @@ from typing import Any
 def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
-    ``__init__`` runs later, when code looks up an attribute that is not a submodule. Code elsewhere
-    can therefore use the package normally. Packages that have already been imported are left
-    unchanged. Thread-safe. Raises ``ImportError``.
+    ``__init__`` runs later, when code looks up an attribute that is not a submodule. Other code can
+    therefore use the package normally. Packages that have already been imported are left unchanged.
+    Thread-safe. Raises ``ImportError``.
     """
     package, _, _ = name.partition(".")
     if package not in sys.modules:

@@ -1,7 +1,7 @@
 """Encodes windows as OTLP profiles, decodes OTLP profiles, and checks them against OTLP's rules.
 
-Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` on first use
-and raise ``DependencyError`` if it is missing or older than 1.43.
+Encoding does not require a protobuf library. Decoding and checking load ``opentelemetry-proto`` on
+first use and raise ``DependencyError`` if it is missing or older than 1.43.
 """
 
 from typing import TYPE_CHECKING, Final

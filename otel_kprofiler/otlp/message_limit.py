@@ -11,7 +11,7 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
-"""Minimum average size of messages in bytes. This package's messages average 19 bytes."""
+"""Minimum average size of messages in bytes. Messages encoded by this package average 19 bytes."""
 _ANY: Final = 10_000
 """Number of messages that are allowed regardless of their average size."""
 _GROUPS: Final = (3, 4)
@@ -19,7 +19,7 @@ _GROUPS: Final = (3, 4)
 
 
 def refuse_many_messages(data: bytes) -> None:
-    """Reject a request of many small messages, which takes far more memory once decoded.
+    """Reject a request with too many small messages, which take far more memory once decoded.
 
     ``data`` is protobuf (https://protobuf.dev/programming-guides/encoding) or JSON. Counting stops
     at malformed data, which the decoder reports. Raises ``PayloadError`` if there are too many

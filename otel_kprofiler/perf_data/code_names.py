@@ -15,7 +15,7 @@ from otel_kprofiler.symbols import (
 
 
 class CodeNames:
-    """Names code in this host's user-space binaries and kernels. Not thread-safe.
+    """Symbolizes code in this host's user-space binaries and kernels. Not thread-safe.
 
     ``paths`` are additional files to search; see :class:`InstalledFiles`. Without a ``symbolizer``,
     the running kernel's symbols are read on first use.

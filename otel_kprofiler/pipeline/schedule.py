@@ -6,8 +6,8 @@ from typing import Final
 DRAIN_INTERVAL_S: Final = 0.25
 """Interval between drains, in seconds. The kernel wakes the thread earlier if the ring fills up."""
 LONGEST_DRAIN_INTERVAL_S: Final = 1.0
-"""Interval, in seconds, between drains of the agent's ring while no new process is sampled. Larger
-drains cost less per sample, because caches are cold after each wait."""
+"""Interval, in seconds, between drains of the agent's ring while no new process is sampled.
+Draining less often costs less per sample, because caches are cold after each wait."""
 IDLE_S: Final = 5.0
 """Maximum interval, in seconds, between drains while no samples arrive."""
 FIRST_WINDOW_NS: Final = 100_000_000
@@ -23,7 +23,7 @@ class WindowSchedule:
         jitter: the fraction (0 to 1) by which each window's length varies at random, so that hosts
             do not report at the same time.
         first_ns: the length of the first window, which is short so that data arrives soon. The
-            length doubles while windows are empty.
+            length doubles after each empty window.
         max_samples: the number of samples at which a window ends early; None for no limit.
     """
 

@@ -32,7 +32,7 @@ def test_contradictory_filters_are_listed_with_buttons_that_remove_them(page):
 
 
 @pytest.mark.parametrize("tab", "1234")
-def test_the_keyboard_can_remove_the_filter_of_an_empty_view_in_every_tab(page, tab):
+def test_the_filter_of_an_empty_view_can_be_removed_by_keyboard_in_every_tab(page, tab):
     go(page, "process=sh&cpu=0")
     page.press(tab, "g")
     assert page.evaluate("document.activeElement.textContent") == "All processes · 65 samples"
@@ -74,7 +74,7 @@ def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
     assert page.evaluate("location.hash") == "#transforms=application"
 
 
-def test_the_view_of_a_kind_without_samples_offers_another_kind(browser):
+def test_the_view_of_a_sample_kind_without_samples_offers_another_kind(browser):
     samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
     profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]

@@ -1,4 +1,4 @@
-"""Time ranges in shared links are exact to the bin, and empty outside of the recording."""
+"""Time ranges in shared links are restored to the exact bin, and empty outside the recording."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""speedscope, loaded from its package's files, opens the output of the speedscope format."""
+"""The speedscope app, loaded from the files of its package, opens exported profiles."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ RELEASE = Path(__file__).parents[2] / "viewer/node_modules/speedscope/dist/relea
 
 
 @pytest.mark.skipif(not RELEASE.exists(), reason="speedscope is not installed: make viewer")
-def test_speedscope_opens_the_file(browser, tmp_path):
+def test_speedscope_opens_the_exported_profile(browser, tmp_path):
     frames = tuple(
         Frame(None, number, (Line(name),), 0, KERNEL_SIDE)
         for number, name in enumerate(("vfs_read", "do_syscall_64"))

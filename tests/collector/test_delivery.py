@@ -1,4 +1,4 @@
-"""Exported samples arrive in a real Collector's file, compared sample by sample."""
+"""Every sample in a real Collector's output file is identical to the exported sample."""
 
 import logging
 
@@ -74,7 +74,7 @@ def window_of(processes=5, samples=40):
 
 
 def expected(window):
-    """Yields all samples of a window in the form that ``resolve`` in conftest.py yields."""
+    """Yields all samples of a window in the same form as ``resolve`` in conftest.py."""
     kind = ("samples", "count", "cpu", "nanoseconds")
     for group in window.profiles[0].resources:
         resource = tuple(sorted(group.resource.attributes.items()))
@@ -121,13 +121,13 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
     assert (counts.exported, counts.lost) == (window.sample_count, {})
     arrived = samples_of(collector.requests(len(encoded.batches)))
     assert sorted(arrived) == sorted(expected(window))
-    # The counts are compared with the file's content, not only with each other.
+    # Compare the counts with the file's content, not only with each other.
     assert len(arrived) == counts.exported
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
 def test_loss_counts_reach_the_collector_even_without_samples(collector, kind):
-    """A Collector forwards a sample of value 0, but drops requests without samples."""
+    """A Collector forwards a sample with value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
     window = make_window(START, START + 1, ({"host.name": "here"}, ()), totals=totals)
     exporter = open_exporter(kind, collector)

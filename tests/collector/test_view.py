@@ -1,7 +1,7 @@
 """``view --listen`` behind a real Collector shows what ``report`` prints for the Collector's file.
 
 ``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of a few seconds, and compares
-minutes instead of windows of five seconds (``make test-view MINUTES=10``).
+minutes instead of five-second windows (``make test-view MINUTES=10``).
 """
 
 import json
@@ -106,7 +106,7 @@ def functions(data):
 
 
 def reported(path, start, end):
-    """Returns the self and total samples of each function in ``report``, and of all functions."""
+    """Returns each function's self and total samples in ``report``, and the sample count."""
     since, until = (datetime.fromtimestamp(each, tz=UTC).isoformat() for each in (start, end))
     done = run_checked("report", path, "--json", "--from", since, "--to", until, timeout=300)
     kinds = json.loads(done.stdout)["kinds"]
@@ -131,7 +131,7 @@ def test_the_page_agrees_with_report_on_the_collectors_file(
     endpoint = collector.grpc_endpoint
     exported = run_agent(tmp_path, endpoint, lambda: len(samples_of(collector.arrived())) > 99)
     ended = time.time()
-    collector.stop()  # it delivers pending data first
+    collector.stop()  # the Collector first delivers pending data
     whole = ask(address)
     count = sum(whole["samples"]["count"])
     compared = 0

@@ -1,5 +1,5 @@
 /*
- * Spends a given share of CPU time in each of five system calls: calls SECONDS SHARE...
+ * Spends a given fraction of CPU time in each of five system calls: calls SECONDS SHARE...
  *
  * Each thread repeats the call that is furthest below its share for 0.1 to 4 ms of CPU time, so
  * samples come in bursts. The threads start when standard input is closed.
@@ -80,7 +80,7 @@ static void *work(void *argument)
 				call = at;
 		drand48_r(&random, &length);
 		while (now - start < 1e-4 + length * 3.9e-3) {
-			for (int at = 0; at < REPEATED; at++) /* cpu_time() is also a call */
+			for (int at = 0; at < REPEATED; at++) /* cpu_time() also makes a system call */
 				make(call, buffer, file, polled);
 			now = cpu_time();
 		}

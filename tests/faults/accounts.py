@@ -12,12 +12,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 class Arrived:
-    """The samples and the last counts of each stream in a receiver's data.
+    """The samples and the latest totals of each stream in a receiver's data.
 
     Attributes:
-        twice: the number of samples that repeat another sample's time and CPU. ``twice_in`` has
-            this number by stream.
-        requests_twice: the number of requests that were received again.
+        twice: the number of samples that repeat another sample's time and CPU. ``twice_in``
+            contains this number for each stream.
+        requests_twice: the number of duplicate requests.
     """
 
     def __init__(self, payloads):
@@ -46,7 +46,7 @@ class Arrived:
 
 
 def stop_and_check(agent, receiver, exporter="otlp_grpc"):
-    """Stops an agent, checks its and the exporter's counts, and returns both and the samples."""
+    """Stops an agent, checks the counts, and returns agent counts, exporter counts and samples."""
     account = agent.stop()
     got = Arrived(receiver.payloads)
     return account, check_account(account, got, exporter), got
@@ -79,7 +79,7 @@ def check_formulas(totals, arrived):
 
 
 def evaluate(terms, totals, arrived):
-    """Returns the sum of terms such as ``stream.lost.ring_full``."""
+    """Evaluates a sum of terms such as ``stream.lost.ring_full``."""
     lost = {cause.value: count for cause, count in totals.lost.items()}
     values = {
         "samples that arrived": arrived,

@@ -1,4 +1,4 @@
-"""The guest boots, as the other tests require."""
+"""The guest boots, which all other tests require."""
 
 import os
 import platform

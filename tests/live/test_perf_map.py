@@ -50,7 +50,7 @@ def test_jit_compiled_functions_have_names(command, wanted, request, tmp_path):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=tmp_path,  # V8 also writes a different file there
+        cwd=tmp_path,  # V8 also writes another file to this directory
     ) as process:
         assert process.stdout.readline(), "the compiler does not know the option"
         key = ProcessKey(process.pid, read_start_ticks(Access(), process.pid) * TICK_NS)

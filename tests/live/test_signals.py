@@ -1,4 +1,4 @@
-"""On SIGTERM, profiled services export pending samples, then the signal takes effect."""
+"""On SIGTERM, profiled services export pending samples before the signal takes effect."""
 
 import os
 import signal

@@ -37,6 +37,6 @@ def test_stacks_of_real_programs_are_correct(built, tmp_path, program):
     except subprocess.CalledProcessError as error:
         raise AssertionError(error.stderr.decode()) from error
     assert not report.wrong, f"{len(report.wrong)} wrong:\n" + "\n\n".join(report.wrong[:3])
-    # If there are few stacks, a single rare stack is a large fraction.
+    # If there are few stacks, a single rare stack accounts for a large fraction.
     assert report.ends[StackEnd.COMPLETE] >= (program.share - 0.03) * report.total, report.ends
     assert report.verdicts[Verdict.EQUAL] >= 0.8 * report.total, report.verdicts

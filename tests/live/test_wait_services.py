@@ -110,7 +110,7 @@ TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 @pytest.mark.long
 def test_span_parts_sum_to_the_span_duration(to_file, tmp_path):
-    """The parts are code, kernel and waits. Requests under gunicorn log their durations."""
+    """The parts are code, kernel and waits. Each request to gunicorn logs its duration."""
     place = tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
     command = [

@@ -1,4 +1,4 @@
-"""The interpreters to test: those installed here, and those in package registries."""
+"""The interpreters to test: those installed here and those available from package registries."""
 # ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 PYTHON = "/usr/bin/python3"
-"""The interpreter that builds an application; PyInstaller needs its shared library."""
+"""The interpreter used to build an application. PyInstaller requires its shared library."""
 
 
 class Source(NamedTuple):
@@ -75,7 +75,7 @@ NOT_HERE = (
     ("musl", "CPython of Alpine", _NOWHERE),
     ("musl", "the agent itself, on Alpine", _NO_APK),
 )
-"""The untested and unsupported platforms: C library, name, and reason."""
+"""Untested and unsupported platforms: C library, name, and reason."""
 _PYINSTALLER = "pyinstaller==6.22.3"
 _TRUTH = Path(__file__).parents[1] / "truth" / "python"
 
@@ -85,7 +85,7 @@ def find_all() -> Iterator[tuple[Python, str]]:
     for python in find_pythons():
         at = str(python.command)
         origin = "pyenv" if ".pyenv" in at else "Debian" if at.startswith("/usr/bin") else ""
-        if origin:  # else it is from ``SOURCES``
+        if origin:  # all other interpreters are in ``SOURCES``
             yield python, origin
     for source in SOURCES:
         try:

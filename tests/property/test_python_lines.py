@@ -1,4 +1,4 @@
-"""The line of each instruction of the standard library matches CPython's.
+"""For each instruction in the standard library, the parsed line is the one CPython reports.
 
 With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files of the library.
 """
@@ -84,5 +84,5 @@ def test_a_truncated_line_table_yields_the_entries_before_the_cut():
 
 
 def test_unterminated_varints_are_parsed_in_bounded_time():
-    """A parser with quadratic time would take minutes."""
+    """A quadratic-time parser would take minutes."""
     assert parse_line_table((b"\xe8" + b"\x7f" * 60_000) * 20, 1).end == 0

@@ -1,4 +1,4 @@
-"""No part of an address that may be secret is ever shown."""
+"""Potentially secret parts of addresses are never shown."""
 
 import base64
 from urllib.parse import quote

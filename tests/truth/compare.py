@@ -13,7 +13,7 @@ from tests.truth.reference import Dump, Maps, Truth, unwind
 
 
 class Verdict(enum.Enum):
-    """The outcome of comparing a stack with the reference, as far as the reference reaches."""
+    """The outcome of comparing a stack with the reference, up to the end of the reference."""
 
     EQUAL = "the whole stack"
     SHORT = "the beginning of it"

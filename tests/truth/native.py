@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("native.c")
 KERNEL = KernelOffsets(
     RB_TREE, 0, (0, 8, 0, 8, 16, 24, 32, 0, 8, 16, 24, 32, 40, 48, 0, 0, 8, 16, 24, 32, 40, 0)
 )
-_ROW = struct.Struct("=qiii8B16x4x")  # without preserved registers and padding
+_ROW = struct.Struct("=qiii8B16x4x")  # excludes preserved registers and padding
 _MAX_WORK = 1_000_000
 _STACK_BYTES = 1536
 

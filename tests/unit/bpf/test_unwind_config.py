@@ -83,7 +83,7 @@ def test_sp_and_fp_offsets_agree_with_all_saved_register_offsets(machine):
 
 
 def kernel(**changes):
-    """Returns BTF with a kernel's structs. ``changes`` replaces the members of a struct by name."""
+    """Returns BTF with a kernel's structs. ``changes`` contains new members by struct name."""
     structs = {
         "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
         "mm_struct": [("", 64, 9)],
@@ -116,7 +116,7 @@ def test_members_are_found_in_anonymous_and_named_structs():
 
 
 @pytest.mark.parametrize(("page_kib", "stack_kib"), [(4, 16), (16, 16), (64, 64)])
-def test_registers_are_at_the_top_of_a_kernel_stack_of_whole_pages(page_kib, stack_kib):
+def test_registers_are_at_the_top_of_a_kernel_stack_for_every_page_size(page_kib, stack_kib):
     kernel_offsets = find_kernel_offsets(kernel(), page_kib * 1024)
     assert kernel_offsets.stack_top_registers == stack_kib * 1024 - 168
 
@@ -132,7 +132,7 @@ def test_older_kernels_with_a_red_black_tree_are_supported():
 
 
 @pytest.mark.parametrize("name", ["i_mtime", "__i_mtime"])
-def test_older_kernels_with_inode_times_in_structs_are_supported(name):
+def test_older_kernels_that_store_inode_times_in_structs_are_supported(name):
     members = [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)]
     time = [("tv_sec", 0, 0), ("tv_nsec", 8, 0)]
     kernel_offsets = find_kernel_offsets(kernel(inode=[*members, (name, 64, 11)], timespec64=time))

@@ -1,4 +1,4 @@
-"""Symbol names are shortened and classified by their form."""
+"""Versions are stripped from symbol names, and mapping symbols are recognized."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cache directory has a limited size, and is safe from other users."""
+"""The cache directory has a limited size, and is protected from other users."""
 
 import os
 
@@ -44,7 +44,7 @@ def test_the_new_content_of_a_replaced_cache_file_is_read(cache):
     os.close(fd)
 
 
-def test_the_last_reference_closes_the_directory(tmp_path):
+def test_releasing_the_last_reference_closes_the_directory(tmp_path):
     cache = CacheDirectory(str(tmp_path), 1)
     assert str(tmp_path) in open_paths()
     del cache

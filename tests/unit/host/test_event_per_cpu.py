@@ -1,4 +1,4 @@
-"""Each CPU has one event, across CPU hotplug."""
+"""Each online CPU has exactly one event, including after CPU hotplug."""
 
 import errno
 
@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """Opens fake events on a captured tree's CPUs. Tests can make events fail to open or die."""
+    """Opens fake events for a captured tree's CPUs. Tests can make events fail to open or die."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)
@@ -79,7 +79,7 @@ def test_a_cpu_going_offline_while_its_event_is_opened_is_not_an_error(online):
     assert host.update() == ([0, 1], [], {})
 
 
-def test_an_unreadable_cpu_list_leaves_all_cpus_open(online):
+def test_an_unreadable_cpu_list_leaves_all_events_open(online):
     host = make(online)
     host.update()
     online.unlink()

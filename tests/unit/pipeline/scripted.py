@@ -77,7 +77,7 @@ class ScriptedSampler:
 
 
 def start_pipeline(tmp_path, sampler, symbols, windows, **settings):
-    """Starts a pipeline with windows of a second, for a host without processes."""
+    """Starts a pipeline with one-second windows, for a host without processes."""
     clock = Clock(sampler.time)
     pipeline = Pipeline(
         sampler=sampler,

@@ -35,7 +35,7 @@ def begin():
 
 
 def run(code, times=1):
-    """Sends SIGTERM to a service during its export at exit, and returns exit status and output."""
+    """Sends SIGTERM to a service during its export at exit; returns its exit status and output."""
     source = SERVICE.replace("TIMES", str(times)) + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=60

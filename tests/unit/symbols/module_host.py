@@ -1,4 +1,4 @@
-"""A host that consists of files, in which tests load and unload modules."""
+"""A host consisting of files, on which tests load and unload modules."""
 
 import itertools
 import lzma
@@ -78,7 +78,7 @@ class Host:
         for name, (base, functions, state, init) in reversed(self.modules.items()):
             lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
             shown = functions
-            if state == "Loading":  # kallsyms still has sections and imports
+            if state == "Loading":  # kallsyms still contains sections and imports
                 shown = {**functions, **init}
                 symbols += f"{0:016x} ? \t[{name}]\n{base:016x} t \t[{name}]\n"
                 symbols += f"{KERNEL + 0x100:016x} U vfs_read\t[{name}]\n"
@@ -133,7 +133,7 @@ def boot_ns():
 
 
 def settle(symbolizer, timeout_s=60.0, now_ns=boot_ns):
-    """Advances until all announcements are applied."""
+    """Advances the symbolizer until it has applied all announced changes."""
     end = time.monotonic() + timeout_s
     asked_ns = now_ns()
     while symbolizer.advance(now_ns()) < asked_ns:

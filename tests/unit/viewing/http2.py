@@ -30,7 +30,7 @@ _FIELDS = b"".join(
 
 
 def call(stream, part=b""):
-    """Returns the headers of a call that exports profiles, and a first part of its message."""
+    """Returns the headers of a call that exports profiles, and the first part of its message."""
     return frame(HEADERS, END_HEADERS, stream, _FIELDS) + (part and frame(DATA, 0, stream, part))
 
 

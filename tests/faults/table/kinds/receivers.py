@@ -65,7 +65,7 @@ def raw(*parts, store=True, pause_s=0.0):
 
 
 def endless(piece, head=b"HTTP/1.1 200 OK\r\n"):
-    """Returns a handler that stores a request, then sends a response for up to ten seconds."""
+    """Returns a handler that stores a request, then keeps responding for up to ten seconds."""
 
     def answer(request):
         request.store()
