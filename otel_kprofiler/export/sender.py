@@ -57,7 +57,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     sample, batches are sent undivided for a minute.
 
     Args:
-        endpoint: the receiver's address without credentials, for messages.
+        endpoint: the receiver's address without credentials, for log messages.
         secrets: strings that are redacted in all messages from receivers and libraries.
     """
 

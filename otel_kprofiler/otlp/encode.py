@@ -158,7 +158,7 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Yields a request with the accounts of sample kinds that have a Resource, if there are any.
+    """Yields a request with the sample counts of each kind that has a Resource, if any.
 
     Each profile contains one sample with value 0, because Collectors drop requests without samples.
     """

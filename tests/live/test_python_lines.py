@@ -49,7 +49,7 @@ def innermost_lines(stacks, entry="getdents64"):
 
 
 def check_hot_line(stacks, program, hot_line):
-    """Checks that stacks in the system call have the planted line, or, rarely, no Python frame."""
+    """Checks that stacks in the system call contain the planted line; few lack Python frames."""
     lines = innermost_lines(stacks)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()

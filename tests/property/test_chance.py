@@ -53,5 +53,5 @@ def test_any_difference_of_means_is_significant_if_the_variance_is_zero():
 
 
 @pytest.mark.parametrize(("freedom", "expected"), [(10, 2.2281), (22, 2.0739), (46, 2.0129)])
-def test_margin_factors_match_the_table_of_students_distribution(freedom, expected):
+def test_margin_factors_match_the_table_of_students_t_distribution(freedom, expected):
     assert margin_factor(freedom) == pytest.approx(expected, abs=4e-3)

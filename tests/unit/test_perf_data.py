@@ -345,7 +345,7 @@ class TestNames:
     def recorded(self, build_id):
         return Module("vmlinux", ModuleKind.VMLINUX, build_id, FileId(""), 0x9000)
 
-    def test_addresses_recorded_on_a_relocated_copy_of_the_kernel_are_resolved(self):
+    def test_addresses_recorded_with_a_different_kaslr_offset_are_resolved(self):
         frame = self.names().find_kernel(self.recorded(self.LIVE.build_id), 0x10, 0x9010)
         assert (frame.function, frame.address) == ("read", 0x10)
 

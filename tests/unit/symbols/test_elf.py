@@ -113,7 +113,7 @@ def test_module_sections_are_laid_out_in_order_without_init(module, rva, name, s
     assert not match or match.section == section
 
 
-def test_preambles_and_long_functions_are_named_as_in_running_code(tmp_path):
+def test_cfi_preambles_and_long_functions_are_named_as_in_a_running_kernel(tmp_path):
     path = tmp_path / "cfi.ko"
     path.write_bytes(make_elf(
         ET_REL,

@@ -175,7 +175,7 @@ def test_lines_are_read_even_if_the_kernel_discards_the_childs_status(build, ope
     assert any(map(SymbolicLines(None).open(opened(build("pie"))).lookup, addresses))
 
 
-def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_path):
+def test_lines_of_a_deleted_file_are_read_without_a_cache(build, opened, tmp_path):
     path = tmp_path / "deleted"
     path.write_bytes(Path(build("pie")).read_bytes())
     source = opened(path)
