@@ -1,6 +1,6 @@
 """Encodes and decodes OpenTelemetry's process context: resource attributes as protobuf.
 
-The format is the ``ProcessContext`` message of OTEP 4719, which uses types of
+The format is the ``ProcessContext`` message of OTEP 4719, which uses types from
 opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto.
 Decoded data is untrusted: malformed messages are rejected, and unsupported values are ignored.
 """
