@@ -38,7 +38,7 @@ class Costs(NamedTuple):
 def record(path: str, seconds: float) -> None:
     """Records named kernel and user stacks, only for the processes in the steady load."""
     with user_load(seconds + 30, without={"node"}) as pids:
-        time.sleep(5)  # until the load's program has been compiled
+        time.sleep(5)  # until all load programs are running
         command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]
         options = ["--stacks", "both", "--user-symbols", "names", "--raw", path]
         targets = [word for pid in pids for word in ("-p", str(pid))]

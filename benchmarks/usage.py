@@ -15,7 +15,7 @@ def cpu_seconds(pid: int) -> float:
 
 def children_cpu_seconds(pid: int) -> float:
     """Returns the user plus system time of a process's running and reaped children."""
-    # The fields after the name, which may contain spaces (proc(5), /proc/pid/stat).
+    # Skip comm, which may contain spaces (/proc/pid/stat in proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
     for task in Path(f"/proc/{pid}/task").iterdir():

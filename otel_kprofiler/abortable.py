@@ -76,9 +76,9 @@ class AbortableAdapter(HTTPAdapter):
                     self._watch(connection.sock)
 
             def send_whole(*args: Any, **kwargs: Any) -> None:
-                # After a broken pipe, urllib3 reads the response if there is one, but not after the
-                # equivalent TLS error. In TLS 1.3, a client certificate is rejected after the
-                # handshake, and only a read reports the reason.
+                # urllib3 reads any response after a broken pipe, but not after the equivalent TLS
+                # error. In TLS 1.3, a client certificate is rejected after the handshake, and only
+                # a read reports the reason.
                 try:
                     send(*args, **kwargs)
                 except ssl.SSLEOFError as error:

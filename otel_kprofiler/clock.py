@@ -107,7 +107,7 @@ class Clock:
         if unix < EARLIEST_UNIX_NS:
             if not self._unset:
                 _log.warning(
-                    "the Unix clock is not set; timestamps will start at 2020 until it is set"
+                    "the Unix clock is not set; timestamps will start in 2020 until it is set"
                 )
             self._unset = True
             return EARLIEST_UNIX_NS

@@ -45,7 +45,7 @@ class _Task(NamedTuple):
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: SampleCounts
-    not_offered: Mapping[str, SampleCounts]  # by exporter, as of the window's close
+    not_offered: Mapping[str, SampleCounts]  # by exporter, when the window was closed
 
 
 class Reporter:

@@ -95,7 +95,7 @@ def leave_nothing_open(request, descriptors_kept):
     # The traceback of a failed test keeps its open objects alive.
     has_failed = request.session.testsfailed > failed
     left = wait_for_the_rest(descriptors_kept, 0 if has_failed else 60)
-    descriptors_kept.update(left)  # so that each is reported once
+    descriptors_kept.update(left)  # report each leaked descriptor only once
     assert has_failed or not left
 
 

@@ -84,7 +84,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # the registry of a real BPF program, if given
+        self._registry = registry  # None, or the registry of a real BPF program
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:

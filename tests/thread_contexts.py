@@ -250,5 +250,5 @@ def find_overlong_waits(samples):
         if sample.link and sample.wait and sample.wait.is_ended:
             key = sample.tid, sample.wait.start_ns, sample.time_ns
             parts[key] += sample.wait.duration_ns
-    # Two reads of a clock that is being adjusted may deviate by up to a microsecond.
+    # While a clock is being slewed, the difference between two reads may be off by a microsecond.
     return [(key, passed) for key, passed in parts.items() if passed > key[2] - key[1] + 1000]

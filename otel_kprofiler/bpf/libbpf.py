@@ -196,7 +196,7 @@ class _Messages:
         return b"".join(self._parts).decode(errors="replace")
 
     def _print(self, level: int, text: bytes, arguments: int) -> int:
-        if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO; LIBBPF_DEBUG is omitted
+        if level <= 1:  # LIBBPF_WARN and LIBBPF_INFO, but not LIBBPF_DEBUG
             buffer = ctypes.create_string_buffer(_LOG_BYTES)
             size, va_list = ctypes.c_size_t(_LOG_BYTES), ctypes.c_void_p(arguments)
             ctypes.CDLL(None).vsnprintf(buffer, size, text, va_list)

@@ -49,7 +49,8 @@ class CodeParser:
     """Assembles code objects from their descriptions; must not be used concurrently."""
 
     def __init__(self) -> None:
-        # Each CPU describes one code object at a time: line table fragments, then the other fields.
+        # Each CPU sends the description of one code object at a time: line table fragments, then
+        # the other fields.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:

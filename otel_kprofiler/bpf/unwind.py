@@ -132,7 +132,7 @@ X86_64: Final = Processor(
 )
 
 _A64_INTERRUPT: Final = tuple(_WORD * number for number in range(32))  # x0-x30, sp
-# struct sigcontext: the fault's address, then the fields of pt_regs
+# struct sigcontext: fault_address, then the fields of pt_regs
 _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
@@ -144,7 +144,7 @@ AARCH64: Final = Processor(
     goexit_mask=bytes.fromhex("ffffffff000000fc"),
     goexit_back=4,
     sigreturn_bytes=8,
-    signal_at=128 + 176,  # siginfo, then ucontext up to its padded mask
+    signal_at=128 + 176,  # size of siginfo, plus offset of uc_mcontext
     sp_column=31,
     fp_column=29,
     ra_column=30,

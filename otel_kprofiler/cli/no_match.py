@@ -34,7 +34,7 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
             )
     options = ", ".join(OPTIONS[name] for name in given)
     raise KProfilerError(
-        f"no sample matches all of {options}, although each matches some samples",
+        f"no sample matches all of {options}, although each option matches some samples",
         hint="omit one of them",
     )
 

@@ -41,7 +41,7 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
         return max(matches)[2]
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
-        f"no format has the suffix of {path}",
+        f"cannot determine the format from the suffix of {path}",
         hint=f"use one of the suffixes {suffixes}, or --format",
     )
 

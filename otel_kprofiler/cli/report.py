@@ -87,7 +87,7 @@ GROUPING: Final = ParsedType("grouping", _parse_grouping)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-o", "--output", "path", metavar="OUT",
-    help="Write the samples to OUT instead of printing them, in a format supported by record.",
+    help="Instead of printing the samples, write them to OUT in a format that record supports.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(_FORMATS),

@@ -171,7 +171,7 @@ class SendingQueue(Section):
         default="",
         description="Directory for an on-disk queue that survives restarts and crashes. Each "
         "exporter has a subdirectory. A batch remains on disk until the receiver has responded, "
-        "regardless of retry_on_failure. If empty, the queue is in memory.",
+        "regardless of retry_on_failure. If empty, the queue is kept in memory.",
     )
     max_megabytes: int = Field(
         default=1024,

@@ -84,5 +84,5 @@ def _check_range(offset: int, size: int, end: int) -> None:
     if not 0 <= offset <= end or not 0 <= size <= end - offset:
         raise ElfError(
             ElfProblem.OUT_OF_BOUNDS,
-            f"{size} bytes at offset {offset} exceed the file of {end} bytes",
+            f"{size} bytes at offset {offset} extend past the end of the file ({end} bytes)",
         )

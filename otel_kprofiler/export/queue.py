@@ -256,7 +256,7 @@ class ExportQueue:
                 self._free_memory(size)
             kept = () if stored else (batch,)
             held = _Held(self._last, batch.sample_counts, size, kept, stored, [])
-            if self._stopping and not stored:  # stopped after put() checked
+            if self._stopping and not stored:  # shutdown began after put() checked
                 self._lose(held, LossCause.SHUTDOWN)
                 return False
             self._waiting.append(held)

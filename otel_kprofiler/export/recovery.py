@@ -96,7 +96,7 @@ class Recovery:
         self.totals = Totals()
         self.last = 0
         self.sizes: dict[int, int] = {}
-        intact: dict[int, Stored] = {}  # by number, because part of the log may be duplicated
+        intact: dict[int, Stored] = {}  # by batch number, because part of the log may be duplicated
         for name in sorted(os.listdir(directory.fd)):
             if not (match := _NAME.fullmatch(name)):
                 continue

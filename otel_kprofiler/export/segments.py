@@ -274,7 +274,7 @@ def _read_profile(value: object) -> ProfileSamples:
 
 def _read_counts(value: object) -> SampleCounts:
     if not isinstance(value, dict):
-        raise ValueError("the samples are not a mapping")  # noqa: TRY004 - data, not a type
+        raise ValueError("the sample counts are not a mapping")  # noqa: TRY004 - data, not a type
     return SampleCounts({kind: _read_count(count) for kind, count in value.items()})
 
 

@@ -229,7 +229,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # If this is the current segment, appending the next batch starts a new one.
+        # If this is the current segment, appending the next batch starts a new segment.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -342,8 +342,8 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Segment numbers may be skipped but not reused, because an old segment's mark may be
-        # needed.
+        # Segment numbers may be skipped but not reused, because the mark record in an old segment
+        # may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             name = name_segment(segment - 1)

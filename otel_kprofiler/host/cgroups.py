@@ -11,7 +11,7 @@ from otel_kprofiler.host.process_stat import read_stat
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _INITIAL: Final = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
-_KTHREADD: Final = 2  # always in the root of the hierarchy
+_KTHREADD: Final = 2  # kthreadd, which is always in the root cgroup
 _MOST: Final = 20_000
 _NONE_BELOW: Final = 2  # link count of a directory without subdirectories: kernfs_set_inode_attr()
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")

@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
         self._reserve = CpuShare(share * RESERVE)
         self._now_ns, self._find_group = now_ns, find_group
         self._waiting: dict[Hashable, deque[T]] = {}  # by owner; longest waiting first
-        self._groups: dict[Hashable, Hashable] = {}  # group of each owner that has a cost
+        self._groups: dict[Hashable, Hashable] = {}  # group of each owner with a recorded cost
         self._costs: dict[Hashable, _Costs] = {}  # costs of owners, by group
         self._group_costs = _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of each owner's last turn, oldest first

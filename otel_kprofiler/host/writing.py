@@ -285,7 +285,7 @@ class PrivateDirectory:
         opened = os.fstat(fd)
         if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
             os.close(fd)
-            raise OSError(errno.EPERM, "it is not a regular file owned by this user")
+            raise OSError(errno.EPERM, "not a regular file owned by this user")
         return fd
 
     def is_in_place(self) -> bool:

@@ -38,7 +38,7 @@ def parse_version(word: int) -> Version:
 
 
 _CODE: Final = {"code_file": 112, "code_name": 128, "code_table": 136}
-_STRING_STATE: Final = {"string_kind_shift": 2, "string_ascii_shift": 6}  # interned: two bits
+_STRING_STATE: Final = {"string_kind_shift": 2, "string_ascii_shift": 6}  # bits 0 and 1: interned
 _SINCE_3_12: Final = {
     **_CODE,
     **_STRING_STATE,

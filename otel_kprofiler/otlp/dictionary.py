@@ -176,7 +176,7 @@ class Dictionary:
         self._strings: dict[str, Token] = {"": b""}
         self._attributes: dict[type, dict[tuple[str, AttributeValue], Token]] = {str: {}, int: {}}
         self._functions: dict[_FunctionKey, Token] = {}
-        self._frames: dict[Frame, Token] = {}  # by the frame's identity
+        self._frames: dict[Frame, Token] = {}  # keyed by the frame's identity
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[Stack, Token] = {}
         self._mappings: dict[int, _ModuleMappings] = {}

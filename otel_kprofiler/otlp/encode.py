@@ -287,7 +287,7 @@ def _encode(
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)
-    # In OTLP, a sample may omit its values (all 1) only if all samples of the profile do.
+    # In OTLP, values of 1 may be omitted only if all samples of the profile omit their values.
     with_values = {group.profile.kind for group, sample in units if sample.values}
     profiles: list[tuple[Envelope, bytes]] = []  # with their resources
     counts: list[ProfileSamples] = []

@@ -65,7 +65,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in keys:  # without the reason, two entries would be equal
+        if key in keys:  # without the reason, two locations would be equal
             attributes = list(entry.attribute_indices)
         keys.add(key)
         locations[index] = made, attributes

@@ -248,7 +248,7 @@ def replay(
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})
     except DAMAGED as error:  # all input comes from the recording
-        raise KProfilerError(f"the recording is damaged: {error!r}") from error
+        raise KProfilerError(f"the recording is corrupt: {error!r}") from error
 
 
 def _replay(

@@ -318,7 +318,7 @@ class Pipeline(Generic[SamplerT]):
                 windows.add(sample, stack, resource)
                 if self._whole:
                     self._whole.add(sample, stack, resource)
-                samples.pop()  # freed early, because a backlog uses much memory
+                samples.pop()  # frees memory early, because a backlog can be large
                 if pause:
                     pause()
         finally:

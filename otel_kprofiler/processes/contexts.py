@@ -288,7 +288,8 @@ class ProcessContexts:
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The open descriptor is bound to a process, which must be the sampled process.
+            # The descriptor stays bound to the opened process; check that this is the sampled
+            # process.
             stat = self._check(key)
             published = find_context(self._files, key.tgid, memory, last)
             if self._threads:

@@ -176,8 +176,7 @@ def _find_in_library(
     symbol, value = variable
     wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)
     for relocation in islice(find_relocations(read, elf, symbol, wanted), MAX_REFERENCES):
-        # A reference without a symbol refers to the file itself; its addend is the variable's
-        # offset.
+        # A relocation without a symbol refers to this file; the addend is the variable's offset.
         if not relocation.symbol and relocation.kind != kinds.dtpmod and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
@@ -188,7 +187,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # otherwise, not resolved yet
+        elif first and not elf.base <= second < end:  # unresolved words point into the file
             place = _read_descriptor(read, second, vector)
         if place:
             return place

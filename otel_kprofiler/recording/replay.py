@@ -84,7 +84,7 @@ class ReplaySampler:
         try:
             return parse_records(data, self._facts.stack_limit, records, self._kind_numbers)
         except ValueError as error:
-            raise KProfilerError(f"the recording is damaged: {error}") from error
+            raise KProfilerError(f"the recording is corrupt: {error}") from error
 
     def complete_until_ns(self) -> int:
         """Returns the recorded boottime before which every sample has been returned."""

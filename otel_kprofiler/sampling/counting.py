@@ -45,7 +45,7 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
         lines = attached.lines.copy(), waits.copy() if waits else b""
         position = attached.ring.reserved()
         again = attached.lines.copy(), waits.copy() if waits else b""
-        if again == lines and attached.lines.parse(lines[0])[1]:  # nothing is being recorded
+        if again == lines and attached.lines.parse(lines[0])[1]:  # no CPU is writing a record
             break
     counts = attached.lines.parse(lines[0])[0]
     missed = attached.tracepoints.missed if attached.tracepoints else {}

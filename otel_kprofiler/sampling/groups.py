@@ -94,7 +94,9 @@ class GroupFollower:
         self._has_btf = has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
-        self._pids: tuple[int, ...] | None = None  # pids of the groups, if selected by id
+        self._pids: tuple[int, ...] | None = (
+            None  # pids in the groups, if processes are selected by pid
+        )
         self._said_limit = False
 
     def look(self) -> bool:

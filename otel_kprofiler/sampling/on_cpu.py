@@ -281,8 +281,8 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # Compute the horizon before reading the ring. A record that is neither in flight now
-            # nor in the ring later is newer than the horizon.
+            # Compute the horizon before reading the ring, so that the ring contains all older
+            # records.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)

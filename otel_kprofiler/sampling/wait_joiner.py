@@ -218,7 +218,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
                 kind=OFF_CPU, value=value, time_ns=sample.time_ns, cpu=sample.cpu, wait=wait
             )
         )
-    if len(parts) > 1:  # add the remainder of the division
+    if len(parts) > 1:  # the second part includes the remainder of the division
         parts[1] = parts[1]._replace(value=weight - parts[0].value)
     return parts
 

@@ -201,8 +201,8 @@ class LocalRoots(ForkAware):
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
         """Forget many of the oldest spans at a time, because each call copies all keys."""
-        # An iterator that a thread creates in one step and reads in the next would fail if another
-        # thread changed the dictionary in between.
+        # Copy the keys in one step: iterating over the dictionary would fail if another thread
+        # changed it.
         for span_id in list(spans)[: max(1, self._limit // 16)]:
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1

@@ -44,8 +44,7 @@ class _Mapping:
         self._words = memoryview(self._memory).cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._payloads: list[ctypes.Array[ctypes.c_char]] = []
-        # The memory is never unmapped, because the address may belong to another mapping in a
-        # child.
+        # Never unmap the memory: in a forked child, a different mapping may occupy its address.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._named = named
         self._fence = threading.Lock()

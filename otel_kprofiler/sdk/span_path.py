@@ -73,7 +73,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
     runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
     if type(runtime) is not ContextVarsRuntimeContext:
         kind = f"{type(runtime).__module__}.{type(runtime).__qualname__}"
-        raise UnprovenError(f"the runtime context is {kind}, not OpenTelemetry's own")
+        raise UnprovenError(f"the runtime context is {kind} instead of ContextVarsRuntimeContext")
     variable: ContextVar[Context] = runtime._current_context  # noqa: SLF001
     tid_at, context_at = find_tid_offset(), find_context_offset()
     nodes = {node.__name__: id(node) for node in object.__subclasses__()}
@@ -205,7 +205,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
     cases += [(1, current) for current in _make_contexts(spans)]
     for count, current in cases:
         if contextvars.Context().run(enter, others[:count], current):
-            raise UnprovenError("the current span is not where CPython should store it")
+            raise UnprovenError("the span found in memory differs from the current span")
 
 
 def _hold(span: Any) -> Context:

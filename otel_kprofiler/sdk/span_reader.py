@@ -63,8 +63,7 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# Calls through PyDLL keep the GIL, so no thread can start or exit during a call and change the list
-# of thread states.
+# Calls through PyDLL keep the GIL, so the list of thread states cannot change during a call.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,

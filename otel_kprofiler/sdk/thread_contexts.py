@@ -44,7 +44,7 @@ _MAX_ENDPOINTS: Final = 1024
 """Maximum number of encoded endpoint names kept. A service may have more endpoints if their names
 contain ids."""
 _MAX_VALUE_BYTES: Final = 255
-_MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
+_MAX_BYTES: Final = 612  # MAX_ATTRIBUTES in record.c
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class _Writer:
         if not isinstance(variable, contextvars.ContextVar):
             raise HostError(
                 f"cannot publish the current span of each thread: the runtime context "
-                f"{type(runtime).__name__} is not OpenTelemetry's own",
+                f"{type(runtime).__name__} is not OpenTelemetry's default",
                 hint="unset OTEL_PYTHON_CONTEXT",
             )
         has_watcher = sys.version_info >= (3, 14)

@@ -35,8 +35,8 @@ def renew_thread_id() -> None:
     if tid != os.getpid():  # a forked child's only thread is its main thread
         return
     if find_tid_offset() is None:
-        # The search may fail because of the stale id, but the state of a new thread has a correct
-        # id.
+        # The search may fail because this thread's id is stale; a new thread's state has the
+        # correct id.
         find_tid_offset.cache_clear()
         thread = threading.Thread(target=find_tid_offset, name="kprofiler-layout")
         thread.start()

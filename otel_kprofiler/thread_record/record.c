@@ -18,8 +18,8 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* contexts tracked per thread; if exceeded, outer spans are not republished */
-#define MAX_ATTRIBUTES 612 /* bytes; the specification recommends records of 640 bytes */
+#define MAX_NESTED 8 /* maximum nested contexts tracked per thread; outer spans beyond it are not republished */
+#define MAX_ATTRIBUTES 612 /* bytes; limits a record to 640 bytes, as the specification recommends */
 
 struct record {
 	uint8_t trace_id[16];
@@ -35,7 +35,7 @@ static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
 /* The innermost context that this thread entered through a hook. */
 static __thread PyObject *entered;
-/* Contexts that C code has entered through a hook; `outside` is the previous value of `entered`. */
+/* Stack of contexts that C code entered through a hook; `outside`: `entered` before the entry. */
 static __thread struct {
 	PyObject *context, *outside;
 } nested[MAX_NESTED];
@@ -49,7 +49,7 @@ extern PyObject *PyContextVar_Set(PyObject *, PyObject *);
 extern int PyContextVar_Reset(PyObject *, PyObject *);
 extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
-/* Since 3.14: registers a function to be called after each change of a thread's context. */
+/* Since 3.14: registers a callback that is called after a thread switches to a different context. */
 extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
 /* Since 3.13; earlier versions have only _PyLong_AsByteArray(). */
 extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;
@@ -126,8 +126,8 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 /* Calls get_span_context() on a span of a non-SDK class; returns null on an exception.
  *
  * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
- * KeyboardInterrupt, is meant for the service, so it is raised later. If a second call raises an
- * exception of the same type, the exception was raised by the span itself, and is dropped. */
+ * KeyboardInterrupt, is meant for the service, so it is raised later. The method is called a second
+ * time; an exception of the same type comes from the span itself, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -181,7 +181,7 @@ static int fill(PyObject *span, PyObject *number)
 	fence();
 	if (!context)
 		return -1;
-	/* A SpanContext is a tuple: trace id, span id, is remote, trace flags, ... */
+	/* A SpanContext is a tuple: trace_id, span_id, is_remote, trace_flags, ... */
 	if (PyTuple_Check(context) && PyTuple_Size(context) >= 4) {
 		long flags = PyLong_AsLong(PyTuple_GetItem(context, 3));
 
@@ -199,7 +199,7 @@ static int fill(PyObject *span, PyObject *number)
 
 		if (number)
 			append(PyDict_GetItemWithError(encoded, number));
-		if (PyLong_CheckExact(id)) /* hashing another type may run Python code */
+		if (PyLong_CheckExact(id)) /* hashing an object of another type may run Python code */
 			append(PyDict_GetItemWithError(endpoints, id));
 	}
 	Py_DECREF(context);
@@ -521,7 +521,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	}
 	if (context_at)
 		replace_imports(imports);
-	if (context_at && is_outside) /* the service entered this context, and never leaves it */
+	if (context_at && is_outside) /* the service never leaves its current context */
 		entered = current_context();
 	Py_RETURN_NONE;
 }

@@ -84,9 +84,11 @@ class KsymbolWatch(ForkAware):
     ) -> None:
         files = files or Access()
         self._queue_bytes = queue_bytes
-        self._lock = ProcessLock()  # guards the events and the attributes up to the blank line
+        self._lock = ProcessLock()  # guards the events and all attributes up to the blank line
         self._lost: Counter[tuple[RecordLoss, int]] = Counter()
-        self._lost_since_ns = self._lost_ns = 0  # times of the first and last unrepaired loss
+        self._lost_since_ns = self._lost_ns = (
+            0  # times of the first and last loss not yet repaired by a reread
+        )
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[KsymbolChange] = []
         self._losses: list[KsymbolChange] = []
@@ -137,7 +139,7 @@ class KsymbolWatch(ForkAware):
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        # Each full list of symbols is complete as of its timestamp, so it is not held back.
+        # A full symbol list is complete as of its timestamp, so it is returned immediately.
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
@@ -254,7 +256,8 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Stop if records are lost: BPF programs are then reread first, and all other symbols later.
+        # Stop if records are lost: in that case, BPF programs must be reread before all other
+        # symbols.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

@@ -264,7 +264,7 @@ class ProcessEvents(ForkAware):
         except (OSError, ValueError):
             return None
         mappings: tuple[MemoryMapping, ...] = ()
-        with suppress(OSError):  # no permission, or the process has exited and its record follows
+        with suppress(OSError):  # no permission, or the process exited and its exit record follows
             mappings = tuple(
                 mapping if is_file_or_vdso(os.fsencode(mapping.path)) else mapping._replace(path="")
                 for mapping in parse_mappings(read_maps(self._files, pid))

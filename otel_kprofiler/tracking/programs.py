@@ -143,7 +143,7 @@ class ProgramReader:
         btf = self._find_btf(facts.btf_id) if facts.types else None
         names = []
         for index in range(len(facts.starts)):
-            # The first function's symbol has the program's tag instead of the function's.
+            # The first function's symbol contains the program's tag, not the function's own tag.
             tag = facts.tags[index] if 0 < index < len(facts.tags) else facts.tag
             if btf is not None and index < len(facts.types):
                 function = btf.functions.get(facts.types[index], "")

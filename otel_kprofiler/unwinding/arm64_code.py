@@ -52,7 +52,7 @@ def _is_general(word: int) -> bool:
 def _sets_sp(word: int) -> bool:
     """Returns whether destination register 31 means SP. Loads and stores are not supported."""
     if word & 0x1F800000 == 0x12000000:
-        return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
+        return word & 0x60000000 != 0x60000000  # AND, ORR and EOR with an immediate, but not ANDS
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000
     is_scalable = word >> 25 & 15 == 2
     return (adds and not word & 0x20000000) or is_scalable  # ADD, SUB, but not ADDS, SUBS
@@ -64,9 +64,9 @@ def _find_loaded(word: int) -> tuple[int, ...]:
     pair = (word & 31, word >> 10 & 31)
     if kind == 0:  # exclusive, ordered and compare-and-swap accesses; vector structures
         targets: tuple[int, ...] = (status, *pair) if is_load else (status,)
-    elif kind == 1:  # literals
+    elif kind == 1:  # literal loads
         targets = pair[:1]
-    elif kind == 2:  # pairs
+    elif kind == 2:  # load and store pair
         targets, moves_base = pair if is_load else (), bool(word & 1 << 23)
     else:
         is_atomic = word & 0x01200C00 == 0x00200000

@@ -44,7 +44,7 @@ _CALL_OF_C: Final = re.compile(
     rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: the stack's end; sub %rdx, %rdi
     rb"\x48\x89(?P<store>\x3c\x24|\x7c\x24.))(?P<kept>)"  # mov %rdi, DEPTH(%rsp)
     rb"(?>.*?\x48\x89\xf4)(?P<back>)"  # mov %rsi, %rsp
-    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: path for calls from another stack
+    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: nosave path, for callers on a system stack
     rb"(?>.*?\x48\x89\xf4)(?P<left_back>)",
     re.DOTALL,
 )

@@ -328,7 +328,7 @@ class TableStore:
                 loadable.fill(view, serial)
             self._maps.publish_table(claim.slot, content)
             published = True
-            content.close()  # not in finally: an error's traceback may hold parts of the view
+            content.close()  # not in finally: a traceback may reference slices of the view
             with self._lock:
                 self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
                 self._space.add(claim, key, 0 if self._end(key) else self._now_ns())
@@ -417,7 +417,7 @@ class TableStore:
         try:
             return make(children=self._children)
         finally:
-            self._wake()  # the child may be idle now
+            self._wake()  # a child process may be idle now
             with self._lock:
                 now_ns = children_time_ns()
                 cpu_ns = now_ns - max(began_ns, self._counted_ns)

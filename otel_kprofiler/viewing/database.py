@@ -60,7 +60,7 @@ def open_reader(path: str) -> sqlite3.Connection:
 def make_directory() -> str:
     """Creates a private directory for this user, on a disk if possible, and returns its path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
-    # Remove directories of this user's killed processes, which no longer hold their locks.
+    # Remove this user's unlocked directories, which killed processes left behind.
     with suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):

@@ -156,7 +156,7 @@ class SampleStore:
                     self._database.execute("DELETE FROM losses WHERE end_ns < ?", (oldest,))
                 self._shrink(now)
             except sqlite3.Error as error:
-                self._ids.clear()  # the ids may be those of rows that were rolled back
+                self._ids.clear()  # the ids may refer to rows that were rolled back
                 raise KProfilerError(
                     f"cannot write {self.path}: {error}",
                     hint="free space on its disk, or choose another path: --store PATH",
@@ -173,8 +173,8 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # Samples without times have the same identity if they differ only in
-                            # their spans.
+                            # Samples without timestamps have the same identity if they differ only
+                            # in their spans.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value
                             count += 1

@@ -36,7 +36,7 @@ from tests.browser.generated import busy_host
 
 def test_frame_widths_are_proportional_to_values_and_the_page_fetches_nothing(page):
     drawn = names(page)
-    for ambiguous in ("do_syscall_64", "vfs_read"):  # drawn more than once
+    for ambiguous in ("do_syscall_64", "vfs_read"):  # these functions have more than one frame
         assert drawn.pop(ambiguous)
     assert drawn == {
         "all": 100, "dd": 75, "sh": 25, "[0x401000]": 60, "ext4_read": 60, "bpf_prog_1": 5,
@@ -70,7 +70,7 @@ def test_user_code_is_coloured_by_binary_and_explained_by_a_legend(browser):
         assert browser.evaluate(f"document.getElementById('{name}').getBoundingClientRect().height")
 
 
-def test_python_frames_show_their_line_and_on_hover_the_full_path(browser):
+def test_python_frames_show_their_line_and_hovering_shows_the_full_path(browser):
     open_binaries(browser, LIBRARIES)
     hover(browser, PYTHON)
     assert text(browser, "details").startswith(f"{PYTHON} · in /srv/app/views.py · 5 samples")

@@ -196,7 +196,7 @@ def test_the_page_warns_if_a_source_file_may_differ_from_the_one_that_ran(show, 
     ]
 
 
-def test_counts_and_a_reason_are_shown_if_a_source_file_cannot_be_read(show, files):
+def test_sample_counts_and_the_reason_are_shown_if_a_source_file_cannot_be_read(show, files):
     page = show("tab=source")
     choose(page, "gone")
     assert page.evaluate(NOTES) == [f"{files.missing} cannot be read: No such file or directory"]

@@ -176,7 +176,7 @@ def chips(browser):
     )
 
 
-def test_keys_transform_the_focused_function_and_the_breadcrumb_undoes_the_transform(page):
+def test_shortcut_keys_transform_the_focused_function_and_breadcrumbs_undo_the_transform(page):
     hover(page, "ext4_read")
     page.press("m")
     assert "ext4_read" not in names(page)

@@ -122,7 +122,7 @@ def test_the_cpu_strip_counts_only_on_cpu_samples(page):
     assert sum(drawn) == 30
 
 
-def test_a_comparison_of_files_opens_with_cpu_time(browser):
+def test_a_comparison_of_files_initially_shows_cpu_time(browser):
     times = RECORDING.start_unix_ns, RECORDING.end_unix_ns
     sides = [Interval(name, [RECORDING], *times) for name in ("before", "after")]
     browser.show_page(page_of(compared_columns(sides)))

@@ -298,7 +298,7 @@ def comparable(kinds, words=()):
             groups[key] += group["self"] + group["total"] * 1j
         kind["groups"] = groups
         if words:
-            kind.pop("lost")  # a file counts the losses of the whole recording
+            kind.pop("lost")  # a file records losses only for the whole recording
     return kinds
 
 

@@ -18,7 +18,7 @@ def test_a_fleet_loses_no_samples_when_its_collector_restarts(tmp_path):
     taken = outcome.counts.pop("taken")
     lost = {what: count for what, count in outcome.counts.items() if what != "exported" and count}
     assert lost == {}
-    # A request whose response was lost in the restart is sent again.
+    # A request whose response was lost during the restart is sent again.
     assert outcome.sink.samples >= outcome.counts["exported"] == taken > 0
     first = [
         min(time for time in host.arrivals if time > outcome.returned)

@@ -189,7 +189,7 @@ def test_promtool_accepts_the_rules():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_fires_in_a_passing_rule_test():
+def test_every_alert_has_a_passing_rule_test_in_which_it_fires():
     done = promtool("test", "rules", ALERT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
     fired = {

@@ -119,7 +119,7 @@ def reported(path, start, end):
 
 
 @pytest.mark.parametrize("kind", ["otlp", *further("otlphttp")][: 1 if SECONDS > 120 else 2])
-def test_the_page_agrees_with_report_on_the_collectors_file(
+def test_the_page_and_report_agree_on_a_file_written_by_the_collector(
     open_collector, samples_of, view, tmp_path, kind
 ):
     command, address, grpc, http = view

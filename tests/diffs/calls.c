@@ -1,5 +1,5 @@
 /*
- * Spends a given fraction of CPU time in each of five system calls: calls SECONDS SHARE...
+ * Spends a given fraction of CPU time in each of five system calls. Usage: calls SECONDS SHARE...
  *
  * Each thread repeats the call that is furthest below its share for 0.1 to 4 ms of CPU time, so
  * samples come in bursts. The threads start when standard input is closed.

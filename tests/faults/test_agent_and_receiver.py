@@ -77,7 +77,7 @@ def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_the_next_run_delivers_samples_left_undelivered_by_the_last_run(
+def test_a_run_delivers_the_samples_that_the_previous_run_left_undelivered(
     run_agent, receiver, tmp_path
 ):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")

@@ -210,7 +210,7 @@ def test_a_hanging_disk_delays_neither_draining_nor_other_exporters(tmp_path, mo
     reporter.shutdown(10_000)
 
 
-def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
+def test_the_next_run_reports_batches_lost_at_shutdown_after_the_disk_was_full(disk):
     down, up = Receiver(), Receiver()
     queue = ExportQueue(down, spool=Spool(str(disk / "spool")))
     filler = disk / "filler"

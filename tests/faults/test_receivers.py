@@ -225,7 +225,7 @@ HTTP_RETRIED = {
 
 
 @pytest.mark.parametrize("name", HTTP_RETRIED)
-def test_transient_http_errors_lose_no_samples(opened, name):
+def test_no_samples_are_lost_to_transient_http_errors(opened, name):
     receiver = opened(HttpReceiver([HTTP_RETRIED[name]]))
     started = time.monotonic()
     counts = run(receiver.exporter())

@@ -215,7 +215,7 @@ def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, an
     exporter.shutdown()
 
 
-def test_a_response_sent_before_the_request_is_complete_is_read(authority, answer_early, caplog):
+def test_an_early_response_to_an_incomplete_request_is_read(authority, answer_early, caplog):
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
     for _ in range(8):  # the write may fail in several ways or succeed

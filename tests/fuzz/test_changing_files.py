@@ -87,7 +87,7 @@ def program():
     path.unlink()
 
 
-def test_files_changed_while_they_are_read_are_rejected_with_a_reason(program):
+def test_files_that_change_while_being_read_are_rejected_with_a_reason(program):
     outcomes = Counter()
     readers = itertools.cycle([read_headers, read_symbols, read_interpreter, read_tables])
     expected = {(read.__name__, "refused") for read in (read_headers, read_symbols, read_tables)}

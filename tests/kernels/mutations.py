@@ -98,7 +98,7 @@ MUTATIONS: dict[str, Mutation] = {
             "sampling/events.py",
             "return times is not None and times == event.times",
             "return False",
-            "test_a_cpu_briefly_offline_between_checks_is_sampled_again",
+            "test_a_cpu_that_is_briefly_offline_between_checks_is_sampled_again",
         ),
         Mutation(
             "hidden",

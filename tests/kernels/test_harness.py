@@ -74,7 +74,7 @@ def test_modules_are_loaded_after_their_dependencies():
         ("", None),
     ],
 )
-def test_only_the_guests_marker_determines_the_result(console, status):
+def test_the_exit_status_is_read_only_from_the_guests_marker_line(console, status):
     assert parse_status(console) == status
 
 
@@ -114,7 +114,7 @@ def test_the_table_shows_the_worst_outcome_of_a_feature_and_explains_skips():
     assert "[1] one CPU" in page
 
 
-def test_a_kernel_may_be_a_directory_with_an_image_and_modules(tmp_path):
+def test_a_kernel_can_be_given_as_a_directory_with_an_image_and_modules(tmp_path):
     (tmp_path / "lib/modules/6.99.0-mine").mkdir(parents=True)
     (tmp_path / "bzImage").touch()
     row = get_kernel(str(tmp_path))

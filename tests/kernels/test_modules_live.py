@@ -203,7 +203,7 @@ def check(host, phases):
     return wrong, unnamed, right
 
 
-def test_a_long_running_init_that_fails_is_named_while_it_runs():
+def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
     """Init functions resolve to module and name while they run; no symbols remain if they fail."""
     with live() as host:
         loading = subprocess.Popen(
@@ -320,7 +320,7 @@ def test_load_and_unload_cycles_leak_nothing():
 def state(symbolizer):
     """Returns the number of open descriptors, the symbol table bytes and the resident KiB."""
     descriptors = []
-    for _ in range(5):  # reading names uses another descriptor
+    for _ in range(5):  # reading the names temporarily opens another descriptor
         time.sleep(0.2)
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))

@@ -144,7 +144,7 @@ def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
 
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
-def test_recorded_stacks_of_go_programs_contain_no_wrong_caller(tmp_path):
+def test_recorded_stacks_of_go_programs_contain_no_incorrect_callers(tmp_path):
     """Stacks of a static Go program, unwound with its tables, extend to the goroutine's start."""
 
     def find_of_work(stacks):

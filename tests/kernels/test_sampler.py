@@ -160,7 +160,7 @@ def test_a_cpu_taken_offline_and_brought_back_online_is_sampled_again(second_cpu
         finish(running)
 
 
-def test_a_cpu_briefly_offline_between_checks_is_sampled_again(second_cpu):
+def test_a_cpu_that_is_briefly_offline_between_checks_is_sampled_again(second_cpu):
     """A CPU that is briefly offline between two checks is sampled again."""
     with sampler() as running:
         drain_for(running, 0.5)

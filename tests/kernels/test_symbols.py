@@ -112,9 +112,9 @@ def overlapping_sizes():
 @pytest.fixture(scope="module")
 def modules():
     """Loads many modules while the tracer keeps clones of their init functions."""
-    # Since Linux 6.4, the parts of a module are allocated separately. The last module loaded here
-    # has large data that does not fit into the gap that holds its text, so its address plus size
-    # extends beyond the previous module.
+    # Since Linux 6.4, the text and data of a module are allocated separately. The data of the last
+    # module loaded here is too large for the gap that holds the module's text, so the module's
+    # address plus size extends beyond the previous module.
     insert()
     load("nls_iso8859_1")
     remove()

@@ -91,7 +91,7 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
         ]
     length = len(body) + last + 2
     for index in range(last):
-        target = length + 2 * index  # other functions have two instructions each
+        target = length + 2 * index  # every subprogram has two instructions
         body.append(_MOVE.pack(0x85, 0x10, 0, target - len(body) - 1))  # call
     body += [_MOVE.pack(0xB7, 0x00, 0, 2), _MOVE.pack(0x95, 0, 0, 0)]  # r0 = 2; exit
     for index in range(last):

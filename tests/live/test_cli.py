@@ -275,7 +275,7 @@ def test_three_capabilities_are_enough_to_record(public_python, nobodys):
     assert unresolved(done.stderr) < 1
 
 
-def test_unnamed_frames_carry_a_reason_without_cap_syslog(public_python, nobodys):
+def test_without_cap_syslog_unresolved_frames_include_the_reason(public_python, nobodys):
     done = record_as_nobody(public_python, nobodys, "bpf", "perfmon")
     assert done.returncode == 0, done.stderr
     samples = read_samples(nobodys / "x.otlp")

@@ -180,7 +180,7 @@ def test_names_from_other_files_are_found_while_a_shared_dwarf_file_hangs(tmp_pa
     require_fuse()
     programs = [tmp_path / name for name in ("hostile", "other")]
     for program in programs:
-        compile_c(program, WORKS % ("hot", "hot"), "-O1", "-g", BUILD_ID)  # all symbols
+        compile_c(program, WORKS % ("hot", "hot"), "-O1", "-g", BUILD_ID)  # not stripped
     with mounted(tmp_path / "fuse", {"common": b""}) as fuse:
         link = tmp_path / "link"
         link.write_bytes(os.fsencode(fuse.point / "common") + b"\0" + bytes(20))

@@ -50,7 +50,7 @@ def test_the_fix_for_missing_capabilities_works_as_printed(public_python):
 def test_file_capabilities_work_for_a_dedicated_python_executable(public_python):
     if not shutil.which("setcap"):
         pytest.skip("setcap is not installed")
-    # Not in pytest's directory, which only its owner may enter.
+    # Do not use pytest's directory, which is accessible only to its owner.
     directory = tempfile.mkdtemp(dir="/tmp")
     try:
         os.chmod(directory, 0o755)
@@ -109,7 +109,7 @@ def test_the_doctor_reports_a_user_namespace():
     assert failed.keys() == {"user namespace", "sampler"}
     assert "this process is in a user namespace" in failed["sampler"]["observed"]
     lines = enter_user_namespace("doctor").stdout.splitlines()
-    fixes = lines[lines.index("does not work: user namespace") + 1 :]  # includes warnings
+    fixes = lines[lines.index("does not work: user namespace") + 1 :]  # also fixes for warnings
     expected = "user namespace, kernel symbols: run it in the host's user namespace"
     assert any(expected in fix for fix in fixes), fixes
     for row in failed.values():

@@ -146,7 +146,7 @@ def resting(program):
         yield pid, said
 
 
-def test_each_thread_is_dumped_with_the_stack_and_wait_cause_it_announced(resting):
+def test_each_dumped_thread_has_the_stack_and_wait_cause_that_it_printed(resting):
     pid, said = resting
     threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}
@@ -174,7 +174,7 @@ def test_the_stack_of_a_thread_in_an_uninterruptible_wait_is_dumped(resting):
 def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     """Reading the process's memory or mappings would wait forever for its mmap_lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
-        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` also waits
+        fuse.freeze("read", delay_s=120)  # the delay is limited, because ``ps`` also blocks
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
             try:
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():

@@ -129,7 +129,7 @@ LOCKED = """
 """
 
 
-def test_untrackable_bpf_programs_are_logged_once(public_python):
+def test_a_failure_to_track_bpf_programs_is_logged_once(public_python):
     """Without CAP_IPC_LOCK, a user's locked memory for perf events is limited."""
     capabilities = "+bpf,+perfmon,+syslog"
     wrapper = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={capabilities}",
@@ -369,7 +369,7 @@ def test_a_dead_receiver_delays_neither_the_service_nor_its_exit(to_dead_receive
     assert len(problems(done.stderr)) <= 3
 
 
-def test_a_service_exits_with_its_own_status_and_delivers_pending_samples(to_file):
+def test_a_service_keeps_its_exit_status_and_pending_samples_are_delivered(to_file):
     done = subprocess.run(
         [sys.executable, "-c", WORK + textwrap.dedent("""
             import threading

@@ -108,7 +108,7 @@ def test_page_faults_are_attributed_to_the_function_that_touched_the_page(compar
 
 
 def test_a_period_and_a_rate_estimate_the_same_number_of_events():
-    rounds = 20  # a rate needs time to adapt; an estimate needs hundreds of samples
+    rounds = 20  # enough for the kernel to adapt the period, and for hundreds of samples
     events = EventSpec("page-faults", 64), EventSpec("minor-faults", rate=499)
     with sampling(samples_per_second=5, stacks="both", events=events) as sampler:
         samples = []
@@ -127,7 +127,7 @@ def test_a_period_and_a_rate_estimate_the_same_number_of_events():
         of_kind = [sample for sample in samples if sample.kind == kind]
         ours = [sample.value for sample in of_kind if sample.tgid == process.pid]
         assert len(of_kind) < every / 2
-        # A sample also stands for events that other processes caused on its CPU.
+        # A sample's value includes events caused by other processes on the same CPU.
         deviation = math.sqrt(sum(value**2 for value in ours))
         assert every - 5 * deviation <= sum(ours) <= every * 1.01 + 5 * deviation
 

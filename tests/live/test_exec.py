@@ -131,7 +131,7 @@ def test_waits_are_attributed_to_the_program_that_waited(shells, resources):
     nap = "for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done"
     command = [first, "-c", f"{nap}; exec {second} -c '{nap}'"]
     config = OffCpuConfig(samples_per_second=1000)
-    # A busy host has many waits, and most would not be sampled.
+    # Filter by name, because on a busy host, most of these waits would not be sampled otherwise.
     comms = b"first", b"second"
     pid, pairs = sample(command, resources, off_cpu=config, on_cpu=False, target_comms=comms)
     results = Counter(

@@ -240,7 +240,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.parametrize("first", ["sdk", "profiler"])
-def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
+def test_gunicorn_workers_have_the_same_instance_id_as_their_traces(to_file, tmp_path, first):
     """The profiler and the SDK update the Resource in fork hooks, which run in import order."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))

@@ -153,7 +153,7 @@ def own_programs():
     return results
 
 
-def test_bpf_programs_loaded_by_either_loader_have_names_lines_and_details(loader):
+def test_bpf_programs_loaded_with_bcc_or_libbpf_have_names_lines_and_details(loader):
     with watching() as (symbolizer, _), sampling():
         catch_up(symbolizer)
         ((number, tag),) = own_programs().items()
@@ -257,7 +257,7 @@ def test_frames_sampled_while_records_are_lost_have_no_name():
     assert Unresolved.RECORDS_LOST in results
 
 
-def test_losses_from_a_full_queue_are_counted_and_corrected_by_rereading():
+def test_losses_caused_by_a_full_queue_are_counted_and_corrected_by_rereading():
     with watching(queue_bytes=10_000) as (symbolizer, watch), programs(2000):
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))

@@ -142,7 +142,7 @@ int kprofiler_sample(void *ctx) {
 """
 
 
-def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
+def test_a_rejected_program_raises_an_error_with_the_verifier_log(tmp_path, capfd):
     broken, before = tmp_path / "broken.bpf.c", descriptors()
     broken.write_text(BROKEN)
     with pytest.raises(SamplerError, match=r"loading broken\.bpf\.c failed: Perm") as raised:
@@ -159,7 +159,7 @@ def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(monkeyp
 
 
 @LIBBPF
-def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
+def test_periodic_timer_signals_do_not_prevent_bpf_programs_from_loading():
     """The verifier takes longer than the signals' interval, and aborts if a signal is pending."""
     count = 0
 

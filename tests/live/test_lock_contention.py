@@ -109,12 +109,12 @@ def test_sample_values_estimate_the_total_lock_wait_time():
     exact = sum(total.total_ns for total in counts.locks.values())
     values = [sample.value for sample in samples]
     # A wait below the threshold is sampled with probability duration / threshold; the sample's
-    # value is then the threshold, a multiple of a unit. Longer waits are all sampled, with their
-    # duration.
+    # value is then the threshold, a multiple of a unit. Every longer wait is sampled, and its
+    # duration is the sample's value.
     raised = [value for value in values if value % WAIT_UNIT_NS == 0]
     threshold = statistics.median(raised or [FIRST_THRESHOLD_NS])
-    # If the shorter waits sum to 14 thresholds, at least one of them is sampled in all but one run
-    # in a million.
+    # If the waits below the threshold sum to 14 thresholds, the probability that none of these
+    # waits is sampled is one in a million.
     error = 5 * math.sqrt(sum(value**2 for value in raised)) + 14 * threshold
     unsampled = counts.missed + sum(counts.lost.values())
     assert abs(sum(values) - exact) <= error + unsampled * max(values)

@@ -105,7 +105,7 @@ def test_stacks_in_moved_text_are_complete_and_named(tmp_path):
     assert len(in_text) > 0.7 * len(samples), stacks
     is_whole = [stack[-4:] == WHOLE for stack in in_text]
     assert any(is_whole), stacks
-    # The first samples are taken before the table is loaded. A busy machine may delay the loading.
+    # The first samples are taken before the table is loaded. A busy machine may delay loading.
     later = is_whole[is_whole.index(True) :]
     assert sum(later) > 0.9 * len(later), stacks
 
@@ -126,7 +126,7 @@ def test_functions_in_moved_text_without_surrounding_file_mappings_are_unnamed(t
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
 
 
-def test_frames_of_node_with_large_pages_are_named(tmp_path):
+def test_frames_of_node_running_on_large_pages_are_named(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")

@@ -65,7 +65,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     }
 
 
-def test_drop_all_drops_every_capability_and_reports_lost_features():
+def test_drop_all_drops_every_capability_and_reports_missing_capabilities():
     missing, threads = run("""
 privileges = Privileges(drop_all=True)
 start("kprofiler-ksymbols")
@@ -133,7 +133,7 @@ print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
     assert result == [{"service.name": "of another user"}]
 
 
-def test_a_process_reading_hostile_input_keeps_only_the_named_capabilities():
+def test_a_process_that_reads_hostile_input_keeps_only_the_specified_capabilities():
     held, regained = run("""
 import subprocess
 from otel_kprofiler.host import give_up_capabilities

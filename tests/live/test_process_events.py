@@ -143,7 +143,7 @@ def test_process_events_are_received_on_descriptors_above_the_select_limit(no_lo
                 break
 
 
-def test_every_event_logged_by_programs_is_reported_in_order(storm):
+def test_all_process_events_are_reported_in_the_order_logged_by_the_test_programs(storm):
     with ProcessEvents() as events:
         assert any(event.process.tgid == os.getpid() for event in take(events))
         runs = [
@@ -294,7 +294,7 @@ def test_all_processes_are_reread_after_records_are_lost(storm):
             event for event in seen if isinstance(event, Started) and event.process.tgid == run.pid
         ]
         assert any("sleep" in mapping.path for mapping in events.mappings(run.pid))
-        # A loss since then is reported with the next event on its CPU.
+        # If more events are lost, the loss is reported with the next event on that CPU.
         wait_until(lambda: agrees_with_host(events))
         assert run.pid in events._table.pids()
         run.kill()

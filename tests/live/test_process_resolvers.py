@@ -236,7 +236,7 @@ def test_addresses_in_an_exited_process_are_not_resolved(processes, first):
     assert processes.resolve([start], child.pid)[0].unresolved is Unresolved.PROCESS_GONE
 
 
-def test_addresses_in_a_process_that_reuses_the_pid_are_not_resolved(processes, first):
+def test_a_process_resolver_does_not_resolve_addresses_after_its_pid_is_reused(processes, first):
     with running() as child:
         child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)

@@ -206,7 +206,7 @@ def test_different_code_at_the_same_address_is_a_different_function():
         function = space[f"f{number}"]
         addresses[id(function.__code__)] += 1
         function()
-        space.clear()  # frees the code now, not in a later collection
+        space.clear()  # frees the code immediately, not in a later garbage collection
 
     with sampling() as sampler:
         tops = {

@@ -95,7 +95,7 @@ def take(command, *arguments, enough):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
-def test_an_idle_subinterpreter_hides_no_frames(minor):
+def test_an_idle_subinterpreter_does_not_hide_frames(minor):
     python, *_ = require_pythons(minor)
     main, _, _ = take(python.command, "idle", enough=lambda result, pid, *_: len(result[pid]) > 50)
     assert all(set(names) <= MAIN and "work_main" in names for names in main if len(names) > 1)

@@ -73,7 +73,7 @@ def test_command_output_is_kept_separate_from_the_profile(tmp_path):
     assert done.stdout == "of the command\n"
 
 
-def test_a_command_and_its_children_are_terminated_with_the_recording(tmp_path):
+def test_a_command_and_its_children_are_terminated_when_the_recording_ends(tmp_path):
     """Covers children that ignore SIGTERM."""
     stubborn = "trap '' TERM; echo $$; sleep 1000 & echo $!; while :; do sleep 1; done"
     words = [*RECORD, "-o", "x.html", "--", "sh", "-c", stubborn]

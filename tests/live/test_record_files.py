@@ -143,7 +143,7 @@ def test_simultaneous_recordings_do_not_write_to_the_same_file(start, tmp_path):
     assert names(tmp_path) == ["profile-2.html", "profile.html"]
 
 
-def test_a_number_is_appended_if_the_output_file_already_exists(start, tmp_path):
+def test_a_number_is_appended_to_the_output_file_name_if_the_file_already_exists(start, tmp_path):
     running = start("-o", "x.folded")
     (tmp_path / "x.folded").write_text("precious")
     assert "wrote x-2.folded" in end(running)

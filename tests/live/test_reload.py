@@ -203,8 +203,8 @@ def test_reloads_neither_drop_nor_duplicate_samples_nor_leak_descriptors(agent, 
         sum(b - a >= 3.5e9 / RATE for a, b in gaps) for gaps in (ours, others)
     )
     assert long_ours <= RELOADS / 5 + at_most(long_others * near / elsewhere), ours
-    # The count varies: a file exporter holds a descriptor, the first reload imports modules, and
-    # files are open only while they are read.
+    # The number of open files varies: a file exporter keeps a file open, the first reload imports
+    # modules, and other files are open only while being read.
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1
 
 

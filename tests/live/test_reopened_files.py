@@ -111,7 +111,7 @@ def test_a_changed_file_is_not_reopened(tmp_path):
         assert content(reopen(asked, Access())) == program.read_bytes()
 
 
-def test_an_identical_copy_at_the_same_path_is_opened_by_build_id(tmp_path):
+def test_an_identical_file_that_replaced_the_original_is_accepted_by_build_id(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, BUILD_ID)
     with running(program) as process:
         asked = wanted(process)

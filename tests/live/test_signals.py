@@ -58,7 +58,7 @@ def test_a_plain_script_exports_pending_samples_and_is_killed_by_the_signal(to_f
 
 
 @pytest.mark.long
-def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
+def test_the_services_own_signal_handler_is_called_and_the_service_continues(to_file):
     code = """
     import signal, threading
     called = threading.Event()
@@ -80,7 +80,7 @@ def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
 
 
 @pytest.mark.long
-def test_a_server_that_re_raises_the_signal_exports_everything_and_is_killed(to_file):
+def test_a_server_that_re_raises_sigterm_exports_all_samples_before_it_is_killed(to_file):
     code = """
     import threading, uvicorn
 

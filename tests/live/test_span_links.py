@@ -259,7 +259,7 @@ def test_thread_contexts_link_samples_without_the_interpreters_objects(change, i
     )
 
 
-def test_samples_are_not_linked_to_unsampled_spans_in_thread_contexts():
+def test_samples_are_not_linked_to_a_published_span_that_is_not_sampled():
     run(
         WITHOUT_A_PATH
         + f"""

@@ -93,7 +93,7 @@ def test_the_process_events_example_reports_mappings_and_execs():
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
 
 
-def test_the_custom_resolver_example_combines_its_names_with_names_from_files(running, capsys):
+def test_the_custom_resolver_example_combines_custom_names_with_names_from_files(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
     given = run_example(EXAMPLES, "Write a resolver", pid=pid, names=names,

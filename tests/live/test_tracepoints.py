@@ -95,7 +95,7 @@ def test_samples_of_block_requests_count_bytes(recorded):
     if not recorded[1]:
         pytest.skip("the temporary directory is not on a block device")
     written = total_of(recorded[0]["block_bio_queue"], "write")
-    assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # plus metadata of the file system
+    assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # plus file system metadata
 
 
 def test_bpf_tracing_functions_are_never_the_leaf_of_a_tracepoint_sample(recorded):

@@ -173,7 +173,9 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @CLANG
 @needs_gcc
 def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
-    limits = Limits(3 << 20, 1 << 20, 0)  # enough for the tables of Python or libstdc++, not both
+    limits = Limits(
+        3 << 20, 1 << 20, 0
+    )  # enough for the tables of Python or libstdc++, but not of both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
         running("/usr/bin/python3", "-c", INTERPRETED) as python,
@@ -302,7 +304,7 @@ def test_samples_taken_before_the_first_user_instruction_have_no_user_stack():
 
 
 @needs_gcc
-def test_frame_pointers_are_followed_only_to_return_addresses_after_a_call(compiled, loader):
+def test_frame_pointers_are_followed_only_if_a_call_precedes_the_return_address(compiled, loader):
     program = compiled("-O2", "-fomit-frame-pointer")
     settings = {"samples_per_second": 499, "stacks": "user", "user_unwinding": "frame_pointers"}
     with running(program) as pid:

@@ -176,7 +176,7 @@ def test_the_bpf_map_contains_the_same_tables_as_the_file(start, path):
     assert not behind.strip(b"\0")
 
 
-def test_a_loaded_table_lists_text_segments_and_its_details_identify_the_file(start):
+def test_loading_a_table_records_the_text_segments_and_identity_of_its_file(start):
     running = start()
     (key,) = running.load(LIBC)
     header, data = running.kernel.loaded(key)
@@ -194,7 +194,7 @@ def test_a_loaded_table_lists_text_segments_and_its_details_identify_the_file(st
     assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
 
 
-def test_the_unwind_table_of_the_vdso_is_loaded_like_that_of_a_file(start):
+def test_the_unwind_table_of_the_vdso_is_loaded(start):
     running = start()
     running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
@@ -270,7 +270,7 @@ def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(
     assert running.store.known.get(keys[2]).build_id
 
 
-def test_a_file_of_exited_processes_can_be_requested_up_to_16_times(start):
+def test_a_file_whose_processes_have_exited_is_unavailable_after_16_requests(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
     for count in range(1, 17):

@@ -58,7 +58,7 @@ def test_waits_are_linked_to_the_span_of_their_thread(to_file):
                     slept[sample.link.span_id.hex()] += sample.weight
     assert pids == {pid}
     assert exact >= sum(truth.values())
-    # Sleeps of 50 ms exceed the threshold, so each is sampled with its full duration.
+    # Sleeps of 50 ms exceed the sampling threshold, so they are sampled with their full duration.
     known = [span for span in truth if span in slept]
     assert len(known) >= len(truth) // 2, (len(known), len(truth))
     # After its sleep, the thread may wait for a CPU.

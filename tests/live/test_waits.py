@@ -167,7 +167,7 @@ def measure(*programs):
 
 def test_wait_totals_and_cpu_time_sum_to_elapsed_time(account):
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEPS, 60, {}))
-    # In schedstat, a thread woken on an idle CPU may run from the moment of its wake-up, because
+    # In schedstat, the run time of a thread woken on an idle CPU may start at the wake-up, because
     # the kernel does not update the clock again (rq_clock_skip_update in kernel/sched/core.c). In
     # the totals, the thread is off the CPU until it runs.
     skipped = 100_000 * totals.switches
@@ -326,7 +326,7 @@ threads = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(8)]
     with Program(body, 60) as program, running(target_pids=(program.process.pid,)) as sampler:
         program.go()
         assert program.process.stdout.readline() == "few\n"
-        # A thread releases its slot at its last switch, unless that switch is missed.
+        # A thread releases its slot at its last context switch, unless that switch is missed.
         table = sampler._attached.waits._table
         wait_until(
             lambda: (

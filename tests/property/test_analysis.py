@@ -101,7 +101,7 @@ def flat(made):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_no_sample_is_lost_by_loading_and_encoding(made):
+def test_no_samples_are_lost_during_loading_and_encoding(made):
     loaded = load_samples(made)
     assert flat(loaded.windows()) == flat(made)
     assert loaded.count == sum(window.sample_count for window in made)
@@ -150,7 +150,7 @@ def test_selecting_a_group_keeps_every_sample_that_contains_it(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_groups_merged_from_two_intervals_match_the_combined_interval(by, made, edge):
+def test_merged_groups_of_two_intervals_equal_the_groups_of_the_whole_window(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))

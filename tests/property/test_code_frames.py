@@ -62,7 +62,7 @@ def contradicts(state, row):
     if state == OUTERMOST:
         return row.get(_RA) is None or row[_RA].type != "UNDEFINED"
     cfa, fp = row["cfa"], row.get(_FP)
-    if cfa.expr is not None:  # in the PLT, or a realigned frame
+    if cfa.expr is not None:  # in the PLT or in a realigned frame
         return False
     distance = {_SP: state.sp, _FP: state.fp}.get(cfa.reg)
     if distance is not None and distance != cfa.offset:

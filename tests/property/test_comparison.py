@@ -83,7 +83,7 @@ def test_at_most_5_percent_of_comparisons_of_equal_distributions_show_a_change(c
     assert false <= MOST
 
 
-def test_groups_too_rare_to_differ_do_not_count_as_significance_tests():
+def test_groups_too_rare_to_reach_significance_are_not_counted_as_tests():
     """If only groups that differ were counted, the significance level would depend on results."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}

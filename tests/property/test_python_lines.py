@@ -78,7 +78,7 @@ def test_a_truncated_line_table_yields_the_entries_before_the_cut():
     whole = parse_line_table(code.co_linetable, 1)
     for size in random.Random(1).sample(range(len(code.co_linetable)), 50):
         part = parse_line_table(code.co_linetable[:size], 1)
-        # The number in the last entry may be truncated.
+        # The varint at the end of the truncated table may be incomplete.
         for at in range(part.end - 8):
             assert part.line(at) == whole.line(at)
 

@@ -67,7 +67,7 @@ def moved(part, sample):
     st.sampled_from(["", "a", "b", "c"]),
 )
 def test_store_queries_match_a_scan_of_all_stored_windows(parts, times, host):
-    # Shifts the samples in time, since a sample contained in two parts would be counted only once.
+    # Shift each part in time, since samples contained in two parts would be counted only once.
     parts = [
         [one.change_samples(partial(moved, at)) for one in part] for at, part in enumerate(parts)
     ]

@@ -16,7 +16,7 @@ def run_here(name, seconds, source):
     truth = Truth(source)
     with sampling(source) as samples:
         more = SCENARIOS[name](truth, seconds)
-    misses_first = source == "record" and "uvloop" in name  # later changes are detected
+    misses_first = source == "record" and "uvloop" in name  # later context changes are detected
     return compare(samples, truth, misses_first=misses_first) + (more or NOTHING)
 
 

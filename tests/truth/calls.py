@@ -25,7 +25,7 @@ _LINE = re.compile(
     r"^\s*([0-9a-f]+):\t(?:(?:notrack|bnd|repz|data16|addr32) )*(\w+)\s*((?:([0-9a-f]+) <)?.*)"
 )
 _OUTERMOST = {"_start", "__clone", "clone", "__clone3", "clone3"}
-_EXIT_LENGTH = 5  # number of instructions in exit(2) at the end of a thread
+_EXIT_LENGTH = 5  # number of instructions that end a thread with exit(2)
 _ANY = 0  # the target of an indirect jump
 _HZ = 997
 _LOADING_S = 200
@@ -92,7 +92,7 @@ class Calls:
         self._targets: dict[int, int | None] = {}  # by return address
         self._trampolines: set[int] = set()  # addresses to which signal handlers return
         self._exits: set[int] = set()  # addresses in exit(2), where threads end
-        self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # between functions
+        self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets of each function
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():
             self._names |= _read_names(file, base)

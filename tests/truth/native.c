@@ -14,7 +14,7 @@
 
 enum { MOST = 64 };
 
-struct region { /* a part of the process's memory */
+struct region { /* contents of a memory range of the process */
 	u64 start;
 	u64 bytes;
 	const u8 *content;
@@ -118,7 +118,7 @@ void begin(const void *settings)
 	bpf_get_current_task = current_task;
 }
 
-/* Adds memory at an address, hiding any earlier memory there. */
+/* Adds memory at an address; it takes precedence over memory added there earlier. */
 void add_memory(u64 start, u64 bytes, const u8 *content)
 {
 	memmove(region + 1, region, regions++ * sizeof(*region));
@@ -130,7 +130,7 @@ void drop_memory(void)
 	memmove(region, region + 1, --regions * sizeof(*region));
 }
 
-/* Adds a file with its table (`bytes` is 0 without a table); returns its slot. */
+/* Adds a file with its table (`bytes` is 0 if there is no table); returns its slot. */
 u32 add_table(u64 number, u8 *content, u64 bytes)
 {
 	struct file_state state = { bytes ? FILE_LOADED : FILE_NO_TABLE, loaded };
@@ -166,7 +166,7 @@ u64 unwind_process(const void *registers, u32 max_frames, u8 *stack)
 	return unwind() ? 0 : copy_stack(&work, stack);
 }
 
-/* Finds the row for an address in a table's file; returns one of enum rule_errors. */
+/* Finds the row for an address in a table's file; returns a value of enum rule_errors. */
 int find_row(u32 slot, u64 address, struct row *row)
 {
 	int error;

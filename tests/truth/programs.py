@@ -96,5 +96,5 @@ def make(program: Program, folder: Path) -> list[str]:
     if program.make:
         words = [word.format(**values) for word in program.make]
         subprocess.run(words, check=True, stderr=subprocess.PIPE)
-    # A word that contains the program's source may contain other braces.
+    # Format only words that begin with a placeholder; inline source code contains other braces.
     return [word.format(**values) if word.startswith("{") else word for word in program.command]

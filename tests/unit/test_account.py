@@ -42,7 +42,7 @@ def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
     assert "exporter a accounts for 91 and 7 are in an open window" in gaps[0]
 
 
-def test_a_sample_kind_present_only_in_a_spool_is_accounted_for():
+def test_sample_kinds_found_only_in_a_spool_are_counted():
     kinds = {"on_cpu": RECEIVER.kinds["on_cpu"], "other": ExporterAccount("a", 4, carried=4)}
     account = Account.of_kinds(
         {"on_cpu": SAMPLED["on_cpu"]}, (ExporterAccount.of_kinds("a", kinds),)

@@ -88,7 +88,8 @@ def test_an_unread_log_does_not_block_the_agent_and_dropped_lines_are_counted(
     for number in itertools.islice(numbers, unread):
         logging.getLogger("a").info("%d", number)
     text, accounted, gaps = "", 0, 0
-    # There may be several gaps; the first line after a gap accounts for it.
+    # There may be several gaps; the first line after each gap states how many messages were
+    # dropped.
     while accounted <= unread:
         logging.getLogger("a").info("%d", next(numbers))
         *lines, text = (text + read()).split("\n")
@@ -216,7 +217,7 @@ def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         server = HealthServer(endpoint, {"/livez": list}, waits=True)
         with contextlib.closing(HealthServer(endpoint, {}, waits=True)):
-            time.sleep(0.1)  # the first server closes while the second one waits
+            time.sleep(0.1)  # both servers are waiting for the port
         assert server.port == 0
     with contextlib.closing(server):
         wait_until(lambda: server.port)
@@ -237,7 +238,7 @@ def health(monkeypatch):
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server
     server.close()
-    wait_until(lambda: not count_health_threads())  # these threads would log in the next test
+    wait_until(lambda: not count_health_threads())  # else they would log during the next test
 
 
 def count_health_threads():

@@ -119,7 +119,7 @@ def test_a_slow_exporter_does_not_delay_other_exporters():
     assert len(slow.batches) == 5
 
 
-def test_an_encoder_bug_discards_only_one_window_whose_samples_are_counted_as_lost(caplog):
+def test_an_encoder_bug_discards_a_single_window_and_its_samples_are_counted_as_lost(caplog):
     def broken(window, encoding):
         if window.sample_count == 3:
             raise ZeroDivisionError
@@ -258,7 +258,7 @@ def test_a_removed_queue_delivers_its_remaining_batches_and_its_counts_are_kept(
     assert {a.name: a.exported for a in reporter.accounts()} == {"a": 27 + 4, "b": 4, "c": 6}
 
 
-def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
+def test_undelivered_batches_of_removed_queues_are_counted_as_lost_at_shutdown():
     class Dead(Collecting):
         def export(self, batch):
             self.open.wait(30)

@@ -44,7 +44,7 @@ def test_hosts_stay_synchronized_without_jitter():
 
 
 @pytest.mark.parametrize("away_s", [10, 60, 600])
-def test_hosts_that_fail_together_do_not_retry_together(away_s):
+def test_hosts_that_fail_at_the_same_time_retry_at_different_times(away_s):
     policy = RetryOnFailure(max_elapsed_time="0s").settings()
     back = []
     for _ in range(HOSTS):

@@ -40,5 +40,5 @@ def test_forbidden_access_from_a_thread_is_recorded_even_if_the_exception_is_cau
 
 
 @pytest.mark.system
-def test_a_test_with_the_marker_may_use_the_system():
+def test_a_test_with_the_system_marker_may_run_other_programs():
     subprocess.run(["true"], check=True)

@@ -74,7 +74,7 @@ def test_a_window_has_a_profile_of_each_kind(windows):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_samples_of_each_kind_are_accounted_for_exactly_up_to_the_receiver(recording, form):
+def test_every_sample_of_each_kind_is_received_or_counted_as_lost(recording, form):
     exporter = InMemoryProfileExporter()
     exporter.form = form
     reporter = Reporter([ExportQueue(exporter)])

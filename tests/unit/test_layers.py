@@ -175,7 +175,7 @@ def test_the_architecture_page_contains_the_table_of_packages():
 
 
 @pytest.mark.system
-def test_unwinding_is_imported_only_for_user_stacks():
+def test_the_unwinding_package_is_imported_only_for_user_stacks():
     program = (
         "import sys, otel_kprofiler.agent.agent, otel_kprofiler.pipeline.composition\n"
         "print([name for name in sys.modules if name.startswith('otel_kprofiler.unwinding')])"

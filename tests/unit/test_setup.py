@@ -122,7 +122,7 @@ def test_the_system_python_is_preferred_over_pythons_on_the_path(clone, elsewher
 
 @pytest.mark.long
 @pytest.mark.system
-def test_an_unusable_environment_is_replaced_and_reported(clone, elsewhere):
+def test_an_unusable_virtual_environment_is_replaced_and_reported(clone, elsewhere):
     venv = clone / ".venv"
 
     def make(python):

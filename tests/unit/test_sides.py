@@ -74,7 +74,7 @@ def test_raw_addresses_of_a_new_kind_of_frames_survive_a_round_trip():
     ]
 
 
-def test_frequent_raw_addresses_of_two_kinds_of_frames_are_not_confused():
+def test_frequent_raw_addresses_are_decoded_with_the_correct_kind_of_frame():
     """Each kind of frames has a separate table, with the first indices for frequent addresses."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]

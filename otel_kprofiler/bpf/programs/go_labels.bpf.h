@@ -49,7 +49,7 @@ enum {
 	GO_STRING_MASK = 255,
 	GO_MAX_KEY = 200,
 	GO_MAX_VALUE = 250,
-	IS_GO = 2, /* in place of IS_VALID: attributes have names, not key indices */
+	IS_GO = 2, /* marks Go labels in `valid`: attributes have names instead of key indices */
 };
 
 SCRATCH(go_work, struct go_work);
@@ -164,7 +164,7 @@ INLINE void add_go_slice(struct go_work *work)
 	}
 }
 
-/* Writes the labels of the current goroutine after the stacks; returns their size, or 0. */
+/* Writes the current goroutine's labels after the stacks; returns the size of the labels, or 0. */
 GLOBAL int collect_go_labels(u64 behind, u64 labels, u64 is_map)
 {
 	struct context_head *head;

@@ -2,9 +2,10 @@
 /*
  * Everything that programs need from their loader: types, maps, helpers, sections.
  *
- * libbpf loads the compiled object, creates the maps from their definitions here and relocates
- * them. bcc compiles the source, but does not allow its own map functions in macros, so the
- * profiler's loader creates the maps for bcc and passes their descriptors as KPROFILER_FD_name.
+ * libbpf loads the compiled object, creates the maps that are defined here and relocates the
+ * references to them. bcc compiles the source, but does not allow its own map functions in macros,
+ * so the profiler's loader creates the maps for bcc and passes their descriptors as
+ * KPROFILER_FD_name.
  */
 #pragma once
 

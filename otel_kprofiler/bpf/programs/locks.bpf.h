@@ -212,7 +212,7 @@ INLINE int is_own_process(void)
 	       ids.tgid == lock_layout.own_tgid;
 }
 
-/* Counts a wait, and samples it if chosen. `own` is 0 if the scratch memory is in use. */
+/* Counts a wait, and samples it if it is selected. `own` is 0 if the scratch memory is in use. */
 INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *line,
 			    struct lock_line *sums, struct scratch *own, u32 cpu,
 			    const struct lock_wait *wait)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Lists the files that running processes have mapped as code, so that their tables can be loaded
- * before the first sample. The unwinder's code builds the file keys.
+ * before the first sample. File keys are built by the same code as in the unwinder.
  *
  * The program runs before any sampling, because it uses the unwinder's scratch memory.
  */

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Allows the sampler's code to read a sleeping thread's state from the process that dumps the
- * thread: the code uses `other.task` in place of the current task.
+ * Allows the sampler's code to read the state of a sleeping thread while running in the process
+ * that requests the dump: the code uses `other.task` in place of the current task.
  *
  * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
  * tables as the processor does (on x86-64 only). The walk takes none of the process's locks, faults
  * in no pages, never waits, and needs only the task iterator. bpf_copy_from_user_task() (Linux
- * 5.18) takes mmap_lock, faults pages in and waits. That helper would hang on the very processes
- * to be explained: those that hold their mmap_lock, or map a file on an unreachable server.
+ * 5.18) takes mmap_lock, faults pages in and waits. That helper would hang on exactly the processes
+ * that a dump should explain: those that hold their mmap_lock, or map a file on an unreachable
+ * server.
  *
  * Any step may read memory that has been freed and reused. The data is used only if the thread did
  * not run during the walk (dump.bpf.c).
@@ -134,7 +135,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions cannot return pointers; rereading a pointer makes it a scalar to the verifier. */
+	/* BPF functions cannot return pointers; storing and rereading a pointer makes it a scalar to the verifier. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

@@ -30,7 +30,7 @@ INLINE u32 code_half(const struct python_work *w, u64 at)
 	return *(const u32 *)((const u8 *)w->code + at);
 }
 
-/* Copies what may be a code object, without its instructions; returns whether it is one. */
+/* Copies a candidate code object without its instructions; returns whether it is a code object. */
 INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 code)
 {
 	u64 bytes = l->code_bytes;
@@ -103,7 +103,7 @@ INLINE u64 find_code(struct python_work *w, const struct python_layout *l, u64 c
 /* Copies a string's characters to `to`; returns their size in bytes, or -1. */
 INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *width)
 {
-	u64 head[3], bytes, at; /* length, hash, state */
+	u64 head[3], bytes, at; /* head: length, hash, state */
 	u32 state, shift = l->string_ascii_shift & 31;
 
 	if (READ_USER(head, object + STRING_LENGTH_AT))
@@ -120,7 +120,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Sends a line table in chunks; returns 0 on success. */
+/* Writes a line table to the ring in chunks; returns 0 on success. */
 INLINE int send_table(struct python_work *w, u64 table, u64 size)
 {
 	struct code_piece *piece = &w->piece;
@@ -147,7 +147,7 @@ INLINE int send_table(struct python_work *w, u64 table, u64 size)
 	return 0;
 }
 
-/* Describes the copied code object; returns an outcome. */
+/* Writes a description of the copied code object to the ring; returns a CODE_* outcome. */
 INLINE int send_code(struct python_work *w, const struct python_layout *l)
 {
 	struct code_description *d = &w->description;
@@ -187,7 +187,7 @@ INLINE int send_code(struct python_work *w, const struct python_layout *l)
 	return outcome;
 }
 
-/* Describes one of the code objects first seen in this sample; returns an outcome. */
+/* Describes a code object that was first seen in this sample; returns a CODE_* outcome. */
 GLOBAL int describe_code(u32 index)
 {
 	struct python_work *w = get_python_work();

@@ -3,7 +3,7 @@
  * Walks the interrupted thread's CPython frames, leaf first.
  *
  * The thread is stopped, so only data that the thread itself was writing can be incomplete.
- * Anything unexpected ends the walk without a stack: no frame is ever a guess.
+ * The walk fails on any unexpected value: frames are never guessed.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ enum frame_owners {
 
 enum {
 	GO_ON = -1, /* must differ from all python_outcomes */
-	STACKS_MASK = 0xfff, /* more than the kernel and user stacks occupy */
+	STACKS_MASK = 0xfff, /* above the maximum total size of the kernel and user stacks */
 };
 
 #define NO_WINDOW_AT (1ULL << 62) /* not an address in any process */
@@ -82,7 +82,7 @@ INLINE int put_entry(struct python_work *w)
 	return GO_ON;
 }
 
-/* Checks that a frame with the copied code has a valid address; returns an outcome, or GO_ON. */
+/* Checks the address of the frame whose code was copied; returns an outcome, or GO_ON if valid. */
 INLINE int check_place(struct python_work *w, const struct python_layout *l, u64 at, u32 owner,
 		       s64 instruction)
 {
@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the loop was just entered: _PyCFrame is linked, but the new frame may not be. */
+/* Returns whether the thread is entering the eval loop: the new frame may not be linked yet. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;

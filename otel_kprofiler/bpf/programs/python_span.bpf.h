@@ -30,7 +30,7 @@ enum {
 
 /* Locations where instances of a class store their attributes. */
 enum values_style {
-	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
+	VALUES_BY_POINTER, /* 3.11: pointers to the values and the dictionary precede the object */
 	VALUES_TAGGED,	   /* 3.12: a tagged word points to the values or a dictionary */
 	VALUES_INLINE,	   /* 3.13: after the object, unless marked invalid */
 };
@@ -38,7 +38,7 @@ enum values_style {
 struct span_class {
 	u64 type;
 	u64 place; /* index of the span context's attribute in `keys` */
-	u64 keys;  /* key table that the instances share */
+	u64 keys;  /* address of the key table shared by the class's instances */
 };
 
 /* SpanPath in bpf/python_span.py describes the members. */
@@ -81,7 +81,7 @@ struct hamt_object {
 
 struct hamt_node {
 	u64 references, type;
-	u64 size;   /* absent in array nodes, whose children begin here */
+	u64 size;   /* array nodes have no size; their children begin here */
 	u32 bitmap; /* only in bitmap nodes */
 };
 
@@ -180,7 +180,7 @@ INLINE u32 count_bits(u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Returns the value of OpenTelemetry's context variable among entries with equal hashes. */
+/* Searches entries with equal hashes for OpenTelemetry's context variable; returns the variable's value. */
 INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 {
 	struct entry entry;
@@ -352,7 +352,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* Returns the number of the label set in the table of an OpenTelemetry context; 0 if absent. */
+/* Returns the label set number stored in the dict of an OpenTelemetry context; 0 if absent. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

@@ -8,8 +8,8 @@
  *
  * With subinterpreters, a thread may have a state in each of several interpreters, each with
  * frames. From 3.13 on, a bit marks the state that the thread used last, with or without the GIL.
- * In older versions, a thread may use a state that has another thread's id, so only states of the
- * main interpreter, which is last in the list, are examined.
+ * In older versions, a thread may use a state that has another thread's id, so only the states of
+ * the main interpreter, the last in the list of interpreters, are examined.
  */
 #pragma once
 
@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Returns whether this thread uses the copied state, or used it last of its several states. */
+/* Returns whether the copied state is the one that this thread uses or used last. */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&
@@ -119,7 +119,8 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 /*
  * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
  * thread creates for another thread has this thread's id, but no frame. If there are several
- * interpreters, all are searched. If two states both seem to be the one used last, uses neither.
+ * interpreters, searches all of them. If two states both seem to be the one used last, uses
+ * neither.
  */
 GLOBAL int try_thread(void)
 {
@@ -146,7 +147,7 @@ GLOBAL int try_thread(void)
 	return 0;
 }
 
-/* Searches the list, which begins with the newest thread; returns an outcome. */
+/* Searches the list, which begins with the newest thread; returns one of enum python_outcomes. */
 INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 {
 	u32 tried;
@@ -182,7 +183,8 @@ INLINE int is_current_of_several(struct python_work *w, const struct python_layo
 
 /*
  * Finds the interrupted thread's thread state, and stores the state's address in `thread`, which is
- * 0 on entry, and its first bytes in `thread_head`. Requires a registered process. Returns an outcome.
+ * 0 on entry, and its first bytes in `thread_head`. Requires a registered process. Returns one of
+ * enum python_outcomes.
  */
 GLOBAL int find_python_thread(void)
 {

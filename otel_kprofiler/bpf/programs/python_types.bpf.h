@@ -33,14 +33,14 @@ enum {
 /* Initial and maximum interval between reports of a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
-/* Age from which waiting processes are reported; running processes are reported at any age. */
+/* Minimum age at which waiting processes are reported; running processes are reported at any age. */
 #define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* flag in a frame's word: the frame was entered from C */
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* set: a frame flag marks calls from C; clear: entry frames do */
+	PYTHON_IS_ENTRY = 2, /* set: a frame flag marks calls from C; clear: entry frames mark calls from C */
 };
 
 struct python_config {
@@ -211,7 +211,7 @@ struct code_key {
 struct code_state {
 	u64 check;   /* identifies the object; mixed with the id to detect element reuse */
 	u64 id;
-	u64 pending; /* number of the sample that will describe the object; 0: already described */
+	u64 pending; /* number of the sample with which the description will be sent; 0: already sent */
 };
 
 struct thread_state {
@@ -241,7 +241,7 @@ struct python_work {
 	u32 cpu;
 	u64 interpreter;
 	u64 several; /* the list contains several interpreters, and a thread may have a state in each */
-	u64 thread; /* address of the thread's state; 0: not found in this interrupt */
+	u64 thread; /* address of the thread state; 0: not found during this interrupt */
 	u64 next_thread;
 	struct thread_state found;
 	u64 frame; /* the next frame */

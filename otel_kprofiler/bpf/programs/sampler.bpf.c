@@ -21,7 +21,7 @@ enum {
 	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
 	CONTEXT_MASK = 1023,
-	CONTEXT_BYTES = 1152, /* a record's head, and CONTEXT_MASK bytes of attributes */
+	CONTEXT_BYTES = 1152, /* at least a record's head plus CONTEXT_MASK bytes of attributes */
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
 	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,
@@ -89,8 +89,8 @@ struct config {
 	u64 tgid_offset;   /* offset of task_struct.tgid */
 	u64 comm_offset;   /* offset of task_struct.comm; 0: unknown */
 	u64 cgroup_levels; /* bit mask of the selected cgroups' levels */
-	u64 period_ns;	   /* interval between runs on a CPU; 0: irregular */
-	u64 regular_since_ns; /* time from which missing runs are counted */
+	u64 period_ns;	   /* interval between runs of the program on a CPU; 0: irregular */
+	u64 regular_since_ns; /* missing runs are counted from this time on */
 	u64 thread_pointer; /* offset of task_struct.thread.fsbase, the user thread pointer */
 	struct program_offsets program;
 	struct span_layout spans;
@@ -111,8 +111,8 @@ struct cpu_line {
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
-	u64 counted;   /* events up to the last run; unused for cpu-clock */
-	u64 overflows; /* completed periods of the event up to the last run */
+	u64 counted;   /* event count at the last run; unused for cpu-clock */
+	u64 overflows; /* number of event periods completed up to the last run */
 	u64 skipped;   /* tracepoint events dropped because the scratch memory was in use */
 	u64 unused[4];
 };
@@ -129,7 +129,7 @@ struct comm {
 
 /* State of the ring's reader; user space reads and writes it through a mapping. */
 struct reader {
-	u64 waits_since;  /* the reader waits for processes that started at this time or later */
+	u64 waits_since;  /* records of processes that started at or after this time wake the reader */
 	u64 newest_start; /* latest start time of a process in the records */
 };
 
@@ -155,8 +155,8 @@ struct record {
 	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
 	u32 holder; /* id, in the initial namespace, of the thread that holds the lock; 0: unknown */
 	/*
-	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the
-	 * name of its holder, without gaps.
+	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the name of its
+	 * holder, stored contiguously.
 	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
@@ -170,7 +170,7 @@ struct last_run {
 struct scratch {
 	struct record record;
 	struct last_run last;
-	u64 is_taken; /* a program is using this memory; set only if there are tracepoints */
+	u64 is_taken; /* nonzero while a program is using this memory; maintained only if there are tracepoints */
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
@@ -418,7 +418,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Event samples leave a quarter of the ring free. wakeup_bytes is half of the ring. */
+	/* Event samples may fill only three quarters of the ring; wakeup_bytes is half the ring size. */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;
@@ -541,8 +541,9 @@ INLINE void end_record(const struct record *record, struct cpu_line *line)
 }
 
 /*
- * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. From in_flight, the reader derives the time up to which it has all records.
+ * A program never interrupts itself on the same CPU (the kernel checks bpf_prog_active), so plain
+ * increments are exact. User space derives from in_flight the time up to which it has received all
+ * records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {

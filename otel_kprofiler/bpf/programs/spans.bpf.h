@@ -7,7 +7,7 @@
 #include "loaders.bpf.h"
 
 enum {
-	MAX_DIGITS = 5, /* digits of a 128-bit integer */
+	MAX_DIGITS = 5, /* number of digits of a 128-bit Python int */
 };
 
 /*

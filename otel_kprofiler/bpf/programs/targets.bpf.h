@@ -9,7 +9,7 @@ enum {
 	MAX_CGROUP_LEVELS = 16,
 };
 
-HASH(targets, u8, SIZED_BY_LOADER); /* the same ids as in records */
+HASH(targets, u8, SIZED_BY_LOADER); /* keys are tgids as stored in records */
 HASH(roots, u8, SIZED_BY_LOADER);   /* target ids in the initial namespace, for finding descendants */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);

@@ -16,7 +16,7 @@ struct context_place {
 	u64 generation; /* first generation of the thread's vector (DTV) that contains the module */
 	u64 length_at;	/* offset of the module count from the vector's address */
 	u64 first_at;	/* offset of the first entry from the vector's address */
-	u64 entry_at;	/* offset of the block's address in an entry */
+	u64 entry_at;	/* offset of the TLS block's address in a DTV entry */
 	u64 kind;	/* type of the variable: enum context_kind */
 	u64 wrap_at;	/* offset of the record pointer in the object, for WRAPPED kinds */
 	u64 vector_at;	/* offset of the vector's address from the thread pointer */
@@ -42,7 +42,7 @@ enum {
 	FIRST_ATTRIBUTES = 100, /* bytes of attributes read together with the head (128 in total) */
 	DTV_BYTES = 512, /* bytes of a vector that are read at once */
 	IS_VALID = 1,
-	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
+	SLOTS = 32768, /* number of bits in `context_slots`; must match thread_contexts.py */
 };
 
 #ifndef KPROFILER_BCC
@@ -51,7 +51,7 @@ enum {
 
 HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
-ARRAY(context_slots, u64, SLOTS / 64); /* a bit for each value of a process id's low bits */
+ARRAY(context_slots, u64, SLOTS / 64); /* bit N: a process with tgid % SLOTS == N may publish contexts */
 
 /* Returns whether a process may publish contexts; if not, the hash lookup can be skipped. */
 INLINE int may_publish(u32 tgid)

@@ -2,7 +2,7 @@
 /*
  * Takes samples at a raw tracepoint. Included by sampler.bpf.c.
  *
- * Before 6.10 the kernel cannot pass a value to a program at a raw tracepoint. The program is
+ * Before 6.10 the kernel cannot pass a value to a program attached to a raw tracepoint. The program is
  * therefore loaded once for each tracepoint, with different constants but the same maps.
  */
 #pragma once
@@ -15,7 +15,7 @@ enum {
 
 /* Written by tracepoints.py; change both together. */
 struct tracepoint {
-	u64 number;   /* number of the event, from 1 */
+	u64 number;   /* event number, starting at 1 */
 	u64 period;   /* number of events per sample */
 	u64 by;	      /* enum user_frames */
 	u64 python;
@@ -31,7 +31,7 @@ const volatile struct tracepoint tracepoint SECTION(".rodata.tracepoint");
 
 MMAP_ARRAY(traced_cpus, u64, SIZED_BY_LOADER); /* 1: events are sampled on this CPU */
 
-/* Returns an argument. The verifier requires constant offsets into the context. */
+/* Returns tracepoint argument `number`. The verifier requires constant offsets into the context. */
 INLINE u64 read_argument(const u64 *ctx, u64 number)
 {
 	u64 value = 0;

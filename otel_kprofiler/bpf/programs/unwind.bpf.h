@@ -8,8 +8,9 @@
  * 4. in code without tables (JIT, Go), with the frame pointer.
  *
  * In all cases, a return address must be executable, and must follow a call or be the start of a
- * signal trampoline. This check is omitted if a table led to unreadable code. The walk stops in a
- * file whose table is not loaded yet, because a frame pointer would be a guess there.
+ * signal trampoline. This check is skipped if a table led to code that cannot be read. The walk stops in a
+ * file whose table is not loaded yet, because its code may use the frame pointer register for other
+ * values.
  */
 #pragma once
 
@@ -194,7 +195,7 @@ INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 
 	return stop(w, END_UNSUPPORTED);
 }
 
-/* Steps to the caller using `rule`. */
+/* Unwinds to the caller using `rule`. */
 INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 {
 	const struct row *row = &w->rule.row;
@@ -260,7 +261,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* After the leaf has made a call, LR points into the leaf, which has no rule. */
+	/* After the leaf has made a call, LR points into the leaf itself, which has no unwind rule. */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
@@ -320,7 +321,8 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	/*
 	 * A forked child has no page-table entries for its parent's code, so the code of a caller is
-	 * unreadable until the child returns to it. Accepts the caller if a rule finds executable memory.
+	 * unreadable until the child returns to it. In this case, accepts a caller in executable memory if
+	 * an unwind rule led to it.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
@@ -448,7 +450,7 @@ GLOBAL int unwind(void)
 	w->head.frames = w->head.mappings = 0;
 	if (READ_KERNEL(w->mm, task + c->task_mm) || !w->mm)
 		return 1;
-	/* execve() sets end_code late: until then, the registers are the previous program's. */
+	/* execve() sets end_code late: until then, the registers belong to the previous program. */
 	if (READ_KERNEL(end_code, w->mm + c->mm_end_code) || !end_code)
 		return 1;
 	registers = w->user_registers;

@@ -147,7 +147,7 @@ INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
 	return column >= MAX_COLUMNS;
 }
 
-/* Decodes DW_OP_bregN and its offset at the low end of x; returns their length, or 0 if absent. */
+/* Decodes DW_OP_bregN and its offset in the low bytes of x; returns their length, or 0 if absent. */
 INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 {
 	u32 number = (x & 0xff) - DW_OP_breg0, length = sleb(x >> 8, offset);
@@ -156,7 +156,7 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* Sets the CFA from an expression (bytes: x) as emitted by compilers, linkers or go_frames.py. */
+/* Sets the CFA from the expression in x, which a compiler, a linker or go_frames.py emitted. */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;
@@ -194,7 +194,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: how go_x86.py and go_arm64.py mark a CFA on another stack */
+	/* go_x86.py and go_arm64.py mark a CFA on another stack with a single bregN operation */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;
@@ -438,7 +438,7 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* Skip the letters. Next: alignment factors, return address register, augmentation data. */
+	/* Skip the augmentation string, before the alignment factors and the return address register. */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {
@@ -535,7 +535,7 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 
 /*
  * Handles an address without a rule. At the entry point, whose frame is the outermost, sets a row
- * that ends the stack, and returns RULE_FOUND. Otherwise, returns RULE_NONE.
+ * that ends the stack, and returns RULE_FOUND. Elsewhere, returns RULE_NONE.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {

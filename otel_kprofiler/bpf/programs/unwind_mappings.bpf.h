@@ -14,7 +14,7 @@ enum {
 	MAX_MAPLE_DEPTH = 6,
 	MAX_RB_DEPTH = 40,
 	MAPLE_NODE_BYTES = 256,
-	MAPLE_SLOTS = 16,	/* slots in a leaf or range node, which has one pivot fewer */
+	MAPLE_SLOTS = 16,	/* slots in a leaf or range node; such a node has one pivot fewer */
 	MAPLE_GAP_SLOTS = 10,	/* slots in a node that tracks gaps */
 	MAPLE_LEAF = 1,		/* enum maple_type: nodes up to this type are leaves */
 	MAPLE_GAP_NODE = 3,
@@ -36,7 +36,7 @@ INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 		u32 pivots, i;
 
 		if (!depth && ((entry & 3) != 2 || entry < PAGE)) /* not xa_is_node() */
-			return entry;				  /* the mm's only mapping */
+			return entry;				  /* the mm has only one mapping */
 		if (bpf_probe_read_kernel(w->node, MAPLE_NODE_BYTES, (void *)(entry & ~0xffULL)))
 			return 0;
 		/* struct maple_node: parent, pivots, slots */
@@ -161,7 +161,7 @@ INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, stru
 			return FILE_LOADED;
 		}
 	}
-	return FILE_UNAVAILABLE; /* executable, but in no segment of the file */
+	return FILE_UNAVAILABLE; /* executable, but not in any segment of the file */
 }
 
 /* Fills in the file of the mapping in node[]; returns 0 if the mapping has no readable file. */
@@ -201,9 +201,9 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 }
 
 /*
- * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
- * apart in memory as in the file. This memory is the file's text, copied to huge pages by the
- * process. Overwrites node[] with one of the mappings.
+ * Returns whether the anonymous memory between `start` and `end` lies between two mappings of one
+ * file that are as far apart in memory as in the file. This memory is the file's text, copied to
+ * huge pages by the process. Overwrites node[] with one of the mappings.
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
 {
@@ -284,7 +284,7 @@ INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
 	    !READ_KERNEL(sequence, w->mm + c->mm_sequence)) {
 		if (w->kept_mm == w->mm && w->kept_tgid == w->tgid && w->kept_base == base &&
 		    w->kept_sequence == sequence && w->kept_epoch == *epoch &&
-		    !(sequence & 1)) /* odd: locked for writing (since 6.13) */
+		    !(sequence & 1)) /* odd: locked for writing (since Linux 6.13) */
 			return;
 		w->kept_mm = w->mm;
 		w->kept_tgid = w->tgid;

@@ -4,7 +4,7 @@
  *
  * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
  * and the BPF program interprets them. unwind.py reads and writes the structs up to
- * `unwind_config`; change both together. Nothing here depends on the architecture: registers,
+ * `unwind_config`; keep the two files in sync. Nothing here depends on the architecture: registers,
  * alignment and instruction encodings are part of the settings.
  */
 #pragma once
@@ -264,7 +264,7 @@ struct unwind_work {
 	u32 cie_signal;
 	u32 cie_disassembled;
 	u32 depth; /* number of remembered states */
-	u32 low;   /* lower bound of the binary search; scratch in short loops */
+	u32 low;   /* lower bound of the binary search; scratch variable in short loops */
 	u32 count;
 	struct row row;
 	struct row initial;
@@ -284,7 +284,7 @@ struct unwind_work {
 };
 
 enum register_blocks {
-	NO_BLOCK, /* no registers except pc, sp and fp */
+	NO_BLOCK, /* only pc, sp and fp are known */
 	INTERRUPT_BLOCK,
 	SIGNAL_BLOCK,
 };

@@ -26,11 +26,11 @@ enum stack_end {
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
 	END_UNREADABLE,	 /* memory is not resident */
-	END_UNSUPPORTED, /* a rule is not supported, or needs a lost register */
+	END_UNSUPPORTED, /* a rule is not supported, or needs a register that was not saved */
 	END_NOT_EXECUTABLE,
 	END_NOT_A_CALL,	 /* the return address does not follow a call */
 	END_NO_PROGRESS, /* the caller's frame is not above its callee's */
-	END_DAMAGED,	 /* the table contradicts itself */
+	END_DAMAGED,	 /* the table is inconsistent */
 	END_32_BIT,	 /* never in records: frame pointers are followed instead */
 	END_NO_USER,	 /* never in records: a kernel thread, or a program that has not started yet */
 };
@@ -40,7 +40,7 @@ enum frame_source {
 	FROM_REGISTERS,
 	FROM_TABLE,
 	FROM_FRAME_POINTER,
-	FROM_GUESS, /* without a table entry, from the link register or the top of the stack */
+	FROM_GUESS, /* no table entry: from the link register or the top of the stack */
 	FROM_SIGNAL,
 	FROM_DISASSEMBLY, /* from a table that user space derived from the code */
 	IN_MOVED_TEXT = 8, /* additional bit: the file is that of the surrounding mappings */

@@ -25,7 +25,7 @@ struct v8_reading {
 	struct {
 		u64 frame_at; /* 0: this thread has never had a context */
 		u64 storage_at;
-		u32 hash; /* hash of the storage */
+		u32 hash; /* identity hash of the AsyncLocalStorage object */
 		u32 reserved;
 		u64 undefined;
 	} writer;

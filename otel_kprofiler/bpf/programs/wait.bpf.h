@@ -4,7 +4,7 @@
  * its own programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they must not block.
- * The sampler cannot interrupt them, so they can use its scratch memory.
+ * The sampler cannot interrupt these programs, so they can use the sampler's scratch memory.
  */
 
 #include "wait_types.bpf.h"
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units of 256 ns. While this CPU exceeds its
- * sampling rate, raises the threshold that user space has chosen.
+ * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold set by
+ * user space while this CPU exceeds its sampling rate.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that was switched in after `duration`. For the last `runnable` ns of that time,
- * the thread waited for a CPU. Returns the result of tell_end().
+ * Handles a thread that was switched in after `duration` ns off the CPU. During the last `runnable` ns of
+ * `duration`, the thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -611,9 +611,10 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * Handles a missed switch event (a few per thousand on 6.18): `task`, which is leaving now, is not
- * the task last seen arriving. The run time of `task` shows when `task` arrived, and that of the
- * task last seen shows when it left. If a run time is unknown, assumes the shortest possible wait.
+ * Handles a missed switch event (a few per thousand on 6.18): `task`, which is being switched out,
+ * is not the task last seen being switched in. The run time of `task` shows when `task` was
+ * switched in, and the run time of the task last seen shows when that task was switched out. If
+ * either run time is unknown, assumes the shortest possible wait.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -695,7 +696,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 		place = NO_THREAD;
 	}
 	tid = MEMBER(u32, ctx[1], pid);
-	if (tid) { /* the idle task is never off its CPU */
+	if (tid) { /* the idle task never waits */
 		state = read_task_state(ctx);
 		thread = LOOKUP(threads, &place);
 		if (!thread || thread->initial_tid != tid || state & TASK_DEAD ||
@@ -734,7 +735,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory as used or free. It is free whenever a thread leaves its CPU. */
+/* Marks the scratch memory as used or free. The memory is always free when a thread is switched out. */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;
@@ -761,7 +762,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Measures totals and takes samples, with the same stacks as on-CPU samples. */
+/* Measures totals and samples waits. Samples have the same stacks as on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);

@@ -25,7 +25,7 @@ enum task_states {
 	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
 	TASK_DEAD = 0x80,
-	TASK_WAKING = 0x200, /* the task was woken before the sched_switch tracepoint */
+	TASK_WAKING = 0x200, /* the task was woken before the sched_switch tracepoint ran */
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
 	TASK_FROZEN = 0x8000,
@@ -48,8 +48,8 @@ enum wait_flags {
 };
 
 enum {
-	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* starts are reported as if waits lasted twice as long as usual */
+	NOT_RUNNING = -3, /* -ESRCH, in place of a stack size: the thread is not running */
+	LIKELY_FACTOR = 2, /* a wait's start is reported as if the wait would last twice the usual duration */
 	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 per wait */
 	BURST_NS = 1000000000, /* a burst holds up to one second's worth of starts or samples */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
@@ -108,7 +108,7 @@ struct sample_budget {
 struct wait_line {
 	u64 taken;
 	u64 ring_full;
-	u64 no_room; /* waits by threads that have no entry in `threads` */
+	u64 no_room; /* waits of threads without an entry in `threads` */
 	u64 missed;  /* switches without a tracepoint event */
 	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;
@@ -128,7 +128,8 @@ struct wait_line {
 /*
  * A thread that has left a CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
  * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
- * line contains the members that every switch uses; the second contains those that waits update.
+ * line contains the members used at every context switch; the second contains the members updated
+ * for each wait.
  */
 struct thread {
 	u64 task;	  /* address of the thread's task_struct */
@@ -142,8 +143,8 @@ struct thread {
 	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
 	u32 likely;    /* the wait's start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of the thread's sleep durations; 0: unknown */
-	u32 usual_preempted; /* decaying maximum of the thread's waits for a CPU after preemption */
-	u32 claims;		/* number of CPUs that claim this entry; 1 while in use */
+	u32 usual_preempted; /* decaying maximum of the thread's run queue waits after preemption */
+	u32 claims;		/* number of CPUs that use this entry or are trying to claim it */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
@@ -176,7 +177,7 @@ struct wait_end {
 
 /*
  * Maps tasks to indices in `threads`: a task's hash selects a bucket, whose entries in `threads`
- * are adjacent. The kernel's hash tables would cost several times as much per switch.
+ * are adjacent. A BPF hash map would take several times as long per context switch.
  */
 enum {
 	PLACES = 16,

@@ -209,7 +209,9 @@ class KsymbolTable:
         if live is not None and live.symbol.name == symbol.name and live.sure_ns == _FOREVER:
             if not symbol.length or live.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # only the length is new
+            since_ns = symbol.since_ns or min(
+                since_ns, live.since_ns
+            )  # the symbol is already known; only its length is new
             self._drop(live)
         missed = [
             other

@@ -123,7 +123,7 @@ class KallsymsParser:
         self._module = b""
         self._open: _Fields | None = None
         self._others = array("Q")
-        self._skipped = array("Q")  # ends of the functions before skipped lines
+        self._skipped = array("Q")  # end addresses of functions that precede skipped lines
 
     def feed(self, piece: bytes) -> None:
         """Parse the next bytes of the file."""

@@ -211,7 +211,7 @@ def make_module(
     """Creates the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
-        base = table.address(0) & -PAGE_BYTES  # the best estimate of the text's start
+        base = table.address(0) & -PAGE_BYTES  # the best available estimate of the address of .text
     following = next_above(base, taken)
     limit = base + listed.size if listed.size else following
     if table is None:

@@ -21,7 +21,7 @@ _MARKER = re.compile(
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S
     rb"|__(?:\w+_)?text_(?:start|end)"  # include/asm-generic/vmlinux.lds.h, and arm64
     rb"|__(?:init|exit)text_(?:begin|end)|__init_(?:begin|end)"
-    rb"|__indirect_thunk_(?:start|end)"  # x86, 5.10 and 6.1
+    rb"|__indirect_thunk_(?:start|end)"  # x86, Linux 5.10 and 6.1
     rb"|__relocate_(?:new_)?kernel_(?:start|end)"  # arm64 since Linux 6.1, x86 in Linux 6.18
     rb")"
 )

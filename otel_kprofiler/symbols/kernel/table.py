@@ -44,7 +44,8 @@ class Addresses:
 
     def __init__(self) -> None:
         self._low = array("I")
-        self._highs: list[tuple[int, int]] = []  # index and upper 32 bits, at each change
+        # Index and upper 32 bits of each address whose upper bits differ from those before it.
+        self._highs: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._low)

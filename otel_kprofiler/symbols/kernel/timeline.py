@@ -127,7 +127,7 @@ class Timeline:
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """The snapshots, newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # modules, by the snapshot's ``since_ns``
+        self._live: dict[int, list[ModuleSymbols]] = {}  # modules of each snapshot, by ``since_ns``
 
     def apply(self, reading: ModuleReading) -> None:
         """Apply a scan of the module list. Scans must be applied in chronological order."""

@@ -92,7 +92,7 @@ class MappedCode:
         self._bytes -= last.nbytes if last else 0
         self._open(process, mapping)
         new = self._code.get(identity)
-        if new is None or isinstance(new.symbols, Unresolved):  # no longer readable
+        if new is None or isinstance(new.symbols, Unresolved):  # the code is no longer readable
             self._code.pop(identity, None)
             self._add(identity, last)
 

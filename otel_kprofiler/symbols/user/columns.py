@@ -53,7 +53,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
             places = [_append(file, content.cast("B")) for content in contents]
             end = _append(file, memoryview(named.names), PAGESIZE)
             file.flush()
-            # Use only two mappings, because each keeps a descriptor open.
+            # Use only two mappings, because each mmap object keeps a file descriptor open.
             whole = memoryview(mmap(file.fileno(), end, access=ACCESS_READ))
             names = mmap(file.fileno(), len(named.names), access=ACCESS_READ, offset=end)
     except OSError as error:

@@ -241,7 +241,7 @@ def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int
     if all(map(le, ends, islice(ends, 1, None))):
         return {}
     outer: dict[int, int] = {}
-    open_ = array("I")  # ends are in descending order
+    open_ = array("I")  # enclosing functions, in descending order of their ends
     for index, end in enumerate(ends):
         while open_ and ends[open_[-1]] <= end:
             open_.pop()

@@ -79,7 +79,7 @@ _MODULE_WORDS: Final = 41
 
 class _Format(NamedTuple):
     parts: int  # index of the header word with the offset of the names
-    start: str  # format character of a start address
+    start: str  # struct format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
     has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
 
@@ -221,7 +221,9 @@ class GoTable:
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
             raise _damaged(f"{count} is not a valid number of functions")
-        self._budget.take(3 * size, ".gopclntab")  # the bytes, the array, and its two columns
+        self._budget.take(
+            3 * size, ".gopclntab"
+        )  # the raw bytes, the array, and the array's two columns
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):

@@ -150,7 +150,7 @@ class SymbolicLines:
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
         try:
             file = cache.create(name)
-        except OSError as error:  # not retried with a temporary file, which may be in memory
+        except OSError as error:  # do not use a temporary file instead: /tmp may be a tmpfs
             text = f"the converted lines cannot be kept in {cache.path}: {error.strerror}"
             raise LinesError(text, LinesProblem.NOT_KEPT, may_pass=True) from error
         try:

@@ -289,7 +289,7 @@ class SymbolLoader(ForkAware):
 
     def _take(self) -> Turn[Waiting | None] | None:
         with self._changed:
-            turn = self._waiting.take()  # None if another thread was faster
+            turn = self._waiting.take()  # None if another thread has already taken it
             self._reading += turn is not None
             return turn
 

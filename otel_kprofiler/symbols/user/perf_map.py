@@ -37,7 +37,7 @@ from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 _LONGEST_LINE: Final = 64 * 1024
 _TAIL_BYTES: Final = 256  # bytes compared to detect a rewritten file
-_FILE_TIME_NS: Final = 20_000_000  # file times are as coarse as a kernel tick
+_FILE_TIME_NS: Final = 20_000_000  # file timestamps have the resolution of a kernel tick
 _LINE: Final = re.compile(
     rb"^(?:0x)?([0-9a-fA-F]{1,16})[ \t]+(?:0x)?([0-9a-fA-F]{1,16})[ \t]+([^\n]+)$", re.MULTILINE
 )

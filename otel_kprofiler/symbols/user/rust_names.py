@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.rust_legacy import LEGACY, demangle_legacy, fin
 _V0: Final = re.compile(r"_?_R([A-Z][0-9A-Za-z_]*)(?:\..*)?", re.DOTALL)
 
 _LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
-_NUMBER: Final = re.compile("[0-9A-Za-z]{0,11}_")  # 64 bits
+_NUMBER: Final = re.compile("[0-9A-Za-z]{0,11}_")  # at most 64 bits
 _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100

@@ -177,7 +177,7 @@ def sort_symbols(values: array[int]) -> array[int]:
 def pick(order: array[int], column: array[int]) -> array[int]:
     """Returns the values of a column in the given order."""
     picked = array(column.typecode, [0]) * len(order)
-    for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
+    for at in range(0, len(order), _PICKED):  # in chunks that fit in the CPU cache
         part = order[at : at + _PICKED]
         # With a single index, an itemgetter would not return a tuple.
         values = itemgetter(*part, part[0])(column)

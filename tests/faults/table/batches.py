@@ -20,7 +20,7 @@ from tests.faults.table.scenario import Scenario
 from tests.faults.table.usage import Peak
 
 BASELINE_S = 75
-WARM_UP_S = 1.5  # the time to read the control program's symbols
+WARM_UP_S = 1.5  # time needed to read the control program's symbols
 UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 

@@ -1,7 +1,7 @@
 /* A well-behaved program: alternates work and sleep, and prints its CPU time in nanoseconds.
 
    With a real-time priority, the program runs whenever it is ready, whatever else the machine does.
-   Periods of work have random lengths, so that they end at any point between two ticks. */
+   Periods of work have random lengths, so that they end at random times between ticks. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>

@@ -64,7 +64,7 @@ AARCH64 = Machine(
     "aarch64",
     "arm64",
     # Emulating the architected pointer authentication algorithm would dominate the run time.
-    # Without 52-bit addresses, which few processors have, signatures start at bit 47 or 48.
+    # Few processors support 52-bit addresses; without them, signatures start at bit 47 or 48.
     ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on,lpa2=off"),
     "qemu-system-arm",
     "ttyAMA0",

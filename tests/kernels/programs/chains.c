@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Calls functions forever; each has one known caller, except handle(), which handles signals. */
+/* Calls functions in an endless loop. Every function except the signal handler has exactly one caller. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>

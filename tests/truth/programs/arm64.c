@@ -1,4 +1,4 @@
-/* Runs deep calls, frames of all sizes, and signals forever, without a libc. */
+/* Runs an endless loop of deep calls, frames of all sizes, and signals. Does not use libc. */
 typedef unsigned long word;
 
 static long call(long number, long a, long b, long c, long d)

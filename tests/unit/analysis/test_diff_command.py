@@ -77,7 +77,7 @@ def loads(tmp_path):
     return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
 
 
-def test_a_load_change_is_reported_even_if_shares_are_equal(loads):
+def test_a_load_change_is_reported_even_if_percentages_are_equal(loads):
     lines = run(*loads, "--by", "syscall").output.splitlines()
     assert (
         "2,000 samples in 20.0 s (1,000.0 ms/s) -> 400 samples in 20.0 s (200.0 ms/s)" in lines[0]
@@ -129,7 +129,7 @@ def test_insignificant_increases_do_not_change_the_exit_status(files):
     assert run(files[0], files[0], "--fail-above", "0").exit_code == 0
 
 
-def test_filters_without_matches_are_an_error(files):
+def test_a_filter_without_matches_is_an_error(files):
     done = run(*files, "--process", "nobody")
     assert done.exit_code == 1
     assert isinstance(done.exception, KProfilerError)
@@ -177,7 +177,7 @@ def test_a_page_for_two_intervals_contains_only_those_intervals(files, tmp_path)
     assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in result["summary"]
 
 
-def test_a_page_replaces_a_file_only_with_force(files, tmp_path):
+def test_a_page_overwrites_a_file_only_with_force(files, tmp_path):
     path = tmp_path / "change.html"
     path.write_text("mine")
     assert "already exists" in str(run("-o", str(path), *files).exception)

@@ -128,7 +128,7 @@ def test_samples_can_be_filtered_by_endpoint(profile):
     )  # fmt: skip
 
 
-def test_callers_and_callees_are_listed_as_percentages_of_the_function(profile):
+def test_percentages_of_callers_and_callees_are_relative_to_the_function(profile):
     assert report("--callers", "do_syscall_64", profile).splitlines()[1:] == [
         "callers of do_syscall_64: 5,000.0 ms, 83.3% of all",
         "     ms   share  samples  module     callers",
@@ -251,7 +251,9 @@ def test_line_tables_are_sorted_by_total_and_other_tables_as_requested(tmp_path)
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_selected_samples_can_be_written_in_every_format_of_record(profile, tmp_path, capfd):
+def test_selected_samples_can_be_written_in_every_format_that_record_supports(
+    profile, tmp_path, capfd
+):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5

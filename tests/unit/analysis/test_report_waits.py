@@ -65,7 +65,7 @@ TOTALS = (
 )
 
 
-def test_waits_by_cause_omit_but_count_idle_waits(profile):
+def test_idle_waits_are_counted_but_not_listed_in_reports_by_cause(profile):
     assert report("--by", "cause", profile).output.splitlines() == [
         "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         TOTALS,
@@ -191,7 +191,7 @@ def test_comparisons_and_views_omit_idle_waits(profile):
 
 
 @pytest.mark.parametrize(("idle", "weight_ms"), [(False, 11), (True, 10_011)])
-def test_pages_of_files_and_receivers_omit_idle_waits(profile, idle, weight_ms, capsys):
+def test_pages_omit_idle_waits_unless_they_are_requested(profile, idle, weight_ms, capsys):
     none = dict.fromkeys([*Filter.__dataclass_fields__, "start", "end", "sides"], ())
     (shown,) = open_saved([profile], none, idle=idle).answer("")
     assert sum(unpacked(json.loads(shown))["samples"]["count"]) == weight_ms * MS

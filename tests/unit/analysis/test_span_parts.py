@@ -115,7 +115,7 @@ def test_a_span_on_two_threads_includes_the_time_of_both_threads(asynchronous):
     }  # fmt: skip
 
 
-def test_simultaneous_samples_may_be_inside_and_outside_a_span(tmp_path):
+def test_samples_inside_and_outside_a_span_may_have_the_same_timestamp(tmp_path):
     same = [(0, link, "user", 1) for link in (None, A)]
     assert parts(write(tmp_path / "same.otlp", *same, (1, A, "user", 1))) == {"user code": 2}
 
@@ -163,7 +163,9 @@ def test_span_times_are_divided_into_user_kernel_and_waiting_time(synchronous):
     assert list(times("--endpoint", "GET /b", synchronous).values()) == [(1, 0, 6)]
 
 
-def test_event_loop_waits_count_for_a_span_but_other_running_spans_do_not(asynchronous):
+def test_the_waiting_time_of_a_span_includes_event_loop_waits_but_not_other_running_spans(
+    asynchronous,
+):
     assert times(asynchronous) == {
         ("-", A.span_id.hex()): (3, 0, 10),
         ("-", CHILD.span_id.hex()): (2, 0, 0),

@@ -130,7 +130,7 @@ def test_the_compiler_runs_in_a_minimal_environment(package, tmp_path, monkeypat
     ],
     ids=["refused", "crashed", "silent"],
 )
-def test_a_failing_compiler_is_an_error(package, code, log):
+def test_a_compiler_failure_is_reported_as_an_error(package, code, log):
     package(code)
     with pytest.raises(SamplerError, match=r"compiling sampler\.bpf\.c with bcc failed") as raised:
         bcc.compile_programs(SPEC, {})

@@ -48,12 +48,12 @@ def test_a_kernel_that_lacks_either_lock_tracepoint_yields_no_lock_offsets():
     assert find_lock_offsets(make_types("contention_begin", "contention_end")) == (0, 8, 40)
 
 
-def test_lock_waits_are_measured_even_if_lock_structs_lack_an_owner():
+def test_lock_waits_are_measured_even_if_lock_structs_have_no_owner_field():
     types = make_types("contention_begin", "contention_end", has_owners=False)
     assert find_lock_offsets(types) == (None, None, 40)
 
 
-def test_an_owner_at_offset_0_is_distinguished_from_a_missing_owner():
+def test_an_owner_field_at_offset_0_is_distinguished_from_a_missing_field():
     for offsets, owners in (((0, 8, 40), (1, 9)), ((None, None, 40), (0, 0))):
         packed = struct.unpack("=10Q", pack_lock_layout(LockOffsets(*offsets), 3, 1, python=True))
         assert packed[:3] == (3, 1, 1)

@@ -90,7 +90,7 @@ def test_the_latest_clock_offset_is_used(tmp_path):
         lines.close()
 
 
-def test_wait_offsets_are_packed_with_the_bucket_mask():
+def test_packed_wait_offsets_end_with_the_bucket_mask():
     assert WaitOffsets(*range(1, 15)).pack(64) == struct.pack("=15Q", *range(1, 15), 63)
 
 

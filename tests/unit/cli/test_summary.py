@@ -20,7 +20,7 @@ def test_the_summary_mentions_idle_cpus():
     assert remark.startswith("the CPUs were idle for 99.8% of the time; ")
 
 
-def test_the_summary_does_not_mention_busy_cpus():
+def test_the_summary_omits_idle_cpus_if_all_cpus_were_busy():
     assert not describe_idle_cpus([record(20)], cpu_seconds=20.0)
 
 

@@ -40,7 +40,7 @@ def test_every_frame_of_every_sample_counts_toward_the_unnamed_percentage():
     assert str(count()) == "0.0% of kernel frames"
 
 
-def test_the_remark_names_the_file_with_the_most_unnamed_frames():
+def test_the_remark_names_the_file_with_the_most_unresolved_frames():
     counts = count((3, [nameless(PYTHON), NAMED]), (1, [nameless(LIBC, Unresolved.NO_SYMBOL)]))
     assert counts.remark() == (
         "75% of unresolved user frames are in python3.11: the file has no name for the function; "
@@ -65,5 +65,5 @@ def test_the_remark_on_code_without_a_file_suggests_a_perf_map():
     ],
     ids=["names", "few", "no fix", "kernel"],
 )
-def test_no_remark_is_printed_for_few_unnamed_frames_or_without_a_fix(stacks):
+def test_no_remark_is_printed_if_few_frames_are_unnamed_or_no_fix_is_known(stacks):
     assert count(*stacks).remark() == ""

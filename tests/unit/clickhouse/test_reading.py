@@ -37,7 +37,7 @@ def test_non_utf8_bytes_match_their_escaped_form_in_profiles():
     assert r"'caf\\xe9'" in condition
 
 
-def test_sql_conditions_match_at_least_the_strings_that_the_pattern_matches():
+def test_sql_conditions_match_every_string_that_the_pattern_matches():
     (result,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
     assert r"ServiceName LIKE 'a\\_\\%%d%%'" in result
     assert "ServiceName IN ('a_%[bc]d*?')" in result

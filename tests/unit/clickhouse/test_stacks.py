@@ -55,7 +55,7 @@ def test_frames_of_interpreted_languages_are_recognized_by_their_files():
     assert stack(rows[0]).frames[0].side is PYTHON_SIDE
 
 
-def test_functions_at_one_address_are_treated_as_inlined_unless_one_repeats():
+def test_functions_at_the_same_address_are_treated_as_inlined_unless_a_function_repeats():
     walk = (0x20, "walk", "tree.c", 9, "program")
     visit = (0x20, "visit", "tree.h", 2, "program")
     result = stack(visit, walk, visit, walk, walk, (0x30, "main", "main.c", 1, "program"))
@@ -71,7 +71,7 @@ def test_frames_without_a_name_are_not_treated_as_inlined():
     assert not any(frame.lines for frame in result.frames)
 
 
-def test_placeholder_names_are_read_back_as_reasons_for_missing_names():
+def test_placeholder_names_are_decoded_as_reasons_for_missing_names():
     result = stack(
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x20, "program+0x20 [no_name]", "", 0, "program"),

@@ -57,7 +57,7 @@ def test_invalid_off_cpu_settings_are_reported(line, message):
     ("text", "expected"),
     [("true", OffCpuConfig(leaves_out="process")), ("false", None), ("", None)],
 )
-def test_the_off_cpu_variable_of_services_accepts_each_documented_value(text, expected):
+def test_the_off_cpu_environment_variable_accepts_each_documented_value(text, expected):
     assert make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text})).sampler.off_cpu == expected
 
 

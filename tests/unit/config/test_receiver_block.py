@@ -8,7 +8,7 @@ import pytest
 from otel_kprofiler.errors import ConfigError
 from tests.unit.config.minimal import load_agent
 
-# The value in the file, and the value passed to the component, by key.
+# For each key: the value in the file, and the value passed to the component.
 HONOURED = {
     "reporter_interval": ("7s", lambda c: c.schedule.interval_ns, 7_000_000_000),
     "reporter_jitter": ("0.5", lambda c: c.schedule.jitter, 0.5),

@@ -152,7 +152,7 @@ def test_shutdown_exports_queued_batches(open_queue, batch):
     assert gate.stopped.is_set()
 
 
-def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate, batch):
+def test_batches_that_are_undelivered_when_shutdown_times_out_are_counted(open_queue, gate, batch):
     queue = open_queue(gate)
     for _ in range(10):
         queue.put(batch())

@@ -143,7 +143,7 @@ def test_rotation_by_size_keeps_the_newest_backups(open_file, batch, tmp_path):
         rotation=Rotation(max_bytes=20, max_backups=2), now=lambda: float(next(times))
     )
     for number in range(9):
-        exporter.export(batch(b'{"n":%02d}' % number))  # 9 bytes with the newline, so two per file
+        exporter.export(batch(b'{"n":%02d}' % number))  # 9 bytes with newline: two fit in a file
     files = sorted(path.name for path in tmp_path.iterdir())
     assert len(files) == 3
     assert files[-1] == "out.jsonl"
@@ -216,7 +216,7 @@ def test_a_removed_or_moved_file_is_recreated(open_file, batch, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_samples_count_as_lost_while_another_file_occupies_the_path(
+def test_samples_are_counted_as_lost_while_another_file_exists_at_the_path(
     open_file, batch, tmp_path, caplog
 ):
     exporter = open_file(form=Form.PROTOBUF)

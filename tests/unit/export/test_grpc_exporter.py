@@ -219,7 +219,7 @@ def test_the_exporter_reconnects_to_a_restarted_receiver(grpc_receiver, batch):
         exporter.shutdown()
 
 
-def test_a_hanging_receiver_is_abandoned_after_the_timeout(grpc_receiver, batch):
+def test_an_export_to_a_hanging_receiver_ends_after_the_timeout(grpc_receiver, batch):
     done = threading.Event()
     grpc_receiver.answer(lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(enabled=False)

@@ -329,7 +329,7 @@ def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, b
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
 
 
-def test_the_timeout_bounds_the_response_to_a_delivered_request(
+def test_a_request_is_not_resent_if_reading_its_response_times_out(
     http_receiver, open_exporter, batch, caplog, monkeypatch
 ):
     reading, timer, read = threading.Event(), threading.Timer, http._read_body
@@ -390,7 +390,7 @@ def trickling(first):
             thread.join()
 
 
-# ssl leaves a socket that is shut down just before its handshake to the garbage collector.
+# If a socket is shut down just before its TLS handshake, ssl does not close the socket explicitly.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
 def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
@@ -477,7 +477,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
-    # One line for the retry and one for giving up, both without the query string.
+    # One message for the retry and one for the final failure, both without the query string.
     results = [message.rpartition(";")[2] for message in caplog.messages]
     assert results == [" retrying (logged once)", " giving up (logged once)"]
     assert "Connection refused" in caplog.text

@@ -174,7 +174,9 @@ def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver)
     assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 
 
-def test_samples_for_an_unreachable_receiver_are_saved_in_its_encoding(http_receiver, monkeypatch):
+def test_samples_for_an_unreachable_receiver_are_saved_in_the_receivers_encoding(
+    http_receiver, monkeypatch
+):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))
@@ -201,7 +203,7 @@ def test_queued_batches_are_saved_when_sending_stops(http_receiver, capsys):
     assert f"otel-kprofiler send profile.unsent.otlp {address}" in capsys.readouterr().err
 
 
-def test_files_of_earlier_recordings_are_not_replaced(http_receiver, tmp_path):
+def test_files_of_earlier_recordings_are_not_overwritten(http_receiver, tmp_path):
     http_receiver.answer((400, {}, b""))
     (tmp_path / "profile.unsent.otlp").write_bytes(b"mine")
     sending = send(http_receiver.endpoint, [window(0)], "profile")

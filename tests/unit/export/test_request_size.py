@@ -212,7 +212,7 @@ def test_a_receiver_that_stops_accepting_samples_is_sent_one_request_per_batch(
     assert len(http_receiver.requests) == 1
 
 
-def test_splitting_is_tried_again_a_minute_after_every_part_was_rejected(
+def test_splitting_is_retried_a_minute_after_all_parts_were_rejected(
     http_receiver, http_exporter, monkeypatch
 ):
     clock = SimpleNamespace(now_s=1000)
@@ -346,7 +346,9 @@ def test_remaining_parts_of_a_batch_are_left_for_the_next_run(limited, tmp_path)
     )
     for number in range(2):
         queue.put(*make(number))
-    wait_until(lambda: queue.counts().exported)  # two parts; the third has failed
+    wait_until(
+        lambda: queue.counts().exported
+    )  # two parts were exported; exporting the third part failed
     queue.shutdown(500)
     first = queue.counts()
     assert first.exported == sum(stamps(server.taken).values()) > 0

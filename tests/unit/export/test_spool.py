@@ -231,7 +231,7 @@ def test_only_records_in_an_unreadable_block_are_lost(tmp_path, open_spool, monk
     assert again.damaged == total(one for one in stored if one not in kept) != {}
 
 
-def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
+def test_a_segment_of_another_format_version_is_set_aside(tmp_path, caplog):
     _, path = written(tmp_path, 2)
     content = b"kpspool1" + path.read_bytes()[len(MAGIC) :]
     path.write_bytes(content)
@@ -272,7 +272,7 @@ def aside(by_segment, *positions):
 
 @pytest.mark.parametrize("positions", [(0,), (1,), (0, 1), (-1,)])
 @pytest.mark.parametrize("end", [Spool.close, abandon])
-def test_samples_in_segments_set_aside_are_not_counted_as_lost(tmp_path, positions, end):
+def test_samples_in_segments_that_were_set_aside_are_not_counted_as_lost(tmp_path, positions, end):
     spool, by_segment = rotated(tmp_path)
     end(spool)
     left = aside(by_segment, *positions)
@@ -320,7 +320,7 @@ def test_a_spool_file_whose_number_is_out_of_range_is_ignored(tmp_path, caplog, 
     assert planted.exists()
 
 
-def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
+def test_the_error_for_exhausted_segment_numbers_names_the_spool_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
     with pytest.raises(
         ExportError, match=r"04611686018427387903\.spool has the highest possible number"
@@ -413,7 +413,7 @@ def test_a_batch_with_an_invalid_header_is_rejected(wrong):
         unpack_batch(struct.pack("<QI", 7, len(head)) + head)
 
 
-def test_the_current_segment_is_restored_after_it_is_removed(tmp_path, open_spool, caplog):
+def test_a_deleted_current_segment_is_restored_by_the_next_append(tmp_path, open_spool, caplog):
     spool, stored = fill(tmp_path, 2)
     for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
         for path in remove(tmp_path):
@@ -588,7 +588,7 @@ def test_the_undelivered_part_of_a_window_is_counted_once_after_a_kill(tmp_path)
     assert again.earlier_lost == {"on_cpu": {LossCause.SPOOL_DAMAGED: 7}}
 
 
-def test_losses_are_reported_by_all_later_runs(tmp_path):
+def test_recorded_losses_are_reported_by_every_later_run(tmp_path):
     spool, stored = fill(tmp_path, 3)
     spool.settle(stored[0].number, stored[0].samples, {"on_cpu": {LossCause.REJECTED: 1}})
     spool.settle(stored[1].number, stored[1].samples, {"on_cpu": {LossCause.REJECTED: 2}})

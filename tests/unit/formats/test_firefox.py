@@ -148,7 +148,7 @@ def test_off_cpu_time_appears_as_a_gap_in_the_cpu_track(document):
     assert samples["threadCPUDelta"] == [0, 10 * MS, 10 * MS, 0, 10 * MS]
 
 
-def test_waits_and_spans_are_markers_on_the_first_track(document):
+def test_waits_and_spans_are_shown_as_markers_on_the_first_track_of_their_thread(document):
     strings = document["shared"]["stringArray"]
     shown = {}
     for thread in document["threads"]:
@@ -214,7 +214,7 @@ def test_the_profile_info_lists_totals_losses_and_unnamed_frames(document):
     }  # fmt: skip
 
 
-def test_programs_with_the_same_pid_are_different_processes(windows):
+def test_different_programs_with_the_same_pid_are_shown_as_separate_processes(windows):
     other = Resource({"process.pid": 7, "process.executable.name": "other"})
     sample = WindowSample(stack(MAIN), 7, "other", 0, None, at(90))
     window = Window(START, START + 100 * MS, [

@@ -93,7 +93,7 @@ def test_lines_fit_the_terminal_and_contain_no_control_characters():
     assert max(map(len, text.splitlines())) == 20
 
 
-def test_the_json_form_contains_each_stack_once():
+def test_the_json_output_contains_each_stack_once():
     threads = (
         thread(1, link=SpanLink(bytes(15) + b"\1", bytes(7) + b"\2"), labels=(("user", "7"),)),
         thread(2),
@@ -119,7 +119,7 @@ def test_the_json_form_contains_each_stack_once():
     assert (document["time"], document["interval_seconds"]) == ("now", 1.0)
 
 
-def test_folded_stacks_count_threads_by_what_they_wait_for():
+def test_folded_stacks_count_threads_by_wait_cause():
     assert dump_folded([process(thread(1), thread(2), thread(3, None, None, Stack()))]) == (
         "shop;[running] 1\n"
         "shop;rest (shop.py:7)_[p];sem_wait;futex_do_wait_[k];[futex] 2\n"

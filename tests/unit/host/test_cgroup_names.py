@@ -92,7 +92,7 @@ OTHERS = {
     },
     f"/machine.slice/libpod-conmon-{ID}.scope": {"unit": f"libpod-conmon-{ID}.scope"},
     f"/system.slice/{ID}.service": {"unit": f"{ID}.service"},
-    # paths that resemble container paths, or are siblings of containers
+    # paths that resemble container paths, and siblings of container paths
     f"/run-{ID}.scope": {"unit": f"run-{ID}.scope"},
     f"/kubepods/burstable/pod{SLICED}/x": {"pod": UID},
     **{
@@ -114,7 +114,7 @@ def test_container_paths_are_recognized(path):
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_paths_without_a_container_are_recognized(path):
+def test_cgroup_paths_outside_containers_yield_no_container_id(path):
     assert parse_cgroup_path(path) == CgroupNames()._replace(**OTHERS[path])
 
 
@@ -144,7 +144,7 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
         (f"0:cpu:/a:b/{ID}\n", {"container": ID}),
     ],
 )
-def test_the_most_specific_hierarchy_is_used(text, expected):
+def test_the_most_specific_cgroup_hierarchy_is_used(text, expected):
     assert parse_cgroup(text.encode()) == CgroupNames()._replace(**expected)
 
 

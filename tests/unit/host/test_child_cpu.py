@@ -47,7 +47,7 @@ def test_limiting_an_exited_child_is_not_an_error():
 @pytest.mark.long
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_installed_interpreter_runs_limited_children(minor):
+def test_children_with_limits_run_under_every_installed_interpreter(minor):
     """Interpreters built for an old glibc lack some functions of the os module."""
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env["PYTHONPATH"] += f":{Path(pytest.__file__).parents[1]}"

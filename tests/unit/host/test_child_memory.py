@@ -78,7 +78,7 @@ def test_the_cgroup_with_the_least_memory_left_sets_the_limit(tree, version):
     assert left == MemoryLeft(10 * MIB, f"/{MOUNT[version]}/a/{NAMES[version][0]}", 400 * MIB)
 
 
-def test_the_root_of_a_containers_cgroup_mount_is_its_cgroup(tree):
+def test_a_containers_cgroup_mount_is_rooted_at_the_containers_cgroup(tree):
     limits = {"": (256 * MIB, 6 * MIB, 0)}
     assert find_memory_left(tree("/", limits)).count_bytes == 250 * MIB
     assert find_memory_left(tree("/docker/abc", limits, "/docker/abc")).count_bytes == 250 * MIB
@@ -101,7 +101,7 @@ def test_memory_high_also_counts_as_a_memory_limit(tree, version):
     )
 
 
-def test_a_child_is_granted_half_the_memory_left_by_other_grants(tree):
+def test_a_child_is_granted_half_of_the_memory_that_is_not_granted_to_other_children(tree):
     files = tree("/u", {"u": (256 * MIB, 56 * MIB, 0)})
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -125,7 +125,7 @@ def test_a_child_is_granted_half_the_memory_left_by_other_grants(tree):
 TAKE = "import sys; sys.stdin.read(1); bytearray(200 << 20); print('taken')"
 
 
-def test_a_child_cannot_allocate_more_than_its_grant():
+def test_a_child_cannot_allocate_more_memory_than_granted():
     for most, output in ((100 * MIB, b""), (300 * MIB, b"taken\n")):
         child = subprocess.Popen(
             [sys.executable, "-c", TAKE],

@@ -24,7 +24,7 @@ SHOWN = "True -15\nhas ended\n/memfd:some name (deleted) False\n"
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_installed_interpreter_opens_pidfds_and_memfds(minor):
+def test_pidfds_and_memfds_can_be_opened_in_every_installed_python_version(minor):
     for python in require_pythons(minor):
         ran = python.run("-c", _OPEN)
         assert ran.stdout == SHOWN, ran.stderr

@@ -121,7 +121,7 @@ def test_missing_btf_is_reported_but_is_not_a_failure():
     assert bad(host) == {"kernel types (BTF)": Level.INFO}
 
 
-def test_one_loader_suffices_and_the_absence_of_both_is_a_failure():
+def test_one_bpf_loader_is_sufficient_and_having_no_loader_is_a_failure():
     neither = {"libbpf.so.1": False, "python3-bpfcc": False}
     assert bad(FakeHost(), loaders=neither) == {"loader": Level.FAIL}
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})

@@ -104,7 +104,7 @@ def test_total_work_stays_within_the_cpu_share_after_an_initial_burst(queue, clo
     assert spent >= 300 * SECOND_NS * SHARE * (1 - RESERVE)
 
 
-def test_the_newest_item_of_the_owner_with_the_most_work_is_dropped_first(queue):
+def test_the_newest_item_of_the_owner_with_the_most_items_is_dropped_first(queue):
     queue.put("good", 0)
     for number in range(3):
         queue.put("noisy", number)

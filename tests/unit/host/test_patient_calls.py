@@ -70,7 +70,7 @@ def test_an_unresponsive_device_does_not_delay_calls_on_other_devices(fuse, tmp_
     assert calls.call(THERE, lambda: None)
 
 
-def test_a_call_on_a_slow_device_is_not_abandoned(fuse):
+def test_a_call_that_progresses_slowly_is_not_abandoned(fuse):
     fuse.freeze("open", delay_s=0.25)
     read = []
 

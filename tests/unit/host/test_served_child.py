@@ -47,7 +47,7 @@ def problem(serve, code, limits=LIMITS):
     return caught.value.problem
 
 
-def test_a_child_reads_one_file_after_another(serve, tmp_path):
+def test_a_child_process_is_reused_for_several_files(serve, tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).write_text(name)
     child = serve(path=tmp_path / "first")

@@ -274,7 +274,7 @@ def test_a_private_directory_is_accessible_only_to_its_owner(tmp_path):
     directory.close()
 
 
-def test_a_private_directory_opens_only_regular_files_of_this_user(tmp_path):
+def test_only_regular_files_owned_by_the_user_are_opened_in_a_private_directory(tmp_path):
     directory = PrivateDirectory(str(tmp_path))
     (tmp_path / "target").write_bytes(b"")
     (tmp_path / "link").symlink_to("target")

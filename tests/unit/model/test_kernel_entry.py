@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_innermost_kernel_entry_is_used(case):
+def test_a_stack_is_classified_by_its_innermost_kernel_entry(case):
     expected, *names = CASES[case]
     user = frames(USER_SIDE, "main", "read")
     assert find_entry(Stack.from_frames(frames(KERNEL_SIDE, *names))) == expected

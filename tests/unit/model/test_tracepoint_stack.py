@@ -37,7 +37,7 @@ def test_the_bpf_program_and_its_callers_are_removed_from_a_stack(above):
         ["bpf_prog_1_kprofiler_sample", "bpf_trace_run2", *ROOT],
     ],
 )
-def test_stacks_without_the_bpf_program_are_unchanged(frames):
+def test_stacks_without_frames_of_the_bpf_program_are_unchanged(frames):
     stack = Stack((kernel(frames),))
     assert TracepointStacks().cut(stack) is stack
 

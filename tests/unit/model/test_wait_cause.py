@@ -66,7 +66,7 @@ def test_captured_waits_are_assigned_the_correct_cause(name, cause):
 
 
 @pytest.mark.parametrize("name", [name for name, _ in EXPECTED])
-def test_frames_of_the_sampling_program_are_ignored(name):
+def test_frames_of_the_sampling_bpf_program_are_ignored(name):
     above = ["bpf_prog_0123456789abcdef_on_switch", "bpf_trace_run4", "__bpf_trace_sched_switch"]
     above += ["__traceiter_sched_switch", "__schedule"]
     kernel = captured(name)
@@ -153,7 +153,7 @@ def test_the_block_io_flag_determines_the_cause_without_symbols():
     assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
 
 
-def test_a_futex_wait_is_attributed_to_the_gil_only_with_proof():
+def test_a_futex_wait_is_attributed_to_the_gil_only_if_the_user_stack_proves_it():
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, TAKE_GIL) is WaitCause.GIL
     lock = ("pthread_cond_timedwait", "PyThread_acquire_lock_timed", "lock_PyThread_acquire_lock")
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, lock) is WaitCause.FUTEX

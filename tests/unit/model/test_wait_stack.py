@@ -70,7 +70,7 @@ def test_scheduler_frames_are_recognized_by_name_if_no_markers_are_given():
     assert names(stack) == ROOT
 
 
-def test_a_stack_with_only_scheduler_frames_keeps_its_root():
+def test_the_root_frame_of_a_stack_with_only_scheduler_frames_is_kept():
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(["__schedule", "schedule"]),)))
     assert names(stack) == ["schedule"]
 

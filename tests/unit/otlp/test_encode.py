@@ -273,7 +273,7 @@ def test_unnamed_frames_receive_a_placeholder_on_request(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_placeholder_names_are_read_back_as_reasons_for_missing_names(window, form):
+def test_placeholder_names_are_decoded_as_reasons_for_missing_names(window, form):
     with_names, without = (
         decode_windows(encode_window(window, form=form, **options).batches[0].payload)
         for options in (UNNAMED, {})
@@ -453,7 +453,7 @@ def test_a_sample_with_many_timestamps_is_split(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_merged_equal_samples_are_sized_correctly(window, form):
+def test_the_encoded_size_of_merged_equal_samples_is_computed_correctly(window, form):
     """A window may contain a stack twice, if the symbolizer evicted it between the samples."""
     frame = Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE)
     samples = [

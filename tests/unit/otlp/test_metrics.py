@@ -47,13 +47,15 @@ def collect(resource, scope, durations, observations):
 
 @settings(deadline=None)
 @given(ATTRIBUTES, st.tuples(TEXTS, TEXTS) | st.just(()), DURATIONS, OBSERVATIONS)
-def test_requests_match_the_sdk_encoder(resource, scope, durations, observations):
+def test_encoded_metrics_requests_match_those_of_the_sdk_encoder(
+    resource, scope, durations, observations
+):
     data = collect(resource, scope, durations, observations)
     if data is not None:
         assert ExportMetricsServiceRequest.FromString(encode_metrics(data)) == encode_by_sdk(data)
 
 
-def test_the_comparison_covers_all_metric_types_in_use():
+def test_all_metric_types_in_use_match_the_sdk_encoder():
     data = collect({"a": 1}, ("1.0", "u"), [(2.5, {"b": "c"})], [(0, {}), (-3, {"d": True})])
     request = ExportMetricsServiceRequest.FromString(encode_metrics(data))
     (scope,) = request.resource_metrics[0].scope_metrics

@@ -105,7 +105,7 @@ def json_again(data):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_unused_reasons_and_their_strings_are_removed_once_locations_have_names(window):
+def test_unused_reasons_for_missing_names_are_removed_when_locations_are_named(window):
     data = encode_window(window).batches[0].payload
     assert data.count(b"no_name") == data.count(b"otel_kprofiler.unresolved") == 1
     named = name_locations(data, name_all).data

@@ -39,7 +39,7 @@ def test_a_small_message_yields_one_batch(capsys):
     assert capsys.readouterr().out == "1 {}\n"
 
 
-def test_the_example_adds_names_to_locations(shop, capsys):
+def test_the_documented_example_adds_names_to_locations(shop, capsys):
     module = Module("libshop.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
     stack = Stack.from_frames([Frame(module, 0x10, (), 0, USER_SIDE)])
     samples = [WindowSample(stack, 1, "t", 0, None, [5])]

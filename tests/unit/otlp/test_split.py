@@ -108,7 +108,7 @@ def test_a_split_message_has_valid_parts_within_the_limit_and_loses_nothing(
     assert len(set(ids)) == len(ids)
 
 
-def test_a_sample_above_the_limit_is_split_by_its_timestamps():
+def test_the_timestamps_of_an_oversized_sample_are_divided_among_several_samples():
     original = message(window([sample(1, times=1000)]))
     batches, too_large = encode_message(original, Form.PROTOBUF, 2000)
     assert not too_large
@@ -162,7 +162,7 @@ def test_an_index_outside_its_table_is_an_error(limit):
         encode_message(original, Form.PROTOBUF, limit)
 
 
-def test_placeholder_samples_that_only_carry_loss_counts_are_not_counted():
+def test_placeholder_samples_that_carry_only_loss_counts_are_not_counted():
     lost = {LossCause.RING_FULL: 5}
     account = {"taken": 5, "lost": lost, "totals": StreamTotals("stream", 0, 5, lost)}
     window = make_window(START, START + 10**9, ({"process.pid": 1}, []), **account)

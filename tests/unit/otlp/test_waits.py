@@ -66,7 +66,7 @@ def test_wait_details_survive_a_round_trip(form):
     assert [one.labels for _, one in result.samples] == [()] * len(WAITS)
 
 
-def test_wait_causes_introduced_by_later_versions_are_read_as_other():
+def test_wait_causes_introduced_by_later_versions_are_decoded_as_other():
     (batch,) = encode_window(window(ResourceSamples(resource(7), [sample(WAITS[2])]))).batches
     ((_, result),) = decode_windows(batch.payload.replace(b"\x04pipe", b"\x04tape"))[0].samples
     assert result.wait == WindowWait(WaitState.INTERRUPTIBLE, WaitCause.OTHER)

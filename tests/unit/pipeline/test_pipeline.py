@@ -256,7 +256,7 @@ def test_a_stalled_watermark_does_not_delay_windows_forever(parts):
                 assert window.start_unix_ns <= stamp < window.end_unix_ns
 
 
-def test_an_interrupted_step_loses_no_samples(parts):
+def test_an_interrupted_step_does_not_lose_samples(parts):
     pipeline, sampler, symbols, windows, time = parts
     start, resolve, fail = time.boot, symbols.resolve, [True]
 

@@ -156,7 +156,7 @@ def test_wait_totals_of_all_windows_sum_to_the_overall_totals(parts):
     assert off_cpu(everything).waits.total_ns == 15 + 3 * 10
 
 
-def test_no_wait_causes_are_determined_if_they_are_disabled(parts, tmp_path):
+def test_wait_causes_are_not_determined_if_disabled(parts, tmp_path):
     _, source, symbols, _, _ = parts
     windows = []
     pipeline = start_pipeline(tmp_path, source, symbols, windows, find_causes=False)

@@ -61,7 +61,7 @@ def test_timestamps_are_within_the_half_open_interval_of_their_window():
     assert window.end_unix_ns - window.start_unix_ns == 5 * SECOND
 
 
-def test_a_late_sample_moves_the_start_of_its_window_back():
+def test_a_sample_before_the_start_of_its_window_moves_the_start_earlier():
     windows = builder(start=100)
     windows.add(raw(50), stack_of(), Resource({}))
     window = windows.close()

@@ -76,7 +76,7 @@ def test_the_version_is_found_anywhere_in_writable_data(gap):
     "version",
     ["go1.20.14", "go1.99", "go1.260.1", "go1.26rc1", "go1.26-fork", "devel go1.26-0a1b", "x", ""],
 )
-def test_the_error_for_an_unsupported_go_version_names_it(version):
+def test_the_error_for_an_unsupported_go_version_names_the_version(version):
     with pytest.raises(
         UnsupportedGoError, match=f"^{version or 'an unknown version of Go'} is not"
     ):

@@ -61,7 +61,7 @@ def labels_of(payload):
 RESOURCES = {
     Grain.PROCESS: PROCESSES,
     Grain.EXECUTABLE: EXECUTABLES,
-    Grain.CONTAINER: CONTAINERS - 1,  # one process in ten is in no container
+    Grain.CONTAINER: CONTAINERS - 1,  # one process in ten is not in a container
     Grain.SERVICE: SERVICES,
     Grain.HOST: 1,
 }

@@ -40,7 +40,7 @@ def test_pod_names_are_available_once_the_kubelet_has_written_them(host):
     first = places.read(5)
     assert first == {"container.id": ID, "k8s.pod.uid": UID}
     host(f"/var/log/containers/shop-7f-x_default_cart-{ID}.log", "")
-    assert not places.name(first)  # the last lookup is too recent
+    assert not places.name(first)  # too soon after the last lookup
     host.now = 1.5
     names = {
         "k8s.container.name": "cart",

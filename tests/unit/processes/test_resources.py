@@ -53,7 +53,7 @@ def resources(proc, **kwargs):
     return ProcessResources(Access(proc.root), Clock(), {"host.name": "h"}, **kwargs)
 
 
-def test_a_resource_contains_the_container_the_executable_and_the_creation_time(proc):
+def test_resource_attributes_include_container_executable_and_process_creation_time(proc):
     proc(5, 300, cgroup=f"0::/kubepods/pod1/cri-containerd-{CONTAINER}.scope\n")
     attributes = resources(proc).get(raw(5, 300 * TICK_NS + 123)).attributes
     assert attributes["process.pid"] == 5
@@ -94,7 +94,7 @@ def test_each_program_executed_by_a_process_has_a_separate_resource(proc):
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
-def test_a_program_replaced_before_it_is_read_is_named_after_its_thread(proc):
+def test_the_thread_name_is_used_if_exec_has_replaced_the_sampled_program(proc):
     proc(5, 300, exe="/bin/second", stack=0x9000)
     attributes = resources(proc).get(program(1, 0x7000, b"first")).attributes
     assert attributes["process.executable.name"] == "first"
@@ -203,7 +203,7 @@ def test_processes_that_exited_without_a_sample_share_a_resource(proc):
     assert result.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
 
 
-def test_processes_not_yet_read_share_a_resource_per_user_and_program(proc):
+def test_processes_of_the_same_user_and_program_share_a_resource_until_they_are_read(proc):
     proc(97, 1, comm="main", stack=0x7000)
     resolver = resources(proc)
     parent = raw(97, TICK_NS, comm=b"main")._replace(owner=1000, stack_start=0x7000)
@@ -377,7 +377,7 @@ def test_a_configured_name_takes_precedence_over_all_sources(proc):
     assert result.get(sample).attributes["service.name"] == "server"
 
 
-def test_the_creation_time_is_unchanged_by_a_clock_synchronization(proc):
+def test_clock_synchronization_does_not_change_the_process_creation_time(proc):
     class Source:
         offset = 10**18
 

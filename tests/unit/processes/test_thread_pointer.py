@@ -190,7 +190,7 @@ def test_a_process_that_no_longer_announces_contexts_is_unregistered(tmp_path, a
                 assert list(registered) == [program.pid] * is_announced
 
 
-def test_the_program_header_address_is_zero_if_the_auxiliary_vector_lacks_it():
+def test_the_program_header_address_is_zero_if_the_auxiliary_vector_lacks_at_phdr():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
 

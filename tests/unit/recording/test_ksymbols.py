@@ -56,7 +56,7 @@ def record(path):
     writer.finish(RecordingFacts(0, 1, 1016, 40, {"on_cpu": SamplerCounts(0, {}, 0, {})}))
 
 
-def test_a_replay_returns_the_ksymbol_changes_recorded_up_to_a_time(tmp_path):
+def test_a_replay_returns_ksymbol_changes_up_to_the_requested_time(tmp_path):
     record(tmp_path / "x.raw")
     recording = Recording(str(tmp_path / "x.raw"))
     replayed = ReplayedKsymbols(recording)

@@ -42,7 +42,7 @@ def test_the_files_of_a_script_include_those_of_its_interpreter(monkeypatch, tmp
     "content",
     [b"", b"#!", b"#!/none/such", b"#!/usr/bin/env", b"text", b"\x7fELF\x02", b"#!'", b"\x7fELF"],
 )
-def test_only_the_program_is_predicted_if_it_is_malformed_or_unknown(tmp_path, content):
+def test_only_the_program_itself_is_returned_if_its_format_is_invalid_or_unknown(tmp_path, content):
     path = tmp_path / "program"
     path.write_bytes(content)
     assert find_command_files(str(path)) == (str(path),)

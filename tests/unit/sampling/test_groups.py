@@ -170,7 +170,7 @@ def test_processes_are_tracked_by_pid_if_the_cgroup_filter_cannot_be_used(host):
     assert pids(follower) == (6,)
 
 
-def test_no_process_is_sampled_if_no_process_matches(host):
+def test_nothing_is_sampled_if_no_process_matches(host):
     follower = host.follow(loader="bcc", units=("a",))
     follower.look()
     assert pids(follower) == (1 << 22 | 1,)

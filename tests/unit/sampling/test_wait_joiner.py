@@ -67,7 +67,7 @@ def test_a_wait_shorter_than_the_threshold_is_weighted_by_the_threshold():
     assert (one.value, one.wait.duration_ns) == (100, 20)
 
 
-def test_the_weight_is_divided_between_sleep_and_run_queue_time():
+def test_the_weight_of_a_wait_is_divided_between_sleep_and_run_queue_time():
     joiner = WaitJoiner()
     asleep, runnable = joiner.join([begin(1000), end(1000, 20, 10, flags=BOTH | WAIT_IN_IOWAIT)])
     assert (asleep.wait.state, runnable.wait.state) == (SLEEPING, WaitState.RUNNABLE)

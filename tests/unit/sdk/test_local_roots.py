@@ -279,7 +279,7 @@ def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, trace
     encoded.ending = None
     top = tracer.start_span("top")
     top.set_attribute("http.route", "/a")
-    encoded.ending = top  # ends while its child's name is being stored
+    encoded.ending = top  # the parent ends while its child's name is being stored
     child = child_of(tracer, top)
     assert encoded == {child.get_span_context().span_id: b"/a"}
     child.end()

@@ -89,7 +89,7 @@ def test_a_process_context_is_updated_in_place_with_a_later_timestamp():
     assert read_process_context(os.getpid()).resource == {"service.name": "b", "list": ("x",)}
 
 
-def test_contexts_of_the_c_implementation_are_read():
+def test_contexts_published_by_the_c_implementation_are_decoded():
     context = decode_process_context(C_REFERENCE[32:])
     assert context.resource["service.name"] == "my-service"
     assert context.resource["deployment.environment.name"] == "prod"
@@ -374,7 +374,7 @@ def test_unresponsive_process_memory_does_not_delay_reading_contexts(process, tm
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()
-    os.mkfifo(directory / "mem")  # open(2) waits for a writer
+    os.mkfifo(directory / "mem")  # open(2) blocks until a writer opens the FIFO
     contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=0.05)
     key = ProcessKey(5, 300 * TICK_NS)
     contexts.expect(key)
@@ -451,7 +451,7 @@ def test_contexts_of_all_processes_share_one_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_a_reader_thread_that_cannot_start_causes_one_warning_and_no_contexts(
+def test_if_the_reader_thread_cannot_start_one_warning_is_logged_and_no_context_is_read(
     process, monkeypatch, caplog
 ):
     process()

@@ -80,7 +80,7 @@ def test_the_signal_handler_of_the_service_runs_after_the_export():
     assert run(code) == (0, "exported\nhandled\n3\n")
 
 
-def test_a_child_forked_during_the_export_is_killed_by_the_signal():
+def test_a_child_forked_during_an_export_is_killed_by_sigterm():
     code = """
     import threading
     class Forking(ProfileProcessor):

@@ -201,7 +201,7 @@ def other_paths(path):
 def test_verification_rejects_every_wrong_span_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
-        if other.values_style > VALUES_INLINE:  # is read like VALUES_INLINE
+        if other.values_style > VALUES_INLINE:  # higher values are treated like VALUES_INLINE
             continue
         with pytest.raises((UnprovenError, OSError)):
             span_path._prove(SpanReader(other), VARIABLE)

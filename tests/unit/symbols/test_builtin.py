@@ -171,7 +171,7 @@ def test_functions_have_the_sizes_listed_in_kallmodsyms(tmp_path):
             before = plain.snapshot.frame(address)
             if before.offset < 0:
                 continue  # padding
-            covered = address < max(known) or max(known) <= start  # or a size is unknown
+            covered = address < max(known) or max(known) <= start  # or the size is unknown
             lines = before.lines if covered else ()
             assert sized.snapshot.frame(address).lines == lines, hex(address)
             ended += not covered

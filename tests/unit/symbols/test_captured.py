@@ -119,7 +119,7 @@ def test_a_mistyped_path_is_an_error(tmp_path, small_copies, symbolize, what):
     ("what", "suffix"),
     [*(("kallsyms", suffix) for suffix in COMPRESS), *((what, ".xz") for what in list(NAMES)[1:])],
 )
-def test_a_corrupt_copy_of_kernel_files_is_an_error_without_a_traceback(
+def test_a_corrupt_copy_of_kernel_files_is_reported_without_a_traceback(
     tmp_path, small_copies, symbolize, what, suffix
 ):
     name = f"copy.tar{suffix}" if what == "sys_module" else f"copy{suffix}"
@@ -180,7 +180,9 @@ def test_symbolize_reports_malformed_lines_in_copies_of_kernel_files(tmp_path, c
     assert notes == "", "copies that were not given are no problem"
 
 
-def test_the_first_problems_of_a_kind_are_listed_and_the_rest_counted(tmp_path, copies, symbolize):
+def test_the_first_problems_of_a_kind_are_listed_and_the_rest_are_counted(
+    tmp_path, copies, symbolize
+):
     _, _, notes = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
     assert len(notes.splitlines()) == 11
     assert "note: 116 more" in notes
@@ -190,7 +192,7 @@ CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]
 (RESOLVER,) = EXAMPLES["Custom side resolvers"]
 
 
-def test_the_documented_resolver_resolves_addresses_only_in_its_process():
+def test_the_example_resolver_in_the_docs_resolves_addresses_only_in_the_given_process():
     def sample(tgid):
         frames = ((0x5000, None, FrameSource.REGISTERS), (0x6001, None, FrameSource.FRAME_POINTER))
         stacks = (pack_user_stack(StackEnd.COMPLETE, frames),)
@@ -236,7 +238,7 @@ def test_the_recorded_events_example_resolves_names_by_time(modules_folder, monk
     assert symbolizer.explain(address + 8, time_ns=500).names == ()
 
 
-def test_explanations_use_the_symbols_loaded_at_the_given_time(tmp_path):
+def test_an_address_is_explained_with_the_symbols_loaded_at_the_given_time(tmp_path):
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))

@@ -236,7 +236,7 @@ def host(tmp_path):
     return {name: tmp_path / name for name in ("kallsyms", "modules", "sys_module")}
 
 
-def test_functions_of_a_running_module_have_the_sizes_in_its_elf_file(host, module):
+def test_function_sizes_of_a_loaded_module_are_read_from_its_elf_file(host, module):
     """Without the file, functions would extend to the next symbol in kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = (
@@ -258,7 +258,7 @@ def test_an_elf_file_that_matches_no_loaded_module_is_rejected(host, tmp_path):
         KernelSymbolizer.from_files(**host, elf=[other])
 
 
-def test_symbolize_takes_function_sizes_from_a_module_file(host, module):
+def test_symbolize_reads_function_sizes_from_a_module_file(host, module):
     copies = [f"--{name.replace('_', '-')}={path}" for name, path in host.items()]
     shown = run(*copies, "--elf", module, f"{TEXT + 0x2F:#x}", f"{TEXT + 0x30:#x}").splitlines()
     assert "first+0x1f" in shown[0]

@@ -245,7 +245,7 @@ def test_trampolines_remain_unnamed_until_a_full_read():
     assert name_at(result, A + 8192, 250) == "ftrace_trampoline"
 
 
-def test_a_read_started_before_a_loss_was_detected_does_not_restore_names():
+def test_only_reads_started_after_a_loss_is_detected_restore_names():
     result = table((0, ALL_READ, symbol(A, "a")))
     result.apply(lost(100, 220))
     result.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
@@ -365,7 +365,7 @@ def test_stacks_track_program_loads_and_never_show_a_stale_name(live):
     assert names == {10: old, 15: old, 35: ["", "run"], 45: new_names, 46: new_names}
 
 
-def test_a_resolved_name_outlives_the_history(live):
+def test_a_resolved_name_is_kept_after_the_symbol_history_expires(live):
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [

@@ -105,7 +105,9 @@ def test_failed_module_reads_are_retried_once_a_minute(host, symbolizer, clock, 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symbolizer, clock, seed):
+def test_no_incorrect_name_is_returned_regardless_of_when_uevents_arrive(
+    host, symbolizer, clock, seed
+):
     """Freed addresses are reused immediately. Datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
     owners = [(0, 0, "old")]  # (time, address, owner since that time)

@@ -147,7 +147,7 @@ def test_init_code_is_named_only_while_it_runs_if_the_module_fails_to_load(host,
     assert not symbolizer.find("failing_init")
 
 
-def test_init_code_is_removed_after_it_succeeds(host, symbolizer):
+def test_init_code_is_removed_after_initialization_succeeds(host, symbolizer):
     host.load("slow", state="Loading", announce=False)
     poll(symbolizer)
     running_ns = boot_ns()

@@ -120,7 +120,7 @@ def test_evicting_descriptions_never_removes_a_resolved_name(stacks, resolver, c
     codes.add(describe(1))
     taken = sample(raw((1, 0), (2, 0)))
     before = stacks.resolve(taken)
-    codes._max_bytes = 1  # so that the next description evicts it
+    codes._max_bytes = 1  # the next description exceeds this limit, so all descriptions are evicted
     codes.add(describe(5))
     assert not list(codes)
     resolver.close()  # clears its cache

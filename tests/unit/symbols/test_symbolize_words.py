@@ -60,7 +60,7 @@ def test_functions_with_the_same_name_are_distinguished_by_offset_and_size(symbo
     assert addresses(symbolize("twice+0x20")[1]) == ["0xffffffff81000520"]
 
 
-def test_function_parts_are_found_by_their_displayed_name(symbolize):
+def test_functions_with_compiler_suffixes_are_found_by_the_name_without_the_suffix(symbolize):
     status, lines, _ = symbolize("part")
     assert status == 0
     assert [line.split()[1] for line in lines] == ["part.isra.0", "part.cold"]

@@ -163,7 +163,7 @@ def uvloop():
     global may_miss
     import uvloop as other
 
-    async def first():  # the writer notices the loaded library here
+    async def first():  # here, the writer detects that the library has been loaded
         with tracer.start_as_current_span("first"):
             check()
 

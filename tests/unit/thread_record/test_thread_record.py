@@ -134,7 +134,7 @@ def test_the_library_has_no_dependencies_and_exports_the_variable(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-def test_the_library_needs_only_python_and_portable_c_functions(library):
+def test_the_library_imports_only_python_and_portable_c_functions(library):
     if shutil.which("readelf") is None:
         pytest.skip("needs readelf")
     text = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)

@@ -94,7 +94,7 @@ def test_kallsyms_alone_yields_all_symbols_without_lengths(host):
 
 
 @pytest.mark.parametrize("lines", [LINES, re.sub(rb"[0-9a-f]{16}", b"0" * 16, LINES)])
-def test_a_hidden_or_truncated_kallsyms_is_not_a_full_read(host, lines):
+def test_a_hidden_or_truncated_kallsyms_does_not_count_as_a_full_read(host, lines):
     """In a full read, all missing symbols would count as unloaded."""
     reader = BaselineReader(host(lines=lines))
     hidden = lines is not LINES

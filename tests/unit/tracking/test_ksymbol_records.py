@@ -87,7 +87,7 @@ def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])
-def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
+def test_the_record_time_is_parsed_if_other_events_are_open_on_the_cpu(others):
     """If other events are open, the kernel leaves a gap of stale bytes after the time."""
     rest = b"\xaa" * 8 * others
 

@@ -106,7 +106,7 @@ def test_a_process_is_tracked_from_start_to_exit():
     ]  # fmt: skip
 
 
-def test_a_child_inherits_mappings_and_then_changes_independently():
+def test_a_child_inherits_mappings_but_later_changes_affect_only_one_process():
     table = ProcessTable()
     apply_all(table, begun(1, 5), mapped(2, 5, 0, 4), begun(3, 6, 5), mapped(4, 6, 8, 9))
     apply_all(table, mapped(5, 5, 16, 17))

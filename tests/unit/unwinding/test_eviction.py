@@ -48,7 +48,10 @@ STEPS = st.lists(
 def test_table_slots_and_bytes_are_never_allocated_twice(steps):
     """Claims overlap as if by several threads; the steps of each claim are in order."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
-    claimed, ready = [], []  # claims before and after eviction of their victims
+    claimed, ready = (
+        [],
+        [],
+    )  # claims whose victims have not been evicted yet; claims whose victims have been evicted
     for number, (step, value) in enumerate(steps):
         if step == "claim":
             before = dict(space.tables)

@@ -38,7 +38,7 @@ def test_all_code_of_a_file_without_tables_is_a_gap():
 
 
 @pytest.mark.parametrize("entry", [0, 1100], ids=["library", "program"])
-def test_gaps_are_ignored_if_the_entry_point_has_a_rule(entry):
+def test_gaps_in_unwind_coverage_are_ignored_if_the_entry_point_has_a_rule(entry):
     assert find("personality.so", entry=entry)[0] == []
 
 

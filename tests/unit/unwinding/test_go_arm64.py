@@ -192,7 +192,7 @@ def test_code_has_no_rule_once_systemstack_has_dropped_its_frame():
 @pytest.mark.parametrize(
     "words",
     [
-        [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE],  # the function does not switch back
+        [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE],  # the function does not restore sp
         [*PROLOGUE, *LOAD_SP, 0xAA1F03FD, CALL, *LOAD_SP_BACK, *EPILOGUE],  # mov x29, xzr
         [NOP, STORE_FP, SET_FP, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE],  # x30 is not saved
     ],
@@ -284,7 +284,9 @@ def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
     unwinder.add_memory(system_stack, struct.pack("<2Q", goroutine, depth))
     unwinder.add_memory(goroutine, struct.pack("<2Q", end - 0x1000, end))
     stack = bytearray(0x200)
-    struct.pack_into("<2Q", stack, 0x100 - 8, 0x7777, TEXT + 16)  # x29; after the call in main.work
+    struct.pack_into(
+        "<2Q", stack, 0x100 - 8, 0x7777, TEXT + 16
+    )  # saved x29, and the return address in main.work
     struct.pack_into("<Q", stack, 0x100 + 16, goexit + 4)
     registers = [0] * 34
     registers[SP], registers[SP + 1] = system_stack, asmcgocall + KEPT_AT + 4

@@ -202,7 +202,7 @@ def test_functions_with_unknown_frame_layouts_have_no_table_entry():
     assert len(make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64).pairs) == 10
 
 
-def test_a_wrong_text_start_is_corrected_from_the_code_or_rejected():
+def test_an_incorrect_text_start_is_corrected_based_on_the_code_or_rejected():
     assert rows(text=0) == rows()  # .text
     file, table, segments = go_file([ORDINARY] * 10, text=0)
     module = struct.pack("<Q", table.address) + bytes(21 * 8) + struct.pack("<Q", TEXT)
@@ -381,7 +381,7 @@ FRAME_SIZES = st.lists(
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0), (70, 40), (4, 8), (1, 0), (9, 0)], b"")
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0)], b"")
 @example([(20, 0)], b"")
-def test_packed_and_parsed_frame_sizes_yield_the_same_shapes(lengths, damage):
+def test_packed_frame_sizes_yield_the_same_shape_as_parsed_frame_sizes(lengths, damage):
     sizes = [(end, size) for end, (_, size) in zip(
         itertools.accumulate(length for length, _ in lengths), lengths, strict=True
     )]  # fmt: skip

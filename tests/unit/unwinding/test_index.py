@@ -85,7 +85,7 @@ def test_terminators_between_entries_of_two_object_files_are_skipped():
         entry(bytes(8), back=400),  # a CIE before the section
         entry(bytes(8), back=4),  # not a CIE, but the entry itself
         cie(b"zX") + entry(bytes(12), back=28),
-        cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # indirect
+        cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # an indirect pointer
         cie(b"zR", b"\x0f") + entry(bytes(12), back=28),
         cie(b"eh") + entry(bytes(12), back=28),
         cie() + entry(b"", back=28),  # too short for an address

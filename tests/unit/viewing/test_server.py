@@ -191,7 +191,7 @@ def test_hostile_requests_are_rejected_without_a_traceback(server, capfd, caplog
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_an_unavailable_address_is_reported():
+def test_an_address_that_is_already_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostError, match="cannot serve the page on") as raised:

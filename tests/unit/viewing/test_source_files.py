@@ -108,7 +108,7 @@ def test_another_user_can_read_only_permitted_files(open_folder):
     for path in (secret, group):
         with pytest.raises(SourceError, match="Permission denied"):
             read_source(str(path), NOBODY)
-        assert read(path).text == "x\n"  # this thread's rights have not changed
+        assert read(path).text == "x\n"  # this thread's privileges have not changed
     with pytest.raises(SourceError, match="there is no"):
         read_source(str(public), 4_000_000_000)
 

@@ -201,7 +201,7 @@ def test_samples_of_one_kind_with_different_periods_are_weighted_by_period(store
     assert sum(data["samples"]["count"]) == 10**7 + 10**6
 
 
-def test_expired_samples_are_removed_with_rows_that_no_other_sample_uses(tmp_path):
+def test_expired_samples_are_removed_along_with_rows_that_only_they_reference(tmp_path):
     now = [NOW]
     with SampleStore(str(tmp_path / "x.db"), keep_s=3600, now_ns=lambda: now[0]) as store:
         store.add(WINDOWS)
@@ -248,7 +248,7 @@ def test_the_store_file_stays_within_its_limit_and_keeps_the_newest_samples(tmp_
     assert len(data["nodes"]["frame"]) <= 2 + sum(data["samples"]["count"])
 
 
-def test_samples_with_hostile_numbers_and_names_are_stored(store):
+def test_samples_with_huge_numbers_and_invalid_names_are_stored(store):
     huge = 10**30
     samples = [
         sample(READ, [NOW - 1, NOW - 1], tid=huge, cpu=huge, values=[huge, huge]),
@@ -339,7 +339,7 @@ def test_the_store_reports_a_full_disk(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_a_page_from_a_store_matches_a_page_from_a_file(store):
+def test_page_data_from_a_store_matches_page_data_from_a_file(store):
 
     store.add(WINDOWS)
     of_file = page.unpacked(columns(WINDOWS))

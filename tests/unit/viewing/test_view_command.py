@@ -70,7 +70,7 @@ def profile(tmp_path):
     return write(tmp_path / "profile.otlp", times, START)
 
 
-def test_a_file_is_shown_like_its_html_export(profile, tmp_path):
+def test_view_and_the_html_report_show_the_same_profile(profile, tmp_path):
     with view("--no-browser", profile) as (command, address):
         shown = get(address).decode()
         data = page.unpacked(json.loads(get(address, "profile.json")))

@@ -90,7 +90,7 @@ def test_assembler_labels_are_excluded(assembly):
         "sized", "sized", "inner_function", "sized",
     ]  # fmt: skip
     assert inner == sized + 2
-    for name in ("with_frame", "label_with_frame"):  # each ends with its unwind entry
+    for name in ("with_frame", "label_with_frame"):  # the function ends where its unwind entry ends
         start = symbols[name][0]
         assert table.lookup(start + 1) == Function(start, start + 2, name)
         assert table.lookup(start + 2) is None
@@ -104,12 +104,12 @@ def test_assembler_labels_are_excluded(assembly):
     assert table.lookup(outer + 1) == Function(outer, outer + 6, "outer")
     assert table.lookup(nested + 1) == Function(nested, nested + 2, "nested")
     assert table.lookup(nested + 2) == Function(outer, outer + 6, "outer")
-    last = symbols["last"][0]  # ends with its section
+    last = symbols["last"][0]  # extends to the end of its section
     assert table.lookup(last + 1) == Function(last, last + 2, "last")
     assert table.lookup(last + 2) is None
 
 
-def test_unsized_symbols_extend_beyond_their_start_only_with_unwind_information(assembly, folder):
+def test_unsized_symbols_cover_more_than_one_byte_only_with_unwind_information(assembly, folder):
     stripped = os.path.join(folder, "assembly-stripped.so")
     tool("strip", "-o", stripped, assembly)
     table, symbols = functions_of(stripped), symbols_of(assembly)

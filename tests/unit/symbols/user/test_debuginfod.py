@@ -79,7 +79,9 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
     assert os.listdir(cache.path) == [f"{build_id}.debuginfo"]
 
 
-def test_a_debug_file_that_no_server_has_is_not_requested_again_for_a_while(made, serve, cache):
+def test_a_debug_file_missing_on_all_servers_is_not_requested_again_for_ten_minutes(
+    made, serve, cache
+):
     server = serve(lambda handler: handler.reply(404, b""))
     finder = Debuginfod([server.address], cache, LIMITS)
     assert [finder.fetch(made[0]) for _ in range(3)] == [None] * 3
@@ -191,7 +193,7 @@ def test_a_file_with_a_different_build_id_is_rejected(made, serve, cache):
     assert os.listdir(cache.path) == []
 
 
-def test_an_unrequested_content_encoding_is_decompressed(made, serve, cache):
+def test_a_response_with_an_unrequested_content_encoding_is_decompressed(made, serve, cache):
     server = serve(
         lambda handler: handler.reply(200, gzip.compress(made[1]), Content_Encoding="gzip")
     )

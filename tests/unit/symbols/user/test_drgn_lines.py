@@ -131,7 +131,7 @@ def test_the_agent_does_not_wait_for_drgn(may_block, folder, tmp_path, monkeypat
     assert opened == [path] * may_block
 
 
-def test_lines_that_do_not_need_drgn_are_shown_without_it(folder, opened, monkeypatch):
+def test_source_lines_that_do_not_need_drgn_are_shown_without_drgn(folder, opened, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name != "drgn" or None)
     table = LineTables(SymbolicLines(None)).open(opened(folder / "shared"), "")
     assert isinstance(table, SymCache)

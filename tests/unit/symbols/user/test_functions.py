@@ -23,7 +23,7 @@ def test_a_long_name_is_truncated():
     assert table.lookup(0).name == "x" * MAX_NAME_BYTES
 
 
-def test_non_utf8_names_show_escaped_bytes():
+def test_invalid_utf8_in_names_is_shown_as_escaped_bytes():
     names = NamedCode(array("I", [0]), array("I", [1]), array("I", [0]), b"a\xff\0", b"\0")
     table = FunctionTable(0x1000, names)
     assert table.lookup(0x1000) == Function(0x1000, 0x1001, "a\\xff")

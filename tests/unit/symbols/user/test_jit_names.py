@@ -89,7 +89,7 @@ def test_a_large_perf_map_is_read_in_parts(host):
     assert host.ask(ONE) is Unresolved.NO_FILE
 
 
-def test_a_process_without_a_map_is_checked_again(host):
+def test_a_process_without_a_perf_map_is_checked_again(host):
     host.ask(ONE)
     host.maps[ONE].exists = False
     host.read()

@@ -134,7 +134,7 @@ def test_the_elf_header_size_is_subtracted_from_v8_line_addresses():
         assert [dump.lookup(at, 10).line for at in (0x100, 0x10F, 0x110)] == [7, 7, 8]
 
 
-def test_moved_jit_compiled_code_keeps_its_lines():
+def test_moved_jit_compiled_code_keeps_its_line_numbers():
     records = (header(), lines(0x100, (0x104, 7, b"a")), load(1, 0x100, 0x20, b"one"))
     with written(*records, move(3, 0x100, 0x110, 0x20), move(4, 0x900, 0x118, 8)) as (dump, _):
         dump.update(10)

@@ -206,7 +206,9 @@ def test_a_dwarf_conversion_stops_at_its_limits(limits, cause, build, cache, ope
     assert os.listdir(cache.path) == []
 
 
-def test_dwarf_that_takes_too_long_for_its_size_is_rejected(cache, opened, tmp_path):
+def test_dwarf_whose_conversion_exceeds_the_cpu_time_limit_for_its_size_is_rejected(
+    cache, opened, tmp_path
+):
     """A range list shared by all functions is read again for each function."""
     path = tmp_path / "ranges"
     path.write_bytes(hostile_dwarf.ranges())

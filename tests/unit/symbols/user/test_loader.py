@@ -315,7 +315,7 @@ def test_function_names_are_kept_if_the_lines_of_a_file_cannot_be_read(make, aga
     assert stalled.name() == ("again_10", False)
 
 
-def test_a_file_evicted_during_the_read_of_its_lines_is_reread_only_once(make):
+def test_a_file_evicted_while_its_lines_are_read_is_reread_only_once(make):
     stalled, go_on = Stalled(make), threading.Event()
     stalled.add(1)
     stalled.answers, stalled.now_s, stalled.wait = True, 31, lambda: go_on.wait(30)
@@ -492,7 +492,9 @@ def test_reading_stays_within_its_cpu_budget_until_shutdown(make):
     loader = make(read, cpu_share=1e-9, now_ns=lambda: 0, cpu_ns=lambda: spent_ns)
     add(loader, *range(60))
     with loader._changed:
-        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # bursts may use one CPU second
+        loader._changed.wait_for(
+            lambda: loader._loaded == 34, 60
+        )  # an initial burst may use one second of CPU time
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)

@@ -231,7 +231,7 @@ def test_a_long_name_is_truncated():
     assert len(code.name) == MAX_NAME_BYTES
 
 
-def test_many_short_perf_map_lines_are_parsed_in_little_memory(path, opened):
+def test_parsing_many_short_perf_map_lines_requires_little_memory(path, opened):
     path.write_bytes(b"0 1 a\n" * (2 * MAX_UPDATE_BYTES))
     tracemalloc.start()
     try:

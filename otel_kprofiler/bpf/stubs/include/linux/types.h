@@ -1,4 +1,4 @@
-/* Types that bcc's own headers use; the same on x86-64 and arm64. */
+/* Types used by bcc's headers; identical on x86-64 and arm64. */
 typedef unsigned char __u8, u8;
 typedef signed char __s8, s8;
 typedef unsigned short __u16, u16, __be16;
