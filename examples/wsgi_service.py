@@ -31,7 +31,7 @@ metrics.set_meter_provider(
     )
 )
 
-# Profile this process, with the Resource and the endpoint of its other signals.
+# Profile this process, with the same Resource and endpoint as for its other signals.
 KernelProfiler.from_env().start()
 
 tracer = trace.get_tracer("wsgi_service")

@@ -93,7 +93,7 @@ class ProcessLock:
     """A reentrant lock that is replaced with an unlocked lock in a forked child."""
 
     def __init__(self) -> None:
-        self._locks: dict[int, threading.RLock] = {}  # by pid, of this process and its ancestors
+        self._locks: dict[int, threading.RLock] = {}  # by pid, for this process and its ancestors
 
     def acquire(self) -> None:
         """Take the lock, waiting while another thread of this process holds it."""
@@ -136,9 +136,9 @@ class _Fork(NamedTuple):
 class _Registry:
     def __init__(self) -> None:
         self._members: tuple[tuple[ForkStep, weakref.ref[ForkAware]], ...] = ()
-        self._lock = ProcessLock()  # held to change _members, and to run a child's hooks
+        self._lock = ProcessLock()  # held while _members changes or a child's hooks run
         self._one_fork = threading.RLock()  # serializes concurrent forks
-        self._forks: list[_Fork] = []  # several forks if nested
+        self._forks: list[_Fork] = []  # more than one if forks are nested
         self._armed = False
         self._pid = os.getpid()  # pid of the process that the members belong to
         self._catching_up = 0  # pid of the process whose hooks are running

@@ -123,14 +123,14 @@ def unaccounted(account: dict, arrived: Arrived, kills: int) -> list[str]:
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Checks each stream's last account, which a killed agent has left in the last spooled window.
+    # Checks each stream's last counts, which a killed agent left in the last spooled window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring
         got = arrived.samples[stream] - arrived.twice_in[stream]
         print(f"stream {stream}: {totals}, {got} arrived once, {arrived.twice_in[stream]} again")
-        # A killed agent may have taken samples that it wrote to no window; its account marks that
-        # time as unknown.
+        # A killed agent may have taken samples that it did not write to a window; its statistics
+        # mark this period as unknown.
         open_end = totals.taken - ring - totals.samples
         was_killed = stream != list(arrived.totals)[-1]
         if got + late != totals.samples or open_end < 0 or (open_end and not was_killed):

@@ -226,7 +226,8 @@ def compare(samples, log):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # A wait's end is reported late, when the context may have changed, so use the midpoint.
+        # The end of a wait is reported late, when the context may have changed, so compare the
+        # context at the midpoint of the wait.
         time_ns = (
             sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
         )

@@ -412,7 +412,7 @@ class Agent:
 
     def _request_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_signal is not None:
-            # On a second signal, stop without waiting for the queues.
+            # On a second signal, exit without waiting for the export queues.
             raise SystemExit(128 + number)
         self._stop_signal = signal.Signals(number)
         self._stop_by = time.monotonic() + self._config.shutdown_timeout_s

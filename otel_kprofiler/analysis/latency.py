@@ -85,7 +85,7 @@ def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> No
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # this thread; the loop adds the other threads
+        running = period  # the time of this thread; the loop adds the times of other threads
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

@@ -184,7 +184,7 @@ class CpuLines(MappedWords):
     def runs(self, cpu: int, event: int = 0) -> int:
         """Returns the number of completed runs of the program for an event on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
-        # Taken and omitted samples; skips ring_full, whose samples are also counted as taken.
+        # Sum of taken and omitted samples. Skips ring_full, whose samples also count as taken.
         return self.words[first] + sum(self.words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:

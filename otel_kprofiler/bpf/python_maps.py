@@ -22,7 +22,7 @@ from otel_kprofiler.model import KnownCodes, PythonCode
 MAX_PYTHON_PROCESSES: Final = 4096
 _MAX_LAYOUTS: Final = 64
 _THREADS: Final = 8192
-_TOLD: Final = 16384  # processes
+_TOLD: Final = 16384  # maximum number of reported processes
 _OTHER_PROGRAMS: Final = 4096
 _OTHER_PROGRAM_NS: Final = 60 * 10**9
 _OWN_THREADS: Final = 1024  # entries needed for spans, even without Python frames
@@ -134,8 +134,8 @@ class PythonMaps(LockedForForks):
             undo.callback(self._lines.close)
             self._ring = RingReader(RingMemory(map_fd("python_codes"), ring_bytes), ring_bytes)
             undo.callback(self._ring.close)
-            # If another thread takes the record, this event wakes the thread that is waiting for
-            # it.
+            # If another thread receives the record, this event wakes the thread that is waiting for
+            # the record.
             self._received = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._received)
             self._arrivals = undo.enter_context(select.epoll())

@@ -36,7 +36,7 @@ WAIT_UNIT_NS: Final = 256
 """Unit in which thresholds are stored, so that they fit into 32 bits (``UNIT_SHIFT``)."""
 PLACES: Final = 16
 """Maximum number of threads in a bucket."""
-_PLACES_AT_ONCE: Final = 4096  # elements that occupy a whole number of pages
+_PLACES_AT_ONCE: Final = 4096  # number of elements mapped at a time; they fill whole pages
 
 
 class WaitOffsets(NamedTuple):

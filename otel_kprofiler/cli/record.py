@@ -65,8 +65,8 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice([row.name for row in FORMATS]),
-    help="Output format. By default, the suffix of FILE selects the format. If FILE ends in .gz, "
-    "it is compressed.",
+    help="Output format. By default, the suffix of FILE selects the format. The output is "
+    "compressed if FILE ends in .gz.",
 )  # fmt: skip
 @click.option(
     "--on-cpu/--no-on-cpu", "on_cpu", default=None,

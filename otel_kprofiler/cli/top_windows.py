@@ -107,8 +107,8 @@ class SlidingWindow:
         samples = samples if self._idle else samples.without_idle()
         lost = sum_losses(profile.lost for profile in profiles)
         self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, lost))
-        # Keep a part until its middle is older than the limit, because windows end slightly later
-        # than planned.
+        # Keep a part until its midpoint is older than the limit, because windows close slightly
+        # later than planned.
         limit_ns = window.end_unix_ns - self._length_ns
         while (self._parts[0].start_unix_ns + self._parts[0].end_unix_ns) // 2 < limit_ns:
             self._parts.popleft()

@@ -105,8 +105,8 @@ class Stacks:
         return stack
 
     def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
-        # A kernel module may have the same name as a file, but its frames are nearer to the leaf
-        # than the last frame in vmlinux.
+        # A kernel module may have the same name as a file, but frames of kernel modules are nearer
+        # to the leaf than the last frame in vmlinux.
         kernel = max((at + 1 for at, row in enumerate(rows) if row.is_kernel), default=0)
         for part, is_kernel in ((rows[:kernel], True), (rows[kernel:], False)):
             for lines in _frames(part):

@@ -171,7 +171,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
     elif all(problem.key != document.name(path) for problem in document.problems):
-        # If the value is a malformed reference, the reference has already been reported.
+        # A malformed reference has already been reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""
         document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))

@@ -12,7 +12,7 @@ class PartialSuccess(NamedTuple):
 
 def parse_partial_success(response: bytes) -> PartialSuccess:
     """Parses a serialized ``ExportProfilesServiceResponse``; raises ``ValueError`` if malformed."""
-    # Recognize full success, with ``partial_success`` absent or empty, without loading protobuf.
+    # Avoid loading protobuf on full success, when ``partial_success`` is absent or empty.
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()
     from google.protobuf.message import DecodeError  # noqa: PLC0415

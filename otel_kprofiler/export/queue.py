@@ -100,7 +100,7 @@ class ExportQueue:
         self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # whether to reject further batches
         self._stopping = False  # whether to stop after the current export
-        self._dropping: set[LossCause] = set()  # causes already logged
+        self._dropping: set[LossCause] = set()  # loss causes already logged
         self._pause_s = 0.0
         self._storage_error = ""
         self.unknown_since_unix_ns = 0
@@ -240,7 +240,7 @@ class ExportQueue:
         spool.unknown_since_unix_ns = 0
         if self.unknown_since_unix_ns:
             _log.warning(
-                "%s: the previous run was killed, or the end of its spool is damaged; the number of"
+                "%s: the previous run was killed, or the end of its spool is corrupt; the number of"
                 " samples taken after its last batch is unknown",
                 self.exporter.name,
             )

@@ -385,7 +385,7 @@ class Spool:
             try:
                 os.ftruncate(self._fd, offset)
             except OSError:
-                self._end_segment()  # a record appended to a partial one would be unreadable
+                self._end_segment()  # a record appended to a partial record would be unreadable
             raise
         self._sizes[self._segment] = offset + len(data)
         return offset

@@ -248,7 +248,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
     try:
         yield from wire.read_fields(data)
     except ValueError as error:
-        raise PayloadError(f"the profile is damaged: {error}") from error
+        raise PayloadError(f"the profile is malformed: {error}") from error
 
 
 def _packed(value: _Value) -> list[int]:
@@ -260,7 +260,7 @@ def _packed(value: _Value) -> list[int]:
             number, position = wire.read_varint(value, position)
             numbers.append(number)
     except ValueError as error:
-        raise PayloadError(f"the profile is damaged: {error}") from error
+        raise PayloadError(f"the profile is malformed: {error}") from error
     return numbers
 
 

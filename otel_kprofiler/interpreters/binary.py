@@ -35,7 +35,7 @@ _ONLY_DEBUG: Final = b"_Py_NegativeRefcount"
 _NAMES: Final = (_VERSION, _CODE_TYPE, _EVAL, _ONLY_DEBUG)
 _LEAST_ENTRY_BYTES, _MOST_ENTRY_BYTES = 0x80, 0x110
 _INDIRECT_JUMPS: Final = {
-    "x86_64": re.compile(rb"\xff[\xe0-\xe7]"),  # jmp *%rax, …: the first dispatch
+    "x86_64": re.compile(rb"\xff[\xe0-\xe7]"),  # jmp *%rax, …; the first match dispatches opcodes
     "aarch64": re.compile(rb"[\x00\x20\x40\x60\x80\xa0\xc0\xe0][\x00-\x03]\x1f\xd6"),  # br x0, …
 }
 

@@ -13,7 +13,7 @@ COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
 
-# Members up to the last one used here. /N states the minor version that added a member.
+# Members up to the last member used here. /N marks a member that Python 3.N added.
 _MEMBERS: Final = """
 runtime: size finalizing interpreters_head
 interpreter: size id next threads_head threads_main/14 gc modules sysdict builtins gil gil_state

@@ -99,7 +99,7 @@ class PythonProcesses:
         self._files = InterpreterFiles(files, on_found, self._calls)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
-        self._refused: set[int] = set()  # running processes
+        self._refused: set[int] = set()  # tgids of running processes
         self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> bool:

@@ -89,7 +89,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
     Raises :class:`InterpreterRefused` if memory differs from what Python reports, or is unreadable.
     """
     waiting = threading.Lock()
-    waiting.acquire()  # the second thread reveals the links between thread states
+    waiting.acquire()  # a second thread is needed to verify the links between thread states
     other = threading.Thread(target=waiting.acquire, name="kprofiler-proof", daemon=True)
     other.start()
     try:

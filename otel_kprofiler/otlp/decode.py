@@ -187,7 +187,7 @@ class _Series:
             if not values:
                 raise PayloadError("a sample has neither timestamps nor values")
             if not any(values):
-                return  # represents nothing
+                return  # a sample whose values are all 0 has no effect
             times, values = [profile.time_unix_nano], [sum(values)]
         if values and len(values) != len(times):
             raise PayloadError(f"a sample has {len(times)} timestamps, but {len(values)} values")

@@ -283,7 +283,7 @@ def _encode(
     if frequent_first:
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    # The first profile of each kind contains the kind's account: its sample and loss counts.
+    # The first profile of each kind contains the sample and loss counts for that kind.
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)

@@ -98,7 +98,7 @@ def _find_nameless(dictionary: Any) -> Iterator[Nameless]:
         mapping = dictionary.mapping_table[location.mapping_index]
         by_key = dict(attributes[at] for at in mapping.attribute_indices)
         if names.MODULE_KIND in by_key:
-            continue  # kernel code without a file
+            continue  # kernel code that is not backed by a file
         file = NamelessFile(
             strings[mapping.filename_strindex].rpartition("/")[2],
             BuildId(by_key.get(names.BUILD_ID_GNU, "")),

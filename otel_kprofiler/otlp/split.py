@@ -253,7 +253,7 @@ def _halve_times(message: Any) -> list[Any]:
             if len(values) == count:
                 values[:] = (values[: count // 2], values[count // 2 :])[index]
         if index:
-            # Derive a part's profile ids from its position.
+            # Derive the second half's profile ids from its position.
             for _, profile in _profiles(half):
                 if profile.profile_id:
                     profile.profile_id = _derive_id(profile.profile_id, _FIRST_TIME + count // 2)

@@ -115,8 +115,8 @@ class Pipeline(Generic[SamplerT]):
         self._windows: WindowBuilder | None = None
         self._looked_ns = self._collected_ns = 0
         self._is_busy = False
-        # Held while samples move from one count to another, so that each is counted exactly once.
-        # Reentrant, because a signal handler may read the counts.
+        # Held while samples move from one count to another, so that each sample is counted exactly
+        # once. Reentrant, because a signal handler may read the counts.
         self._lock = threading.RLock()
         self._counts: Mapping[str, SamplerCounts] = {}
         self._resolving, self._in_windows = SampleCounts(), SampleCounts()
@@ -322,7 +322,7 @@ class Pipeline(Generic[SamplerT]):
                 if pause:
                     pause()
         finally:
-            # Return unprocessed samples to the gate, even after an exception.
+            # Push unprocessed samples back to the gate, even after an exception.
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()

@@ -74,7 +74,7 @@ class ProcessReader:
     def find(self, sample: RawSample) -> dict[str, AttributeValue]:
         """Returns the attributes of an exited process, derived from its cgroup v2 id and user."""
         attributes = self._places.find(sample.cgroup_id)
-        owner = sample.owner if sample.stack_start else None  # kernel threads have no owner
+        owner = sample.owner if sample.stack_start else None  # kernel threads belong to no user
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
@@ -129,7 +129,7 @@ def _identify(sample: RawSample) -> tuple[int, int]:
 
 def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
     if sample.owner is None:
-        return True  # the sampler cannot distinguish programs
+        return True  # the sample does not identify its program
     if stat.stack_start:
         return stat.stack_start == sample.stack_start
     return sample.tid != sample.tgid or stat.name == sample.comm

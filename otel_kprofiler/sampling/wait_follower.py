@@ -75,7 +75,7 @@ def wait_map_entries(
     if offsets is None:
         return {"buckets": 1, "threads": 1, "wait_lines": 1}
     try:
-        # "0.00 0.00 0.00 1/234 5678": runnable and existing threads
+        # In "0.00 0.00 0.00 1/234 5678", 1 thread is runnable and 234 threads exist.
         threads = int(files.read_bytes(_LOADAVG).split()[3].split(b"/")[1])
     except (OSError, LookupError, ValueError):
         threads = 0

@@ -224,7 +224,7 @@ def withdraw_process_context() -> None:
     _publisher.withdraw()
 
 
-_LISTS: Final[tuple[set[type], ...]] = ({str}, {bool}, {int}, {float}, set())  # types of items
+_LISTS: Final[tuple[set[type], ...]] = ({str}, {bool}, {int}, {float}, set())  # allowed item types
 
 
 def _publishable(attributes: Attributes) -> dict[str, AttributeValue]:

@@ -29,7 +29,9 @@ class _Handler:
         self._before = earlier
         self._flush = flush
         self._end = end
-        self._exiting = 0  # pid of the process that is exporting at exit; 0 for none
+        self._exiting = (
+            0  # pid of the process that is exporting at exit; 0 if no process is exporting
+        )
         self._arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

@@ -21,7 +21,7 @@
 #define GLOB_DAT R_AARCH64_GLOB_DAT
 #endif
 
-extern const char __ehdr_start __attribute__((visibility("hidden"))); /* this library's start */
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* the library's ELF header */
 
 struct search {
 	const struct import *imports;

@@ -296,8 +296,8 @@ static void publish(PyObject *context)
 	}
 }
 
-/* Returns whether the thread is in the main interpreter. The hooks also run in other interpreters,
- * which may share types (3.11) and imports, and must not change the published span there. */
+/* Returns whether the thread is in the main interpreter. The hooks also run in subinterpreters,
+ * which may share types (3.11) and imports. There, the hooks must not change the published span. */
 static int is_main(void)
 {
 	return PyInterpreterState_Get() == interpreter;
@@ -433,7 +433,7 @@ static PyMethodDef run_method = {
 	"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
 	"run($self, callable, /, *args, **kwargs)\n--\n\nRun a callable in this context."};
 
-/* Replaces a method of one of the interpreter's types. */
+/* Replaces a method of a built-in type. */
 static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definition, PyObject **plain)
 {
 	PyObject *method = PyDict_GetItemString(methods, definition->ml_name), *hook;

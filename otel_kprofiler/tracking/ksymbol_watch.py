@@ -96,7 +96,7 @@ class KsymbolWatch(ForkAware):
 
         self._changes: list[KsymbolChange] = []
         self._added = self._removed = 0  # counted by poll()
-        self._wakeups = self._reads = 0  # counted by the thread
+        self._wakeups = self._reads = 0  # counted by the watching thread
         self._read_wanted = self._all_wanted = False
         self._closed = False
         self._baseline = BaselineReader(files)

@@ -36,7 +36,7 @@ def _find_targets(word: int) -> tuple[int, ...]:
         return (LINK,)  # BL; BLR, with authentication or without
     if group in (0, 1, 3):  # undefined
         return ()
-    if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches and system, but not MRS
+    if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches, system (except MRS)
         return ()
     if group & 7 == 7 and not _is_general(word):
         return ()

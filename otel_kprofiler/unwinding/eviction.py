@@ -49,7 +49,7 @@ class TableSpace:
     def __init__(self, slots: int, limits: Limits) -> None:
         self._limits = limits
         self._free = list(range(slots - 1, -1, -1))
-        self._leaving = 0  # bytes of victims not yet removed
+        self._leaving = 0  # size in bytes of evicted tables that have not been removed yet
         self.bytes = 0
         """Number of bytes used by tables, including those being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}

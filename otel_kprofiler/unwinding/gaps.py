@@ -39,7 +39,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
         gaps = [(text.address, text.address + text.size) for text in elf.texts]
         return gaps if _size_of(gaps) >= _LEAST_BYTES else []
     if not elf.entry:
-        return []  # a library that has tables
+        return []  # a library that has unwind tables
     starts = find_starts(source, elf)
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]

@@ -281,8 +281,8 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
     if not back or any(left < at <= back and register == FP for at, register in changes):
         return _WITHOUT
-    # If no stack switch is needed, the function drops its frame before a tail call. The table does
-    # not show this.
+    # If no stack switch is needed, the function drops its frame before a tail call. The table of
+    # frame sizes does not record this.
     last = min((at for at, register in changes if register == SP and at not in ends), default=0)
     if last and last < back:
         return _WITHOUT

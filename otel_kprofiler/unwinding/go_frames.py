@@ -181,7 +181,7 @@ def make_tables(
         maker = FrameMaker(table, code, text, address, shapes)
         maker.add(table.functions(), table_at.size + _SPARE_BYTES)
     except (IndexError, struct.error) as error:
-        raise ValueError(f"the row of a function is damaged: {error}") from error
+        raise ValueError(f"the row of a function is malformed: {error}") from error
     return maker
 
 

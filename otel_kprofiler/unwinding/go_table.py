@@ -104,7 +104,8 @@ def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
     sizes: list[tuple[int, int]] = []
     size, end = -1, 0
     while True:
-        # Most varints are one byte long; a call for each would double the total time.
+        # Most varints are one byte long; a function call for each varint would double the total
+        # time.
         change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
         if not change and sizes:
             return sizes

@@ -239,6 +239,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
 def _check(pairs: bytes) -> None:
     if len(pairs) > MAX_ENTRIES * ENTRY_BYTES:
         raise TableRefused(
-            Refusal.TOO_LARGE, f"the search table lists {len(pairs) // ENTRY_BYTES} functions"
+            Refusal.TOO_LARGE,
+            f"the search table lists {len(pairs) // ENTRY_BYTES} functions; the limit is {MAX_ENTRIES}",
         )
     check_pairs(iter([pairs]))

@@ -29,7 +29,10 @@ def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
     with ExitStack() as mappings:
         inodes = set()
         for path in dict.fromkeys(paths):
-            with suppress(OSError, ValueError), open(path, "rb") as file:  # empty: ValueError
+            with (
+                suppress(OSError, ValueError),
+                open(path, "rb") as file,
+            ):  # ValueError: the file is empty
                 protection = mmap.PROT_READ | mmap.PROT_EXEC
                 mappings.enter_context(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, protection))
                 inodes.add(os.fstat(file.fileno()).st_ino)

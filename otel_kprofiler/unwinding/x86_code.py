@@ -29,7 +29,7 @@ class Effect(enum.IntEnum):
     CALL_INDIRECT = 12  # distance of the slot with the target address; 0 if there is no slot
     JUMP = 13  # distance, as for CALL
     JUMP_INDIRECT = 14  # as for CALL_INDIRECT
-    BRANCH = 15  # distance, as for CALL; conditional
+    BRANCH = 15  # conditional jump; distance, as for CALL
     RETURN = 16
     END = 17  # the next instruction is not executed
     REFERENCE = 18  # distance of the location whose address is taken

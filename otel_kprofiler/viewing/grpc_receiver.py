@@ -41,7 +41,7 @@ _PATIENCE_S: Final = 0.5
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.so_reuseport", 0),  # binding to a port in use is an error
+    ("grpc.so_reuseport", 0),  # makes binding to a port in use an error
     ("grpc.max_allowed_incoming_connections", 256),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),

@@ -64,7 +64,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel that lacks tcp_diag finds neither end of the connection.
+        # A kernel without tcp_diag finds neither end of the connection.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

@@ -95,7 +95,7 @@ def test_the_page_states_that_a_recording_has_no_samples(browser, windows):
     assert browser.evaluate(WAYS) == []
 
 
-def test_the_table_reports_a_search_without_matches(page):
+def test_the_table_reports_that_a_search_has_no_matches(page):
     page.press("3", "/", *"nowhere")
     assert rows(page) == []
     assert page.evaluate("document.querySelector('caption').textContent") == (

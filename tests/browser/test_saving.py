@@ -49,7 +49,7 @@ def test_csv_lists_every_function_with_exact_counts(page, tmp_path):
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_names_that_start_like_formulas_are_text_in_csv(browser, tmp_path, start):
+def test_names_that_start_like_formulas_are_escaped_in_csv(browser, tmp_path, start):
     name = f'{start}HYPERLINK("x","y")'
     frames = [user(name, module(name)), user(f"main{start}", module("server"))]
     browser.show([window(("x", 1, [sample(frames, 5)]))])

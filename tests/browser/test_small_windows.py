@@ -12,7 +12,7 @@ from tests.browser.generated import busy_host
 SMALL = [(600, 800), (390, 844), (844, 390), (1500, 420), (390, 420)]
 LINE = 36  # pixels
 HEIGHT_OF = "document.querySelector('{}').getBoundingClientRect().height"
-# Names of the controls that, once focused, are not completely inside the window.
+# Names of controls that are not completely inside the window while they have focus.
 OUTSIDE = """(async () => {
   const outside = [];
   for (const one of document.querySelectorAll('header :is(select, input, button)')) {

@@ -23,7 +23,7 @@ def test_speedscope_opens_the_exported_profile(browser, tmp_path):
     sample = WindowSample(Stack.from_frames(frames), 1, "dd", 3, None, [10**18])
     window = make_window(10**18, 10**18 + 9, ({"process.pid": 7}, [sample]), period_ns=1000)
     text = speedscope([window], name="x")
-    # Load the profile as the package's command does: with a script that calls into the page.
+    # Load the profile as the speedscope command does: with a script that calls into the page.
     script = tmp_path / "profile.js"
     encoded = base64.b64encode(text.encode()).decode()
     script.write_text(f"speedscope.loadFileFromBase64({json.dumps('x.json')}, '{encoded}')")

@@ -76,7 +76,7 @@ def test_thread_rows_reflect_filters_and_transforms(page):
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
 
 
-def test_the_k_key_toggles_the_thread_rows_and_the_url_keeps_the_setting(page):
+def test_the_k_key_toggles_the_thread_rows_and_updates_the_url(page):
     assert page.evaluate(SHOWN)
     page.press("k")
     assert not page.evaluate(SHOWN)

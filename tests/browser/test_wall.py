@@ -162,7 +162,7 @@ def test_the_wall_clock_view_prefers_this_profilers_cpu_time_over_other_kinds(
     assert browser.evaluate(f"{KIND}.title") == " + ".join(parts)
 
 
-def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(browser):
+def test_profiles_of_other_tools_with_several_cpu_time_kinds_have_no_wall_clock_view(browser):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name=name) for name in ("first", "second")]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

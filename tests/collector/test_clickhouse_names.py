@@ -117,7 +117,7 @@ def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--container", "--module"])
-def test_non_utf8_bytes_match_their_escaped_form_in_profiles(engine, stored, option):
+def test_a_filter_with_non_utf8_bytes_matches_their_escaped_form(engine, stored, option):
     value = f"tenant={NOT_UTF8}" if option == "--attribute" else NOT_UTF8
     expected = {r"latin\xff": NAMES.index(r"latin\xff") + 1}
     for source in (engine.address(), stored):

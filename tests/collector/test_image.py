@@ -98,7 +98,7 @@ def test_the_image_runs_as_nobody_and_contains_no_tools(image, root):
     assert not os.path.exists(f"{path}/src")
 
 
-def test_the_image_samples_with_the_daemonsets_privileges(image, root, sampling_host):
+def test_the_image_can_sample_with_the_privileges_of_the_daemonset(image, root, sampling_host):
     _, config = image
     documents = YAML(typ="safe").load_all(DIRECTORY / "daemonset.yaml")
     (daemons,) = [document for document in documents if document["kind"] == "DaemonSet"]

@@ -118,7 +118,7 @@ def has_all_of(service):
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))
 
 
-def test_profiles_of_the_agent_and_service_in_the_readme_reach_the_collector(
+def test_the_readmes_agent_and_service_examples_send_profiles_to_the_collector(
     start, arrived, tmp_path, samples_of
 ):
     environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}

@@ -1,8 +1,9 @@
 /*
  * Spends a given fraction of CPU time in each of five system calls. Usage: calls SECONDS SHARE...
  *
- * Each thread repeats the call that is furthest below its share for 0.1 to 4 ms of CPU time, so
- * samples come in bursts. The threads start when standard input is closed.
+ * For 0.1 to 4 ms of CPU time, each thread repeats the call that is furthest below its target
+ * fraction, so the samples of a call come in bursts. The threads start when standard input is
+ * closed.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -64,7 +65,7 @@ static void *work(void *argument)
 	struct pollfd polled[POLLED];
 	double used[CALLS] = {}, sum = 0, now = cpu_time();
 	char *buffer = calloc(1, BYTES);
-	int ends[2], file = memfd_create("calls", 0); /* one per thread, so that no thread waits */
+	int ends[2], file = memfd_create("calls", 0); /* per thread, to avoid lock contention */
 
 	srand48_r(time(NULL) + (long)argument + getpid(), &random);
 	if (file < 0 || pipe(ends))

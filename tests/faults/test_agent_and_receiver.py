@@ -45,7 +45,7 @@ def test_every_sample_survives_a_receiver_outage(run_agent, receiver, tmp_path, 
 
 
 @pytest.mark.long
-def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
+def test_killing_the_agent_loses_only_the_open_window_and_resends_at_most_one_batch(
     run_agent, receiver, tmp_path
 ):
     receiver.up()

@@ -106,7 +106,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/snapshot.py",
             "reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED",
             "reason = Unresolved.UNMAPPED",
-            "test_frames_with_hidden_symbols_state_the_reason",
+            "test_frames_report_that_their_symbols_are_hidden",
         ),
         Mutation(
             "out-of-line",

@@ -32,7 +32,7 @@ def start_sampler():
 
 
 @pytest.mark.skipif(not HAS_TRACEPOINTS, reason="the tracepoints exist since Linux 5.19")
-def test_lock_waits_have_the_measured_duration_and_the_holders_thread():
+def test_lock_waits_have_the_measured_duration_and_identify_the_lock_holder():
     """Lock waits have the duration that the program measures, and the lock holder's thread."""
     sampler = start_sampler()
     try:

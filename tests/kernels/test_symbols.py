@@ -51,7 +51,8 @@ def test_bpf_programs_are_named():
         # Linux 5.10 names subprograms after their program.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
-        # Resolves each symbol as a leaf, since callers are looked up by the preceding address.
+        # Resolve each address as a leaf frame, because a caller is looked up at its return address
+        # minus one.
         frames = [symbolizer.resolve_addresses([symbol.address])[0] for symbol in symbols]
     assert symbols
     for symbol, frame in zip(symbols, frames, strict=True):
@@ -82,7 +83,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
             )
 
 
-def test_frames_with_hidden_symbols_state_the_reason():
+def test_frames_report_that_their_symbols_are_hidden():
     """Frames whose symbols are hidden report this instead of a guessed name."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):

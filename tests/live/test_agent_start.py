@@ -82,7 +82,7 @@ def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
-def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_fix(tmp_path):
+def test_an_installation_that_unprivileged_threads_cannot_read_is_rejected_with_a_hint(tmp_path):
     """A clone in a sudo user's home directory may be unreadable to the unprivileged threads."""
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))

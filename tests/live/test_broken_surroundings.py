@@ -13,7 +13,7 @@ from tests.processes import LoggedProcess
 from tests.public import open_directory
 from tests.waiting import wait_until
 
-USER = "64123"  # a user without processes, which would count towards the limit
+USER = "64123"  # has no other processes that would count towards the limit
 CONFIG = """
 receivers: {{kprofiler: {{send_idle_frames: true, reporter_interval: 200ms}}}}
 exporters: {{file: {{path: "{0}/a.jsonl"}}, file/2: {{path: "{0}/b.jsonl"}}}}

@@ -85,10 +85,10 @@ def find_new(threads):
     return set(threading.enumerate()) - threads
 
 
-def test_profiler_threads_have_names_and_are_daemons_that_stop_with_the_profiler():
+def test_profiler_threads_are_named_daemon_threads_that_stop_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
-        # The first thread also exports. The last thread starts once there is a file to read.
+        # kprofiler-drain also exports. kprofiler-symbols starts when there is a file to read.
         expected = {"kprofiler-drain", "kprofiler-ksymbols", "kprofiler-files", "kprofiler-tables"}
         expected.add("kprofiler-symbols")
         if Path("/proc/modules").exists():
@@ -519,7 +519,7 @@ def test_opentelemetry_instrument_starts_or_disables_the_profiler(to_file):
     assert sum(to_file.pids().values()) > 30
 
 
-def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(to_file, tmp_path):
+def test_declarative_configuration_supports_the_receivers_keys(to_file, tmp_path):
     config = tmp_path / "sdk.yaml"
     config.write_text(
         "file_format: '1.1'\n"

@@ -168,7 +168,7 @@ def test_the_help_lists_events_and_explains_why_some_are_unavailable():
     any(name.startswith("cpu") for name in os.listdir("/sys/bus/event_source/devices")),
     reason="the processor has performance counters",
 )
-def test_an_event_that_needs_missing_counters_is_rejected_before_recording(tmp_path):
+def test_an_event_that_needs_unavailable_counters_is_rejected_before_recording(tmp_path):
     path = tmp_path / "x.html"
     done = record(path, "-e", "cycles", "-d", "1s")
     assert done.returncode == 3

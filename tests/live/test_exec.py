@@ -96,7 +96,7 @@ def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
     assert min(results["first", "first"], results["second", "second"]) > 5
     paths = {attributes.get("process.executable.path") for _, attributes in own}
     assert first in paths
-    assert paths <= {first, second, None}  # the second may exit before it is read
+    assert paths <= {first, second, None}  # the second program may exit before it is read
 
 
 def test_forked_children_have_their_parents_program_name_until_they_exec(shells, resources):

@@ -54,7 +54,7 @@ def record(pids=(), **options):
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
     with started(EbpfSampler(config)) as sampler:
         samples, until = [], time.monotonic() + SECONDS
-        # On a busy machine, a process might not run for a while.
+        # On a busy machine, a process might not be scheduled for a while.
         while time.monotonic() < until or (len(samples) < 50 and time.monotonic() < until + 60):
             sampler.wait(0.1)
             samples += sampler.drain()

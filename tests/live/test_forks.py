@@ -309,7 +309,7 @@ def test_an_explicit_resource_receives_the_instance_id_of_the_childs_traces():
     assert problems(done.stderr) == []
 
 
-def test_a_late_tracer_provider_supplies_the_resource_of_the_next_window(to_file):
+def test_a_tracer_provider_set_after_startup_supplies_the_resource_of_the_next_window(to_file):
     run(
         """
         from opentelemetry import trace

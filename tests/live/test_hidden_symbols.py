@@ -54,8 +54,8 @@ def hidden(symbolizer):
         RESTRICT.write_text(before)
 
 
-# Prints why symbols are hidden, then, for each kernel frame, the address, whether it is a leaf, and
-# the name and start to which it is resolved without root.
+# Prints why symbols are hidden. Then prints, for each kernel frame, the address, whether it is a
+# leaf, and the name and start address resolved without root.
 SAMPLE_FRAMES = """
 import json, sys, time
 from otel_kprofiler.host import Access

@@ -136,7 +136,7 @@ def test_a_file_of_a_process_in_a_chroot_is_opened(tmp_path):
         assert opened(request, Without("map_files", "exe")) == ("path", str(program), False)
 
 
-def test_a_file_of_a_process_in_another_mount_namespace_is_opened(tmp_path):
+def test_a_file_that_exists_only_in_another_mount_namespace_is_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, "-static")
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -148,7 +148,7 @@ def test_a_file_of_a_process_in_another_mount_namespace_is_opened(tmp_path):
         assert opened(request, Without("map_files", "exe"))[0] == "root"
 
 
-def test_a_file_is_opened_after_the_thread_group_leader_exited(tmp_path):
+def test_a_file_is_opened_after_the_thread_group_leader_has_exited(tmp_path):
     source = """
         #include <pthread.h>
         #include <unistd.h>
@@ -258,7 +258,7 @@ def overlay(tmp_path):
 @pytest.mark.parametrize(
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
-def test_overlay_files_are_opened_by_the_inode_of_their_layer(overlay, name, layer):
+def test_overlay_files_are_opened_by_their_inode_in_the_underlying_layer(overlay, name, layer):
     """The kernel's mapping refers to the layer's file, but stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():

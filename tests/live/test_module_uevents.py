@@ -86,7 +86,9 @@ def test_a_forked_child_holds_no_socket(tmp_path):
         assert not opened & open_sockets()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # caused by os.fork() in a multithreaded process
         check_in_child(check)
     settle(symbolizer)
     symbolizer.close()
@@ -234,7 +236,7 @@ def receive_twice(before=""):
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_pyroute2_opens_the_socket_without_importing_its_other_protocols():
+def test_only_the_uevent_protocol_of_pyroute2_is_imported():
     printed, log = receive_twice()
     assert printed == ["received"] * 2 + ["['pyroute2.netlink.uevent']"]
     assert log == []

@@ -329,7 +329,7 @@ def test_jit_compiled_code_is_named_from_its_perf_map(processes, anonymous):
         (-1, Unresolved.PROCESS_GONE),
     ],
 )
-def test_an_address_without_a_process_is_unresolved_with_the_reason(processes, asked, reason):
+def test_an_address_without_a_process_is_unresolved_with_a_reason(processes, asked, reason):
     (answer,) = processes.resolve([0x1000], asked)
     assert answer.unresolved is reason
     assert processes.find("main", asked) == []

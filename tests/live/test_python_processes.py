@@ -65,7 +65,7 @@ LOADS = r"""
             ;
     }
 """
-# Maps and unmaps code until its input ends.
+# Maps and unmaps code until standard input is closed.
 CHANGES = r"""
     #include <poll.h>
     #include <sys/mman.h>
@@ -210,7 +210,7 @@ def test_only_target_processes_and_their_descendants_are_detected(start):
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
-def test_a_polling_thread_is_woken_when_another_thread_receives_reports():
+def test_a_polling_thread_is_woken_if_another_thread_calls_receive():
     config = SamplerConfig(samples_per_second=99, python_frames=1, stacks="both")
     waiting = select.poll()
     with closing(EbpfSampler(config)) as sampler:

@@ -16,8 +16,8 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-# One interpreter is idle, one thread always runs the second, and another thread sometimes runs the
-# third.
+# The first subinterpreter is idle, one thread always runs the second, and another thread sometimes
+# runs the third.
 PROGRAM = """
 import os, sys, threading, time
 try:

@@ -275,7 +275,7 @@ def test_no_samples_are_taken_in_intervals_that_probabilistic_sampling_skips(age
     quick = {**settings(0), "interval": "300ms"}
     agent.write(**quick)
     set_threshold(80)
-    reload(agent)  # between two reloads, the agent's main loop pauses the sampler
+    reload(agent)  # the agent's main loop pauses the sampler before the second reload
     paused_ns = time.time_ns()
     time.sleep(1.5)
     resumed_ns = time.time_ns()
@@ -289,4 +289,4 @@ def test_no_samples_are_taken_in_intervals_that_probabilistic_sampling_skips(age
     for stamps in times_by_cpu(receiver.windows).values():
         assert not [stamp for stamp in stamps if paused_ns < stamp < resumed_ns]
     assert account["gaps"] == []
-    assert account["lost"].keys() <= {"ring_full"}  # on a busy host
+    assert account["lost"].keys() <= {"ring_full"}  # possible on a busy host

@@ -175,7 +175,7 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
         reader.drain()
         count = reader.count_links()
 
-        def has_more():  # contexts.look() would register it again
+        def has_more():  # contexts.look() would register the process again
             reader.drain()
             return reader.count_links() >= count + 100
 

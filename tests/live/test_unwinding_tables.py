@@ -205,7 +205,7 @@ def test_the_unwind_table_of_the_vdso_is_loaded(start):
     assert details.build_id
 
 
-def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_path):
+def test_a_search_table_is_built_for_a_static_program_that_has_no_search_table(start, tmp_path):
     program = compile_c(tmp_path / "static", WAITS, *WITHOUT_TABLE)
     running = start()
     (key,) = running.load(program)

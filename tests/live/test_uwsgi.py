@@ -167,8 +167,8 @@ def test_uwsgi_workers_profile_themselves(receiver, tmp_path, way):
         answers = serve(address, server, log)
         # A busy uWSGI worker would exit without running atexit handlers.
         wait_until(lambda: all(is_idle(answer["pid"]) for answer in answers))
-        # A worker that is interrupted twice exits without atexit, and the master interrupts its
-        # workers.
+        # A worker that is interrupted twice exits without running atexit handlers, and the master
+        # interrupts its workers.
         for pid in [server.pid] if "--master" in options else {answer["pid"] for answer in answers}:
             os.kill(pid, signal.SIGTERM)
         wait_until(lambda: has_ended(server))

@@ -22,10 +22,10 @@ from tests.needs import LIBBPF
 
 pytestmark = [pytest.mark.live, LIBBPF]
 
-WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum per cause; 0: a few suffice
+WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum waits per cause; 0: a few
 TIMES = 2 * WAITS or 400
 
-# Each program waits many times in a single way, in a thread with a separate name.
+# Each program waits many times for the same reason, in a thread with a distinct name.
 FRAME = """
 import fcntl, mmap, os, resource, select, signal, socket, sys, threading, time
 path, times = sys.argv[1], int(sys.argv[2])
@@ -197,7 +197,7 @@ def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_
 def test_waits_for_the_gil_have_the_cause_gil(python, tmp_path):
     """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", result, weights, beside="sleep")  # the main thread also waits for the other
+    check("gil", result, weights, beside="sleep")  # the main thread also waits for the other thread
 
 
 def check(cause, found, weights, *, beside=""):

@@ -30,8 +30,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.live, LIBBPF]
 
 TOTALS = OffCpuConfig(samples_per_second=0)
-# Each program prints "ready", works for the seconds in its argument, and prints three numbers:
-# nanoseconds elapsed, on a CPU, and waiting for a CPU, the latter two from schedstat.
+# Each program prints "ready", works for the seconds in its argument, and prints three durations in
+# nanoseconds: elapsed, on a CPU, and waiting for a CPU (the last two from schedstat).
 FRAME = """
 import os, sys, threading, time
 def stat():
@@ -250,7 +250,7 @@ def test_a_woken_thread_that_does_not_run_is_counted_as_waiting_for_a_cpu(accoun
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
 
-def test_an_ongoing_wait_is_reported_once():
+def test_the_time_of_an_ongoing_wait_is_reported_only_once():
     with running() as sampler, Program("time.sleep(60)", 60) as program:
         program.go()
         time.sleep(0.5)

@@ -20,7 +20,7 @@ def test_chance_of_counts_is_twice_the_smaller_binomial_tail(first, second, shar
 
 
 @pytest.mark.parametrize("first", [950, 1100, 1300])
-def test_the_normal_approximation_in_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
+def test_the_normal_approximation_of_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
     exact = chance_of_counts(first, 2000 - first, 0.5)
     monkeypatch.setattr("otel_kprofiler.analysis.chance._EXACT_UP_TO", 1)
     assert chance_of_counts(first, 2000 - first, 0.5) == pytest.approx(exact, rel=0.3)
@@ -41,7 +41,7 @@ def test_chance_of_means_matches_the_integral_of_students_t_density(freedom, dis
     width = distance / steps
     inside = 2 * width * sum(student_density((n + 0.5) * width, freedom) for n in range(steps))
     variance = 0.3
-    # Equal variances of n observations each have 2 (n - 1) degrees of freedom.
+    # Two groups of n observations with equal variances have 2 (n - 1) degrees of freedom in total.
     side = variance / 2, freedom // 2 + 1
     result = chance_of_means(distance * sqrt(variance), side, side)
     assert result == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)

@@ -47,7 +47,7 @@ spans = st.integers(0, 20 * SECOND) | st.just(3600 * SECOND)
         max_size=20,
     ),
 )
-def test_windows_never_overlap_and_contain_their_samples(unix_at_start, intervals):
+def test_windows_do_not_overlap_and_each_sample_is_within_its_window(unix_at_start, intervals):
     host = Host(unix_at_start)
     builder = WindowBuilder(Clock(host), WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
     before = 0
@@ -69,7 +69,7 @@ def test_windows_never_overlap_and_contain_their_samples(unix_at_start, interval
 
 
 @given(st.integers(-400, 400), st.integers(1, 30))
-def test_times_recover_from_a_clock_step_within_twice_the_steps_length(step, interval):
+def test_times_recover_from_a_clock_step_within_twice_the_size_of_the_step(step, interval):
     host = Host(1_790_000_000 * SECOND)
     stream = StreamClock(Clock(host))
     for length in (interval, interval):

@@ -112,7 +112,7 @@ def run(queue, events, earlier):
 
 @settings(deadline=None)
 @given(EVENTS, SCRIPT, st.integers(1, 4), st.booleans())
-def test_a_queue_accounts_for_every_sample_in_any_order_of_events(events, script, size, in_time):
+def test_a_queue_accounts_for_every_sample_regardless_of_event_order(events, script, size, in_time):
     exporter = Scripted(script)
     queue = ExportQueue(exporter, size=size)
     put = run(queue, events, SampleCounts())

@@ -71,7 +71,7 @@ steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_si
 
 @settings(max_examples=300, deadline=None)
 @given(steps, st.sets(st.integers(0, 40)))
-def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
+def test_a_lookup_returns_the_symbol_that_was_loaded_at_the_given_time(choices, readings):
     """The oracle is a list of intervals. Full reads between the steps do not change the results."""
     table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):

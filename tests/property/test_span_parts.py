@@ -129,4 +129,4 @@ def test_timelines_are_scanned_once_for_any_number_of_endpoints(monkeypatch):
     ]
     profile = Profile(ON_CPU, MS, [ResourceSamples(RESOURCE, samples)])
     assert len(find_endpoint_parts(load_samples([Window(0, 10**9, [profile])]))) == 20
-    assert len(passes) == 2  # one for each thread
+    assert len(passes) == 2  # one pass for each thread

@@ -44,12 +44,14 @@ class Oracle:
 
     def name(self, at):
         around = [one for one in self.kept if one[0] <= at < one[0] + one[1]]
-        return max(around)[2] if around else None  # the innermost, since starts are distinct
+        return (
+            max(around)[2] if around else None
+        )  # the innermost function, because no two functions have the same start
 
 
 @settings(max_examples=300, deadline=None)
 @given(SOURCES)
-def test_earlier_sources_win_overlaps_and_later_sources_fill_gaps(sources):
+def test_earlier_sources_take_precedence_and_later_sources_fill_gaps(sources):
     tables = []
     for number, functions in enumerate(sources):
         tables.append(find_outside(tables, make_symbols(number, functions), BUDGET))

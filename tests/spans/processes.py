@@ -96,7 +96,7 @@ def run_worker(app, work, seconds, pool):
 
     # Tasks are not sent earlier, lest forked workers inherit an import lock held by the sender.
     signals.worker_ready.connect(begin)
-    with contextlib.suppress(SystemExit):  # a worker's shutdown raises this
+    with contextlib.suppress(SystemExit):  # raised when the worker shuts down
         worker.start()
     sender.join()
 

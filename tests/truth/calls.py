@@ -89,7 +89,7 @@ class Calls:
 
     def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:
         self._names: dict[int, str] = {}
-        self._targets: dict[int, int | None] = {}  # by return address
+        self._targets: dict[int, int | None] = {}  # call targets, by return address
         self._trampolines: set[int] = set()  # addresses to which signal handlers return
         self._exits: set[int] = set()  # addresses in exit(2), where threads end
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets of each function

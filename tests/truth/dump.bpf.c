@@ -33,7 +33,7 @@ struct dump {
 	u32 tid;
 	u32 pages;
 	u32 work;
-	u32 pointers; /* number of frames in the kernel's walk */
+	u32 pointers; /* number of frames found by the kernel's unwinder */
 	u32 other_pages; /* pages of the goroutine's stack */
 	u32 switched;	 /* the thread is on another stack */
 	u32 reserved;

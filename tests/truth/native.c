@@ -109,7 +109,7 @@ void begin(const void *settings)
 	memcpy(&config, settings, sizeof(config));
 	regions = loaded = mappings = 0;
 	mm[0] = mm[3] = 0;
-	mm[4] = 1; /* end_code; nonzero: the program has started */
+	mm[4] = 1; /* mm->end_code; nonzero after the program has started */
 	task[0] = (u64)mm;
 	bpf_map_lookup_elem = lookup;
 	bpf_map_update_elem = update;

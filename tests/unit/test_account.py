@@ -18,7 +18,7 @@ DELIVERED = {
 RECEIVER = ExporterAccount.of_kinds("a", DELIVERED)
 
 
-def test_sample_totals_are_the_sums_over_kinds():
+def test_sample_totals_are_summed_over_all_kinds_of_samples():
     account = Account.of_kinds(SAMPLED, (RECEIVER,))
     assert account[:4] == (112, 109, {LossCause.RING_FULL: 3}, 9)
     assert account.missed == 6

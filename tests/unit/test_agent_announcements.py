@@ -48,7 +48,7 @@ def test_a_text_log_shows_the_sample_counts_in_readable_form():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_missed_ticks_are_explained_if_there_are_many(as_json):
+def test_a_large_number_of_missed_ticks_is_explained(as_json):
     def line(missed):
         return JsonFormatter().format(make_account_record(account(missed), as_json=as_json))
 

@@ -211,7 +211,7 @@ def test_a_health_port_in_use_is_reported():
             HealthServer(endpoint, {})
 
 
-def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
+def test_the_agent_waits_until_its_port_is_free(monkeypatch, caplog):
     monkeypatch.setattr("otel_kprofiler.agent.health.RETRY_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"

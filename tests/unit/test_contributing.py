@@ -22,6 +22,6 @@ def test_every_path_mentioned_in_the_guide_exists(path):
 
 
 @pytest.mark.parametrize("name", sorted(TESTS))
-def test_mentioned_tests_exist(name):
+def test_every_test_mentioned_in_the_guide_exists(name):
     sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert any(f"def {name}(" in source for source in sources), name

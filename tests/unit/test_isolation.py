@@ -20,7 +20,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_use_of_the_system_is_blocked_and_recorded(use, guard):
+def test_system_access_in_a_unit_test_is_blocked_and_recorded(use, guard):
     with pytest.raises(Exception, match="mark the test"):
         USES[use]()
     assert len(guard.uses) == 1

@@ -27,7 +27,7 @@ def test_a_stream_is_read_up_to_the_limit(stream, limit):
 
 
 @pytest.mark.system
-def test_a_small_file_is_read_with_a_limit_above_the_hosts_memory(tmp_path):
+def test_a_small_file_can_be_read_even_if_the_limit_exceeds_the_available_memory(tmp_path):
     file = tmp_path / "small"
     file.write_bytes(b"content")
     program = f"""

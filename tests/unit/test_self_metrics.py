@@ -119,7 +119,7 @@ def test_metrics_cover_samples_losses_queue_exports_symbols_cpu_and_memory(
     telemetry.configure(load(receiver.endpoint))
     telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.SUCCESS, {}), 0.1)
     telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.FAILURE, {}, "", "503"), 9)
-    wait_for_requests(receiver, len(receiver.requests) + 2)  # the first may have begun earlier
+    wait_for_requests(receiver, len(receiver.requests) + 2)  # the first request may be older
     request, metadata = receiver.requests[-1]
     result = points(request)
 

@@ -147,7 +147,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_other_clients():
         assert any(len(answer.read()) < len(body) for answer in stalled)
 
 
-def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
+def test_a_long_running_health_check_is_answered_despite_slow_clients(monkeypatch):
     monkeypatch.setattr(health, "CONNECTION_TIMEOUT_S", 120)  # the machine may be busy
     begun, go_on, statuses = threading.Event(), threading.Event(), []
 

@@ -61,7 +61,7 @@ def test_frames_of_a_new_kind_survive_an_otlp_round_trip(form):
     assert sample.stack.frames[1].lines == HANDLER.lines
 
 
-def test_raw_addresses_of_a_new_kind_of_frames_survive_a_round_trip():
+def test_raw_addresses_of_a_new_frame_kind_survive_a_round_trip():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
     decoded = send(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))

@@ -20,7 +20,7 @@ def test_each_benchmark_can_be_loaded(topic):
 
 
 @pytest.mark.system
-def test_every_program_of_a_make_target_can_be_imported():
+def test_every_program_run_by_a_make_target_can_be_imported():
     packages = {name for name in PROGRAMS if ROOT.joinpath(*name.split(".")).is_dir()}
     names = {f"{name}.__main__" if name in packages else name for name in PROGRAMS}
     assert len(names) > 10

@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring in the sampler's record format. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread slept during the whole read if, after the
- * read, it is not on a CPU, and its count of context switches away from a CPU is unchanged.
+ * The stacks of a sleeping thread do not change. A thread slept during the whole read if its
+ * context switch count is unchanged after the read and it is not on a CPU.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -37,7 +37,7 @@ struct dump_row {
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread was last switched in; 0: unknown */
 	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
-	u64 ran_until_ns; /* time of the last run, on a clock without interrupts and stolen time */
+	u64 ran_until_ns; /* time of last run, on a clock excluding interrupts and stolen time */
 	u64 lacking_ns;	  /* how far the clock of ran_until_ns lags behind the scheduler's clock */
 	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads the labels of the goroutine that the interrupted thread is running (runtime/pprof): it
- * follows the thread's g, its m, the m's current goroutine, and that goroutine's labels. Labels
- * never change once they are set, and the thread is stopped. User space determines the offsets
- * (processes/goroutines.py). Layouts: runtime/runtime2.go, runtime/map.go (until Go 1.23) and
- * runtime/pprof/label.go. Included by thread_context.bpf.h.
+ * Reads the labels (runtime/pprof) of the goroutine that the interrupted thread is running, by
+ * following the pointers g, g.m, m.curg and g.labels. Labels never change once they are set, and
+ * the thread is stopped. User space determines the offsets (processes/goroutines.py). Layouts:
+ * runtime/runtime2.go, runtime/map.go (until Go 1.23) and runtime/pprof/label.go. Included by
+ * thread_context.bpf.h.
  */
 
 struct go_string {

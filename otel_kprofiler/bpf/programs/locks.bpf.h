@@ -3,10 +3,11 @@
  * Measures waits for kernel locks, at the contention_begin and contention_end tracepoints
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs may run with any lock held, and in interrupts. Writing a sample takes the ring's
+ * The programs may run in interrupts and with any lock held. Writing a sample takes the ring's
  * lock, which would deadlock if the thread had just acquired that lock. Map and ring locks are
  * taken only by the profiler's process, and by the sampler's programs while they use the scratch
- * memory. So no sample is taken in the profiler's process, or while that memory is in use.
+ * memory. Therefore, no samples are taken in the profiler's process or while the scratch memory is
+ * in use.
  */
 #pragma once
 
@@ -20,7 +21,7 @@ enum lock_flags {
 
 enum {
 	LOCK_FLAGS = 64,  /* number of flag combinations */
-	LOCK_PHASE = 128, /* phase of a lock's sample, to which the lock's flags are added */
+	LOCK_PHASE = 128, /* base of a lock sample's phase; the lock's flags are added to it */
 	LOCK_PLACES = 8,
 	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer flags */
 	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may have exited */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lists the files that running processes have mapped as code, so that their tables can be loaded
- * before the first sample. File keys are built by the same code as in the unwinder.
+ * Lists the files that running processes have mapped as code, so that the files' unwind tables can
+ * be loaded before the first sample. File keys are built by the same code as in the unwinder.
  *
  * The program runs before any sampling, because it uses the unwinder's scratch memory.
  */
@@ -67,7 +67,7 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 
 /*
  * Returns whether a file is on a network or user-space file system (linux/magic.h).
- * Reading such a file may take arbitrarily long, so it is not listed.
+ * Reading a remote file may take arbitrarily long, so remote files are not listed.
  */
 INLINE int is_remote(u64 address)
 {
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Lists a mapping's file. `tgid` is from the initial pid namespace, `tid` from the innermost. */
+/* Reports a mapping's file. `tgid` is from the initial pid namespace, `tid` from the innermost. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

@@ -83,7 +83,7 @@ GLOBAL u64 find_byte(u64 address)
 		return kept->at + (address & (PAGE_SIZE - 1));
 	table = own->table;
 	shift = PAGE_BITS + 4 * LEVEL_BITS;
-	if (table >> 47 == 0x1ffff) /* four levels: addresses have 47 bits */
+	if (table >> 47 == 0x1ffff) /* 4-level paging: user addresses have 47 bits */
 		shift -= LEVEL_BITS;
 	if (address >> (shift + LEVEL_BITS - 1)) /* the kernel's half of the address space */
 		return 0;

@@ -12,7 +12,7 @@ enum {
 	TYPE_WORD = 1,
 	CODE_SIZE_AT = 16, /* code units */
 	STRING_LENGTH_AT = 16, /* length; then hash, state */
-	TABLE_SIZE_AT = 16, /* size in bytes; then hash, content */
+	TABLE_SIZE_AT = 16, /* size in bytes, followed by the hash and the content */
 	TABLE_CONTENT_AT = 32,
 };
 
@@ -49,7 +49,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	u32 version = l->code_version ? code_half(w, l->code_version) : 0;
 
 	sum = mix(sum, code_word(w, CODE_SIZE_AT) << 32 | code_half(w, l->code_first_line));
-	if (version && !w->several) /* unique until version numbers run out */
+	if (version && !w->several) /* versions are unique until CPython runs out of numbers */
 		return mix(sum, version);
 	if (!bpf_probe_read_user(content, 16, (void *)(name + STRING_LENGTH_AT)))
 		sum = mix(mix(sum, content[0]), content[1]);

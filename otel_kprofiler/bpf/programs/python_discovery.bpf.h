@@ -58,7 +58,7 @@ GLOBAL int tell_process(void)
 	now.time_ns = own->record.time_ns;
 	if (!now.image || READ_KERNEL(mm, bpf_get_current_task() + c->task_mm) || !mm ||
 	    READ_KERNEL(now.code_pages, mm + c->mm_code_pages))
-		return 0; /* also kernel threads, which have no user memory */
+		return 0; /* also for kernel threads, which have no user memory */
 	told = LOOKUP(processes_told, &seen.tgid);
 	if (told && told->image == now.image) {
 		if (told->code_pages == now.code_pages || now.time_ns - told->time_ns < told->wait_ns)

@@ -101,7 +101,7 @@ struct dict_keys {
 };
 
 enum {
-	GENERAL_KEYS, /* dk_kind; in this kind, entries begin with a hash */
+	GENERAL_KEYS, /* dk_kind of a table whose entries begin with a hash */
 	UNICODE_KEYS,
 	SPLIT_KEYS,
 	EMPTY_INDEX = -1,
@@ -137,8 +137,8 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
- * Returns the state of this thread in the interpreter's list; 0 if there is none. If Python frames
- * were read in this interrupt, the state is already known.
+ * Returns this thread's state from the interpreter's list, or 0 if it is not in the list. If Python
+ * frames were read in this interrupt, the state is already known.
  */
 GLOBAL u64 find_thread_state(u32 tid)
 {
@@ -320,7 +320,7 @@ GLOBAL u64 find_span_context(u64 span)
 	return READ_USER(found, values + values_head + 8 * place) ? 0 : found;
 }
 
-/* Returns the table of the thread's current OpenTelemetry context; 0 if there is none. */
+/* Returns the table of the thread's current OpenTelemetry context, or 0 if it has no context. */
 GLOBAL u64 find_otel_context(u32 tid)
 {
 	const struct span_path *path = get_span_path();

@@ -2,8 +2,8 @@
 /*
  * Finds the interrupted thread's CPython state in the interpreter's list of thread states.
  *
- * Thread-local storage holds the state only while the thread holds the GIL, and threads that are in
- * the kernel rarely hold it. Other threads may change the list during the search, so a state is
+ * Thread-local storage contains the state only while the thread holds the GIL, and a thread in the
+ * kernel rarely holds the GIL. Other threads may change the list during the search, so a state is
  * used only if it belongs to this thread and is in the list.
  *
  * With subinterpreters, a thread may have a state in each of several interpreters, each with
@@ -182,9 +182,9 @@ INLINE int is_current_of_several(struct python_work *w, const struct python_layo
 }
 
 /*
- * Finds the interrupted thread's thread state, and stores the state's address in `thread`, which is
- * 0 on entry, and its first bytes in `thread_head`. Requires a registered process. Returns one of
- * enum python_outcomes.
+ * Finds the PyThreadState of the interrupted thread. Stores the state's address in `thread`, which
+ * is 0 on entry, and its first bytes in `thread_head`. Requires a registered process. Returns one
+ * of enum python_outcomes.
  */
 GLOBAL int find_python_thread(void)
 {

@@ -9,12 +9,12 @@
 
 enum {
 	MAX_PYTHON_FRAMES = 127,
-	MORE_STEPS = 64,	 /* additional steps of a walk, for frames that are not reported */
+	MORE_STEPS = 64,	 /* extra stack walk steps for frames that are not reported */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
 	MAX_PYTHON_THREADS = 512, /* maximum number of threads that a search examines */
 	MAX_PYTHON_INTERPRETERS = 128,
-	CHEAP_SEARCH = 16, /* examining this many threads at each sample is cheap */
+	CHEAP_SEARCH = 16, /* number of threads that can be examined cheaply at each sample */
 	THREAD_BYTES = 512,
 	FRAME_BYTES = 128,
 	FRAME_WINDOW = 1024, /* bytes of the data stack read at once; a power of two */
@@ -23,7 +23,7 @@ enum {
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* limit on code objects described per interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* limit on the size of all line tables; the first may exceed it */
+	MAX_NEW_BYTES = 1 << 15, /* size limit of all line tables; the first table may exceed it */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -71,7 +71,7 @@ struct python_layout {
 	u64 thread_next;
 	u64 thread_interpreter;
 	u64 thread_native;
-	u64 thread_status; /* word with the IS_THREADS bit; 0: there is no such bit */
+	u64 thread_status; /* the word that contains the IS_THREADS bit; 0: this version has no such bit */
 	u64 thread_frame;
 	u64 thread_chunk; /* three words: the chunk, the end of its used part, and its end */
 	u64 cframe_frame;
@@ -108,7 +108,7 @@ struct python_process {
 	u64 code_type;
 	u64 eval_start; /* start of the evaluation loop; the length of its prologue follows */
 	u64 eval_bytes;
-	u64 image; /* identifies the program, from its first sample on; 0: not sampled yet */
+	u64 image; /* identifies the program; 0 until the first sample */
 };
 
 /* Outcomes of reading a stack, and of describing a code object. */
@@ -117,7 +117,7 @@ enum python_outcomes {
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
 	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's interpreter is unknown */
-	PYTHON_NO_THREAD,    /* a thread unknown to Python */
+	PYTHON_NO_THREAD,    /* the thread is unknown to Python */
 	PYTHON_THREADS,	     /* too many threads */
 	PYTHON_NO_FRAME,
 	PYTHON_ENTERING,   /* the thread is entering the interpreter's loop */

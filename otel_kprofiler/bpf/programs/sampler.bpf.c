@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps longer than this plus two periods */
+	LONGEST_GAP_NS = 500000000, /* misses are not counted in gaps longer than LONGEST_GAP_NS plus two periods */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -88,7 +88,7 @@ struct config {
 	u64 parent_offset; /* offset of task_struct.real_parent */
 	u64 tgid_offset;   /* offset of task_struct.tgid */
 	u64 comm_offset;   /* offset of task_struct.comm; 0: unknown */
-	u64 cgroup_levels; /* bit mask of the selected cgroups' levels */
+	u64 cgroup_levels; /* bit mask of the hierarchy levels of selected cgroups */
 	u64 period_ns;	   /* interval between runs of the program on a CPU; 0: irregular */
 	u64 regular_since_ns; /* missing runs are counted from this time on */
 	u64 thread_pointer; /* offset of task_struct.thread.fsbase, the user thread pointer */
@@ -130,7 +130,7 @@ struct comm {
 /* State of the ring's reader; user space reads and writes it through a mapping. */
 struct reader {
 	u64 waits_since;  /* records of processes that started at or after this time wake the reader */
-	u64 newest_start; /* latest start time of a process in the records */
+	u64 newest_start; /* latest process start time in the records */
 };
 
 struct record {
@@ -138,7 +138,7 @@ struct record {
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
 	struct span span;
-	u64 value; /* in the unit of the record's kind */
+	u64 value; /* the unit depends on `kind` */
 	u64 stack_start; /* start of the main stack, as in field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
@@ -161,7 +161,7 @@ struct record {
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
-/* The last run on a CPU, from which missing runs are counted. */
+/* The sampler's last run on a CPU, from which missed runs are counted. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
 	s64 late_ns; /* sum of the runs' delays, minus the periods counted as missed */
@@ -257,7 +257,7 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
-/* Returns whether an interrupt was being handled: the stack has a frame of interrupt entry code. */
+/* Returns whether an interrupt was being handled, that is, whether the stack contains a frame in interrupt entry code. */
 INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
@@ -323,8 +323,8 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 /*
  * Writes the interrupted thread's span and labels into the record. Returns whether the
  * interpreter's objects contain a span context, even if its span is not to be linked. A separate
- * function, whose stack is free again when the unwinder runs, because functions that call each
- * other share 512 bytes of stack.
+ * function, so that its stack is freed before the unwinder runs: all functions in a call chain
+ * share 512 bytes of stack.
  */
 GLOBAL int collect_span(void)
 {

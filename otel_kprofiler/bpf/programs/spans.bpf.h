@@ -39,7 +39,7 @@ struct span {
 
 #define TYPE_AT 8
 
-/* Reads a non-negative integer of exactly this type, if it fits in MAX_DIGITS; returns success. */
+/* Reads a non-negative int whose type is exactly `type`; returns 0 on failure, or if the int has more than MAX_DIGITS digits. */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 		    struct python_int *number)
 {

@@ -14,7 +14,7 @@ HASH(roots, u8, SIZED_BY_LOADER);   /* target ids in the initial namespace, for 
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);
 
-/* Returns whether the current process has a target among its ancestors. */
+/* Returns whether an ancestor of the current process is a target. */
 INLINE int descends(const struct config *options)
 {
 	u64 task = bpf_get_current_task();

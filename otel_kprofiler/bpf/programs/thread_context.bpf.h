@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
- * pointer to a record. User space locates the pointer (processes/thread_pointer.py), and
- * bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c after
- * its structs. In Node.js, the thread-local variable is a struct that leads to the record
- * (v8_context.bpf.h). In Go, the variable leads to the labels of a goroutine (go_labels.bpf.h).
+ * Reads the thread context of the interrupted thread (OTEP 4947), which is a record that a
+ * thread-local variable points to. User space locates the pointer (processes/thread_pointer.py),
+ * and bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c
+ * after its structs. In Node.js, the thread-local variable is a struct that leads to the record
+ * (v8_context.bpf.h). In Go programs, the variable leads to the goroutine's labels
+ * (go_labels.bpf.h).
  */
 
 /* Location of the context variable in a process's threads. */
@@ -63,9 +64,10 @@ INLINE int may_publish(u32 tgid)
 }
 
 /*
- * Returns the address of the pointer; 0 if it is not allocated yet. Only the thread itself changes
- * its vector (DTV). If the vector is too short or its generation too old, the module has no block.
- * In glibc, the address of an unallocated block is all ones. `room` has DTV_BYTES bytes.
+ * Returns the address of the pointer, or 0 if the pointer is not allocated yet. Only the thread
+ * itself changes its vector (DTV). If the vector is too short or its generation too old, the module
+ * has no block. In glibc, the address of an unallocated block is all ones. `room` has DTV_BYTES
+ * bytes.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {
@@ -107,7 +109,7 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
 
 /*
  * Writes the thread context after the stacks of the record; returns its size in bytes, or 0. The
- * thread is stopped, so a head that differs on a second read is being written by another thread, in
+ * thread is stopped, so if a second read returns a different head, another thread is writing it, in
  * violation of the protocol. A separate function to save stack space, like collect_span.
  */
 GLOBAL int collect_thread_context(u64 behind)

@@ -10,7 +10,7 @@
 enum {
 	MAX_ARGUMENTS = 6,
 	NO_ARGUMENT = 255,
-	SYSTEM_CALL = 1, /* argument of sys_enter */
+	SYSTEM_CALL = 1, /* index of sys_enter's argument `id` */
 };
 
 /* Written by tracepoints.py; change both together. */

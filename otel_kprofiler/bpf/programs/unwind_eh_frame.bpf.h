@@ -209,7 +209,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	return bytes != length + 3 || (x >> 8 & 0xff) != DW_OP_plus_uconst || x >> 16 & 0x80;
 }
 
-/* Decodes operands and sets the rule; returns the instruction's length, 0 if unsupported. */
+/* Decodes operands and sets the rule; returns the instruction's length, or 0 if the instruction is unsupported. */
 INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 op)
 {
 	u64 column, raw;
@@ -492,7 +492,7 @@ GLOBAL int read_cie(u32 at)
 				w->cie_signal = 1;
 			} else if (letter == 'D') { /* of code_frames.py */
 				w->cie_disassembled = 1;
-			} else if (letter != 'B' && letter != 'G') { /* B: key B, G: memory tags */
+			} else if (letter != 'B' && letter != 'G') { /* B: PAuth key B, G: MTE */
 				return RULE_UNSUPPORTED;
 			}
 			w->count = data + bytes;

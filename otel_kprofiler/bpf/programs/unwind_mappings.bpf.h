@@ -2,9 +2,9 @@
 /*
  * Finds the mapping that contains a pc, and that mapping's file and unwind table.
  *
- * A program in an interrupt cannot take the mm's lock, so it reads the tree without locking.
- * Nodes may be freed and reused during the search, so the result is used only if it is a mapping
- * of this mm that contains the pc.
+ * A program in an interrupt cannot take the mm's lock, so it reads the tree without locking. Tree
+ * nodes may be freed and reused during the search, so the result is used only if it is a mapping of
+ * this mm and contains the pc.
  */
 #pragma once
 
@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fills in the original file if the mapping is text moved to anonymous memory; else returns 0. */
+/* Fills in the file of text that was moved to anonymous memory; returns 0 for other mappings. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))

@@ -203,7 +203,7 @@ struct mapping {
 	u64 shift; /* pc - shift is the address in the ELF file, if FILE_LOADED */
 	struct file_key key;
 	u32 executable;
-	u32 moved; /* text of the file, copied to anonymous memory */
+	u32 moved; /* the mapping is a copy of the file's text in anonymous memory */
 	u32 state;
 	u32 slot;
 	u32 serial;
@@ -257,7 +257,7 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* the CIE from which `initial` was computed; cie_serial: serial of its table */
+	u32 cie_at; /* offset of the CIE from which `initial` was computed; cie_serial: serial number of the CIE's table */
 	u32 cie_serial;
 	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;

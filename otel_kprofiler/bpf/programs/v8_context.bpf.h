@@ -38,7 +38,7 @@ struct v8_reading {
 	u64 fields[2];
 };
 
-/* Returns the address of the record; 0 if the thread has none. `room` is scratch memory. */
+/* Returns the address of the record, or 0 if the thread has no record. `room` is scratch memory. */
 INLINE u64 find_v8_record(const struct context_place *place, u64 variable_at,
 			  struct v8_reading *room)
 {

@@ -49,7 +49,7 @@ INLINE u32 find_bucket(u64 task)
 	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
 }
 
-/* Finds the index of a task's thread in `threads`; NO_THREAD if there is none. */
+/* Returns the index of the task's entry in `threads`, or NO_THREAD if the task has no entry. */
 INLINE u32 find_place(u64 task)
 {
 	u32 number = find_bucket(task);
@@ -365,7 +365,8 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait of known duration. The probability is proportional to the
- * duration, up to 1 at the threshold. Accounts for the probability that the start was reported.
+ * duration, up to 1 at the threshold. The probability takes into account how likely the start was
+ * to be reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -490,14 +491,14 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
-/* Returns whether the wait's start was written, with its span, when the thread left its CPU. */
+/* Returns whether a record of the wait's start, which contains the span, was written when the thread left its CPU. */
 INLINE int has_begun(const struct thread *thread)
 {
 	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
 }
 
 /*
- * Drops the start of a wait whose thread has run since (see repair()), perhaps in another span. The
+ * Drops the start of a wait whose thread has since run (see repair()), perhaps in another span. The
  * wait's end is written as if its start had not been reported.
  */
 INLINE void drop_begin(struct thread *thread)
@@ -506,9 +507,9 @@ INLINE void drop_begin(struct thread *thread)
 }
 
 /*
- * Returns how long a thread was off the CPU, given that it got a CPU `ago` nanoseconds ago. Waits
- * with a span are measured on CLOCK_MONOTONIC, because the scheduler's clocks of two CPUs may
- * differ by up to the delay of a tick.
+ * Returns how long a thread was off the CPU, given that it got a CPU `ago` nanoseconds ago. A wait
+ * whose start was written with a span is measured on CLOCK_MONOTONIC, because the scheduler clocks
+ * of two CPUs may differ by up to the delay of a tick.
  */
 INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 {
@@ -756,7 +757,7 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Measures totals only. */
+/* Measures totals, but takes no samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 {
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
@@ -829,8 +830,8 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 /*
  * Runs periodically for every task. Records when a woken thread began to wait for a CPU. If a wait
  * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
- * thread is seen before its wait ends. The number of late starts is limited, to keep space in the
- * ring. The program can be interrupted, so it uses a separate record.
+ * thread is seen before its wait ends. The number of late starts is limited, to reserve space in
+ * the ring. The program can be interrupted, so it uses a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

@@ -33,8 +33,8 @@ enum task_states {
 
 /* The event that a record of kind OFF_CPU reports. */
 enum wait_phases {
-	WAIT_BEGUN = 1, /* a thread left its CPU; like a sample, but `value` is `since_ns` */
-	WAIT_ENDED,	/* struct wait_end and, if the wait's start was not written, the kernel stack */
+	WAIT_BEGUN = 1, /* a thread left its CPU; the record resembles a sample, but `value` contains `since_ns` */
+	WAIT_ENDED,	/* struct wait_end, plus the kernel stack if the start was not written */
 	THREAD_ENDED,	/* struct thread */
 };
 
@@ -53,10 +53,10 @@ enum {
 	USUAL_SHIFT = 4,   /* the maximum duration decays by 1/16 per wait */
 	BURST_NS = 1000000000, /* a burst holds up to one second's worth of starts or samples */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
-	SAMPLES_PER_STEP = 4, /* number of samples beyond a burst that doubles the threshold */
+	SAMPLES_PER_STEP = 4, /* after this many samples in excess of a burst, the threshold doubles */
 	MOST_STEPS = 31,
 	WAIT_EIGHTHS = 6, /* wait records may fill this many eighths of the ring */
-	ENDED_EIGHTHS = 7, /* records of exited threads may fill this many eighths of the ring */
+	ENDED_EIGHTHS = 7, /* number of eighths of the ring that records of exited threads may fill */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
 
@@ -70,7 +70,7 @@ struct wait_layout {
 	u64 pid; /* in task_struct, unless a comment names another struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
-	u64 iowait; /* byte with the in_iowait bit; iowait_mask: mask of that bit */
+	u64 iowait; /* the byte that contains the in_iowait bit, which iowait_mask selects */
 	u64 iowait_mask;
 	u64 throttled;	    /* since 6.18 */
 	u64 cfs_rq;	    /* se.cfs_rq */
@@ -109,7 +109,7 @@ struct wait_line {
 	u64 taken;
 	u64 ring_full;
 	u64 no_room; /* waits of threads without an entry in `threads` */
-	u64 missed;  /* switches without a tracepoint event */
+	u64 missed;  /* context switches whose tracepoint event was missed */
 	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
@@ -159,7 +159,7 @@ struct thread {
 	u32 waker_tgid; /* ids of the thread that ended this wait */
 	u32 waker_tid;
 	u32 ran_ns; /* low bits of the task's CPU time when the start of this wait was written */
-	u64 begun_ns; /* CLOCK_MONOTONIC when the start of this wait was written; 0: not measured */
+	u64 begun_ns; /* CLOCK_MONOTONIC time of writing this wait's start; 0: not measured */
 	char waker_comm[16];
 };
 

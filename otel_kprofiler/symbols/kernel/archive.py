@@ -112,7 +112,7 @@ def _make_lines(table: SymbolTable, module: str) -> str:
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
-            continue  # the preferred alias is the last one
+            continue  # keep only the last alias, which is preferred
         if name and _reaches(table, start, 1):
             # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))

@@ -99,7 +99,7 @@ class TableBuilder:
         values = parse_addresses(addresses)
         try:
             lengths = bytes(map(len, names))
-        except ValueError:  # a name of more than 255 bytes
+        except ValueError:  # a name is longer than 255 bytes
             lengths = bytes(min(len(name), 255) for name in names)
         if 255 in lengths:
             start = len(self._addresses)

@@ -34,7 +34,7 @@ _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has about ten
 _MAX_CHECKED = 1024  # number of sized functions that are checked
-_MAX_HOMONYMS = 16  # symbols with the same name as an anchor
+_MAX_HOMONYMS = 16  # number of symbols that share an anchor's name
 
 
 class BuiltinRange(NamedTuple):

@@ -19,7 +19,7 @@ GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 _MARKER = re.compile(
     rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S
-    rb"|__(?:\w+_)?text_(?:start|end)"  # include/asm-generic/vmlinux.lds.h, and arm64
+    rb"|__(?:\w+_)?text_(?:start|end)"  # asm-generic/vmlinux.lds.h and arm64's vmlinux.lds.S
     rb"|__(?:init|exit)text_(?:begin|end)|__init_(?:begin|end)"
     rb"|__indirect_thunk_(?:start|end)"  # x86, Linux 5.10 and 6.1
     rb"|__relocate_(?:new_)?kernel_(?:start|end)"  # arm64 since Linux 6.1, x86 in Linux 6.18

@@ -239,7 +239,7 @@ class _Download:
             if left < 0:
                 raise _DownloadError(f"sent more than the limit of {self._limits.file_bytes} bytes")
             write_all(target, chunk)
-        if self._late.is_set():  # an aborted response without a length ends without an error
+        if self._late.is_set():  # without a Content-Length, an aborted response looks complete
             raise _DownloadError("the download took too long")
         return True
 

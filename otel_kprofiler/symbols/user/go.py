@@ -78,7 +78,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    parts: int  # index of the header word with the offset of the names
+    parts: int  # index of the header word that contains the offset of the names
     start: str  # struct format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
     has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
@@ -259,7 +259,7 @@ class GoTable:
         try:
             return self._keep(self._read_pc_table, table, _MOST_PC_TABLES_BYTES).find(place)
         except StopIteration:
-            pass  # the table continues
+            pass  # the table is longer than the first read
         try:
             return self._keep(self._read_pc_table, table, MAX_PC_TABLE_BYTES).find(place)
         except StopIteration as error:

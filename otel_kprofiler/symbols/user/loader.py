@@ -317,8 +317,8 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # Code without a file is assigned a separate device, so that a process that does not respond
-        # delays no other process.
+        # Code that has no file is assigned a unique device, so that an unresponsive process does
+        # not delay other processes.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device

@@ -175,7 +175,7 @@ class _Words(dict[int, Frame]):
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
-        # If there are too many mappings, a frame without a mapping may be in a file.
+        # If there are too many mappings, a frame without a mapping may still be in a mapped file.
         is_complete = has_files and len(mappings) < NO_MAPPING
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))

@@ -1,6 +1,6 @@
 /* A well-behaved program: alternates work and sleep, and prints its CPU time in nanoseconds.
 
-   With a real-time priority, the program runs whenever it is ready, whatever else the machine does.
+   With a real-time priority, the program runs as soon as it is runnable, regardless of other load.
    Periods of work have random lengths, so that they end at random times between ticks. */
 #define _GNU_SOURCE
 #include <sched.h>

@@ -37,7 +37,7 @@ MODULE_PARM_DESC(fail_init, "let init return -ENODEV");
 static struct task_struct *thread;
 
 #if KPROF_OTHER
-/* Shifts the functions below, so that the first build's symbols would give them wrong names. */
+/* Shifts the functions that follow, so that symbols of the first build would yield wrong names. */
 noinline void kprof_shift(volatile unsigned int *counter)
 {
 	*counter += 1; *counter += 2; *counter += 3; *counter += 4;
@@ -53,7 +53,7 @@ static noinline __noclone void kprof_leaf(unsigned int rounds)
 		barrier();
 }
 
-/* In a separate section, whose offset from .text in memory differs from that in the file. */
+/* Placed in a separate section, whose offset from .text in memory differs from its offset in the file. */
 static noinline void __section(".kprof.text") kprof_mid(u64 end_ns)
 {
 	while (ktime_get_ns() < end_ns) {
@@ -62,7 +62,7 @@ static noinline void __section(".kprof.text") kprof_mid(u64 end_ns)
 	}
 }
 
-/* Busy a quarter of the time, so that a guest with one CPU stays usable. */
+/* Spins a quarter of the time, so that a guest with one CPU remains responsive. */
 static noinline int kprof_thread(void *unused)
 {
 	while (!kthread_should_stop()) {

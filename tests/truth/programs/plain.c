@@ -1,5 +1,5 @@
 // Calls a C library that has no unwind tables: callbacks, strings, memory, numbers, system calls;
-// with the argument "all", also threads and signals.
+// also uses threads and signals if its argument is "all".
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

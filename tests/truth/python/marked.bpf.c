@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The sampler, with a mark in place of a span in its records: the number that the interrupted
- * thread has stored at its address in `marks`.
+ * A variant of the sampler whose records contain a mark instead of a span. The mark is the number
+ * at the interrupted thread's address in `marks`.
  */
 #include "loaders.bpf.h"
 

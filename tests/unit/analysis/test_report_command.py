@@ -288,7 +288,7 @@ def test_report_lines_fit_the_terminal_width(profile, width, monkeypatch):
         assert all("%" in line or line.endswith(by) or " ms in " in line for line in lines)
 
 
-def test_the_error_for_a_file_without_a_profile_states_the_cause_and_the_fix(tmp_path, capsys):
+def test_the_error_for_a_file_that_is_not_a_profile_states_the_cause_and_the_fix(tmp_path, capsys):
     path = tmp_path / "file"
     path.write_text(html([]))
     with pytest.raises(SystemExit) as stop:

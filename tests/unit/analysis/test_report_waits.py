@@ -178,7 +178,7 @@ def test_profile_files_include_idle_waits(profile, tmp_path):
     assert [one.wait for _, one in windows[1].samples] == [POLL, PIPE, QUEUE]
 
 
-def test_comparisons_and_views_omit_idle_waits(profile):
+def test_comparisons_omit_idle_waits_by_default(profile):
     times = ["--time-before", "0s..1s", "--time-after", "0s..1s"]
     without = invoke(diff, profile, "--by", "cause", "--json", *times)
     assert "1 idle wait left out; --idle shows them" in without.stderr

@@ -200,7 +200,7 @@ def test_an_inconsistent_record_is_rejected(payload):
         parse(payload)
 
 
-def test_python_and_the_compiled_program_agree_on_every_struct_layout():
+def test_python_and_the_bpf_object_agree_on_every_struct_layout():
     types = KernelTypes(object_btf())
 
     def places(name, members):

@@ -78,7 +78,7 @@ def test_the_error_for_a_missing_bcc_names_its_package(package):
     assert "apt-get install python3-bpfcc" in raised.value.hint
 
 
-def test_a_bcc_without_its_shared_library_counts_as_missing(package):
+def test_bcc_without_its_shared_library_counts_as_missing(package):
     package("import ctypes\nctypes.CDLL('libbcc.so.99')")
     with pytest.raises(DependencyError, match=r"libbcc\.so\.99: cannot open"):
         bcc.compile_programs(SPEC, {})

@@ -53,7 +53,7 @@ def test_a_line_table_is_assembled_from_fragments_in_an_earlier_chunk():
     assert code.line_table == b"abc"
 
 
-def test_fragments_of_a_failed_description_are_dropped():
+def test_fragments_of_an_incomplete_description_are_dropped():
     (code,) = parse(piece(b"old", ID + 1), piece(b"new"), description(table=3))
     assert code.line_table == b"new"
 
@@ -109,7 +109,7 @@ def test_an_inconsistent_record_is_rejected(record):
         parse(record)
 
 
-def test_python_and_the_compiled_program_agree_on_every_struct_layout():
+def test_python_and_the_bpf_object_agree_on_every_struct_layout():
     types = KernelTypes(object_btf())
     for name, fields in WORDS.items():
         check_adjacent(types, name, fields)

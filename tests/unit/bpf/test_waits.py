@@ -45,7 +45,7 @@ def pack(thread, task=0xFFFF888000000000):
     )  # fmt: skip
 
 
-def test_python_and_the_compiled_program_agree_on_every_struct_layout():
+def test_python_and_the_bpf_object_agree_on_every_struct_layout():
     types = KernelTypes(object_btf())
     check_adjacent(types, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
     wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold", "likely")
@@ -125,7 +125,7 @@ def in_phase(phase):
     return bytes(record)
 
 
-def test_wait_sums_of_exited_threads_are_parsed_between_samples():
+def test_wait_totals_of_exited_threads_are_parsed_but_not_returned_as_samples():
     result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
     assert parse_records(chunk, waits=result) == []

@@ -85,7 +85,7 @@ def test_the_remark_names_the_program_with_the_most_incomplete_stacks():
     )
 
 
-def test_the_remark_names_the_program_of_a_single_incomplete_stack():
+def test_a_remark_about_a_single_incomplete_stack_names_the_program():
     assert remark(sh=[sample([USER_SIDE], PENDING, 1, LIBC)]) == (
         "1 incomplete user stack in sh, in libc.so.6: "
         "the unwind table of the caller's file was not loaded yet"

@@ -403,5 +403,5 @@ def test_a_lone_escape_byte_is_interpreted_as_the_escape_key():
     assert parser.is_waiting
     assert parser.flush() == [ESCAPE]
     assert parser.feed(b"\x1bq") == [ESCAPE, "q"]
-    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not buffered until complete
+    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # an overlong sequence is not buffered
     assert not parser.is_waiting

@@ -32,7 +32,7 @@ def test_strings_and_identifiers_are_quoted():
     assert identifier("a`b\\") == r"`a\`b\\`"
 
 
-def test_non_utf8_bytes_match_their_escaped_form_in_profiles():
+def test_a_filter_with_non_utf8_bytes_matches_their_escaped_form():
     (condition, *_) = filter_conditions(Filter(services=("caf\udce9",)), "t")
     assert r"'caf\\xe9'" in condition
 

@@ -38,7 +38,7 @@ def test_the_environment_selects_the_exporter(http_receiver, capsys):
     assert capsys.readouterr().out == "otlp_http JSON\n"
 
 
-def test_the_example_with_a_queue_delivers_its_batches(window, capsys):
+def test_the_queue_example_delivers_its_batches(window, capsys):
     run_example(EXAMPLES, "Export in the background", window=window, encode_window=encode_window)
     assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
     assert check_file("profiles.jsonl") == []

@@ -229,7 +229,7 @@ def test_no_file_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_log_of_a_partial_success_quotes_the_receiver(grpc_receiver, tmp_path):
+def test_the_error_for_a_partial_success_quotes_the_receivers_message(grpc_receiver, tmp_path):
     grpc_receiver.answer(partial_success(1, "one is too old"))
     one = window(0)
     samples = one.profiles[0].resources[0].samples

@@ -127,7 +127,7 @@ def test_an_http_receivers_size_limit_is_detected(http_receiver, http_exporter, 
     check_all_arrived(http_exporter, make(), taken)
 
 
-def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
+def test_batches_encoded_after_a_rejection_are_within_the_receivers_limit(limited, quick):
     server = limited(100_000)
     asked = []
 

@@ -293,7 +293,9 @@ def test_a_kill_after_segments_have_been_set_aside_changes_no_counts(tmp_path, o
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
-def test_corruption_is_counted_if_other_segments_are_set_aside(tmp_path, open_spool, is_delivered):
+def test_samples_lost_to_corruption_are_counted_even_if_another_segment_is_set_aside(
+    tmp_path, open_spool, is_delivered
+):
     spool, by_segment = rotated(tmp_path)
     (path, first), *_, (last_path, last) = by_segment.items()
     kept = path.read_bytes()
@@ -463,7 +465,7 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path, open_spool)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change the owner of files")
 @pytest.mark.parametrize(("owner", "mode"), [(65534, 0o700), (0, 0o770), (0, 0o1703)])
-def test_a_directory_writable_by_others_is_rejected(tmp_path, owner, mode):
+def test_a_directory_writable_by_other_users_is_rejected(tmp_path, owner, mode):
     tmp_path.chmod(mode)
     os.chown(tmp_path, owner, owner)
     with pytest.raises(ExportError, match="is not safe") as caught:

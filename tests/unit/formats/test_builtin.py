@@ -47,7 +47,7 @@ def test_reports_show_builtin_modules_in_brackets(built_in):
         (["ext"], []),
     ],
 )
-def test_a_module_is_selected_whether_built_in_or_loaded(built_in, names, found):
+def test_a_kernel_module_can_be_selected_whether_built_in_or_loaded(built_in, names, found):
     (window,) = select_modules([built_in], names)
     assert [sample.stack.frames[0] for _, sample in window.samples] == found
     assert (window.profiles[0].taken, window.profiles[0].lost) == (len(found), {})

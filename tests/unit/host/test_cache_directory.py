@@ -84,5 +84,5 @@ def test_file_names_that_would_escape_the_directory_are_rejected(name, cache):
         ({}, 7, None),
     ],
 )
-def test_the_cache_directory_is_chosen_by_the_environment(environ, user, path):
+def test_the_cache_directory_depends_on_the_environment(environ, user, path):
     assert find_cache_path(environ, user) == path

@@ -136,7 +136,7 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
             f"2:cpu:/docker/{ID}\n1:name=systemd:/system.slice/web.service\n",
             {"container": ID, "unit": "web.service"},
         ),
-        # several hierarchies: cgroup v2 takes precedence, then systemd's
+        # several hierarchies: cgroup v2 takes precedence, followed by name=systemd
         (f"5:pids:/docker/{OTHER}\n0::/docker/{ID}\n", {"container": ID}),
         (f"5:pids:/docker/{OTHER}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
         # malformed lines

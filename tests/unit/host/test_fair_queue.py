@@ -68,7 +68,7 @@ def test_idle_time_earns_no_credit(queue):
     assert owners == ["early", "busy", "early", "busy"]
 
 
-def test_concurrent_turns_go_to_different_owners(queue):
+def test_concurrent_turns_are_granted_to_different_owners(queue):
     for number in range(3):
         queue.put("noisy", number)
     queue.put("good", 0)
@@ -207,7 +207,7 @@ def test_the_number_of_remembered_owners_is_bounded(queue):
     assert sum(map(len, queue._costs.values())) <= MAX_OWNERS
 
 
-def test_all_work_is_accepted_once_the_limit_is_lifted(queue):
+def test_all_work_is_accepted_after_the_limit_is_lifted(queue):
     for number in range(3):
         queue.put("only", number)
     serve(queue, 9 * SECOND_NS)

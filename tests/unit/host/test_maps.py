@@ -59,7 +59,7 @@ MAPPINGS = st.builds(
 
 
 @given(st.lists(MAPPINGS, max_size=5), st.binary(max_size=60))
-def test_lines_written_by_the_kernel_are_parsed_among_malformed_lines(rows, other):
+def test_valid_lines_between_malformed_lines_are_parsed(rows, other):
     assert list(parse_mappings(b"".join(map(write, rows)))) == rows
     between = b"\n".join([b""] + [b"!" + line for line in other.split(b"\n")] + [b""])
     assert list(parse_mappings(between.join(map(write, rows)))) == rows

@@ -89,7 +89,7 @@ def test_a_child_that_takes_too_long_is_killed(start):
     children.check(HERE)
 
 
-def test_a_child_slow_to_exit_does_not_block_its_device(start_lingering):
+def test_a_child_that_is_slow_to_exit_does_not_block_its_device(start_lingering):
     children = PatientChildren(patience_s=0.5, retry_s=1000)
     child = start_lingering()
     with pytest.raises(subprocess.TimeoutExpired):

@@ -47,7 +47,7 @@ def test_a_tracepoint_has_a_default_period_but_no_rate():
         ("kfree-skb", "no event is called 'kfree-skb'"),
     ],
 )
-def test_the_error_for_an_invalid_tracepoint_states_what_is_valid(text, part):
+def test_the_error_for_an_invalid_tracepoint_states_the_cause_or_the_fix(text, part):
     with pytest.raises(ValueError, match=re.escape(part)):
         parse_event(text, 99)
 

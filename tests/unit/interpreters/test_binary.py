@@ -96,7 +96,7 @@ def test_debug_builds_of_python_are_rejected(own_file):
     assert refusal(content) is Refusal.DEBUG_BUILD
 
 
-def test_files_for_other_machines_yield_none(own_file):
+def test_no_interpreter_is_found_in_files_for_other_architectures(own_file):
     assert find_interpreter(ImageSource(own_file), "aarch64") is None
 
 

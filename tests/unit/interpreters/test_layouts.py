@@ -21,7 +21,7 @@ def version(name):
     return Version(*map(int, name.split(".")))
 
 
-# offsetof() of each member, compiled with the headers of these versions.
+# The offset of each member, computed by offsetof() with the headers of each Python version.
 COMPILED = {
     "interpreters_head": (40, 40, 632, 808, 936),
     "interpreter_next": (0, 0, 7264, 7272, 7264),

@@ -61,7 +61,7 @@ def captured(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_captured_waits_are_assigned_the_correct_cause(name, cause):
+def test_captured_stacks_are_assigned_the_correct_wait_cause(name, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, captured(name)).label == cause
 
 
@@ -164,7 +164,7 @@ def frames(side, names):
     return Side(side, tuple(Frame(None, 1, (Line(name),), 0, side) for name in names))
 
 
-def test_causes_are_derived_from_resolved_stacks():
+def test_wait_causes_are_derived_from_resolved_stacks():
     stack = Stack((frames(KERNEL_SIDE, FUTEX), frames(USER_SIDE, TAKE_GIL)))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.GIL
     without_names = Side(USER_SIDE, RawFrames(USER_SIDE, [1, 2], Unresolved.USER_ADDRESS))

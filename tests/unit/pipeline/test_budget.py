@@ -160,7 +160,7 @@ def test_identifying_a_process_is_charged_to_its_budget_without_resolving_stacks
     assert parts.budgets.coarse["stack"] == 0
 
 
-def test_a_process_keeps_its_resource_if_the_host_pauses(parts):
+def test_a_pause_of_the_host_does_not_exhaust_the_resource_budget(parts):
     parts.resources.cost_ns = 5 * SECOND_NS
     parts.add(sample(GOOD, age_ns=1))
     _, other = parts.add(sample(GOOD + 1, age_ns=1))
@@ -211,7 +211,7 @@ def test_a_process_that_renames_itself_is_named_after_its_executable(parts):
     assert [one[1:] for one in by_process[f"exe-{GOOD}-0"]] == [(GOOD + 1, "good thread", (), 1)]
 
 
-def test_thread_context_attributes_are_charged_by_size(parts):
+def test_thread_context_attributes_are_charged_to_the_budget_by_size(parts):
     attributes = b"\1" + bytes([0, 250]) + bytes(250) + bytes([1, 250])
     count = SECOND_NS // GROUP_NS
     for number in range(count):
@@ -223,7 +223,7 @@ def test_thread_context_attributes_are_charged_by_size(parts):
     assert coarse[3] == COARSE_LABELS
 
 
-def test_a_process_that_execs_constantly_keeps_one_resource(parts):
+def test_a_process_that_execs_constantly_keeps_the_same_resource(parts):
     for number in range(200):
         _, resource = parts.add(sample(NOISY, exec_id=number))
     assert parts.budgets.coarse["resource"] > 50
@@ -307,7 +307,7 @@ def test_samples_exceeding_the_budget_are_marked_in_the_payload(parts):
     assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
 
 
-def test_samples_of_a_shared_resource_have_no_thread_id_or_name(parts):
+def test_samples_attributed_to_a_shared_resource_have_no_thread_id_or_name(parts):
     """The budget may recover between the lookups of a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[

@@ -68,7 +68,7 @@ def test_the_goroutine_pointer_of_pie_programs_is_below_the_thread_pointer():
 
 
 @pytest.mark.parametrize("gap", [16, 0x3FFF0, 0x40000, 0x200000])
-def test_the_version_is_found_anywhere_in_writable_data(gap):
+def test_the_go_version_is_found_anywhere_in_writable_data(gap):
     assert Program(gap=gap).find().go == LAYOUTS["1.26"][1]
 
 

@@ -158,7 +158,7 @@ def test_the_resource_of_an_exited_process_is_built_from_the_sample(proc):
     assert "process.creation.time" in attributes
 
 
-def test_reused_pids_are_distinguished_with_proc_if_samples_lack_start_times(proc):
+def test_reused_pids_are_distinguished_using_proc_if_samples_lack_start_times(proc):
     proc(5, 300)
     result = resources(proc)
     first = result.get(raw(5, None))

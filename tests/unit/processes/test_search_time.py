@@ -42,7 +42,7 @@ def test_a_search_ends_after_being_blocked_for_too_long():
     assert [clocks.spend(blocked_s=1.5), clocks.spend(blocked_s=1)] == [False, True]
 
 
-def test_waiting_for_a_cpu_does_not_end_a_search():
+def test_the_time_limit_of_a_search_does_not_include_waiting_for_a_cpu():
     clocks = Clocks()
     assert not any(clocks.spend(cpu_s=0.01, delay_s=5) for _ in range(15))
     assert not clocks.spend(blocked_s=1)

@@ -43,7 +43,7 @@ def group(resource, count):
     return ResourceSamples(resource, [WindowSample(Stack(()), 1, "a", 0, None, times)])
 
 
-def test_only_on_cpu_samples_are_omitted_and_each_is_counted():
+def test_only_on_cpu_samples_are_omitted_and_the_omitted_samples_are_counted():
     other, own = Resource({"process.pid": 1}), Resource({"process.pid": 2, SELF_PROFILED: True})
     until_now = Resource({"process.pid": 3})
     totals = StreamTotals("s", 100, 200, {LossCause.RING_FULL: 5, LossCause.SELF_PROFILED: 30})

@@ -81,7 +81,7 @@ def with_header(recorded, **values):
     return changed
 
 
-def test_a_replay_returns_each_recorded_drain_with_its_watermark(recording):
+def test_a_replay_returns_the_samples_of_each_recorded_drain_with_their_watermark(recording):
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
     sampler.start()
@@ -182,7 +182,7 @@ def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_a_recording_of_an_unsupported_version_is_rejected_with_its_version(recorded):
+def test_the_error_for_an_unsupported_recording_format_states_its_version(recorded):
     with pytest.raises(KProfilerError, match=r"format 99\."):
         Recording(with_header(recorded, version=99))
 

@@ -49,7 +49,7 @@ def recorded():
     return json.loads(json.dumps(collector.rows()))
 
 
-def test_names_and_reasons_are_replayed_from_the_recording():
+def test_names_and_the_reasons_for_missing_names_are_read_from_the_recording():
     known = KnownFiles()
     known.add(KEY, DETAILS)
     names = RecordedNames(known, parse_user_names(recorded()), {})

@@ -45,7 +45,7 @@ def test_tracepoint_values_are_located_by_type_in_this_kernel(host):
     assert (module.number, *module.value) == (4, 255, None, False, 1)
 
 
-def test_no_tracepoint_is_planned_for_other_kinds_of_events(host):
+def test_events_other_than_tracepoints_are_not_planned_as_tracepoints(host):
     assert plan(host, "faults") == []
 
 

@@ -115,7 +115,7 @@ def test_an_ongoing_wait_lasts_no_longer_than_the_time_since_its_start():
     assert (wait.value, wait.wait.duration_ns) == (600, 600)
 
 
-def test_an_ongoing_wait_is_reported_once():
+def test_the_time_of_an_ongoing_wait_is_reported_only_once():
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     (first,) = joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)

@@ -108,7 +108,7 @@ def test_concurrent_threads_receive_the_numbers_of_their_label_sets():
     assert len(sets._numbers) <= len(sets)
 
 
-def test_a_window_has_a_limited_number_of_label_sets():
+def test_the_number_of_label_sets_per_window_is_limited():
     sets = LabelSets()
     counts = LabelCounts(sets, max_sets=2)
     results = [counts.find(sets.number((("n", name),))) for name in ("a", "b", "rare")]

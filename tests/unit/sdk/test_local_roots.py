@@ -270,7 +270,7 @@ class Slow(dict):
         super().__setitem__(span_id, name)
 
 
-def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, tracer):
+def test_the_name_of_a_span_that_ends_while_the_name_is_being_stored_is_dropped(roots, tracer):
     encoded = Slow()
     encoded.ending = early = tracer.start_span("early")
     roots.follow(str.encode, encoded)
@@ -319,7 +319,7 @@ def test_the_number_of_local_root_names_in_a_window_is_limited(roots, tracer):
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
 
 
-def test_samples_carry_the_selected_baggage_of_their_local_root(roots, tracer):
+def test_samples_carry_the_selected_baggage_of_their_local_root_span(roots, tracer):
     names = RootNames(roots, max_names=0, baggage_keys=("tenant", "region"))
     names.start()
     context = baggage.set_baggage("tenant", "a" * 300)
@@ -353,7 +353,7 @@ def test_baggage_keys_that_cannot_be_labels_are_rejected():
         make_plan(read_settings({"OTEL_KPROFILER_BAGGAGE_KEYS": "cpu.logical_number"}))
 
 
-def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
+def test_the_processor_is_added_to_the_global_provider_only_once(monkeypatch):
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     roots = LocalRoots()

@@ -370,7 +370,7 @@ def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(p
     assert not resources._contexts._known
 
 
-def test_unresponsive_process_memory_does_not_delay_reading_contexts(process, tmp_path, caplog):
+def test_a_context_read_times_out_if_process_memory_is_unresponsive(process, tmp_path, caplog):
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()

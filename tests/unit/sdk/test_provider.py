@@ -79,7 +79,7 @@ def test_a_failing_processor_does_not_affect_other_processors(in_memory, caplog)
     profiles.shutdown()
 
 
-def test_a_hanging_exporter_neither_blocks_nor_delays_shutdown():
+def test_a_hanging_exporter_delays_neither_callers_nor_shutdown():
     class Hanging(ProfileExporter):
         form, max_bytes, name = Form.PROTOBUF, None, "hanging"
 

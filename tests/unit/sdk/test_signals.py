@@ -53,7 +53,7 @@ def test_a_second_signal_does_not_wait_for_the_export():
 
 
 @pytest.mark.parametrize("times", [0, 1])
-def test_a_worker_exports_and_then_exits_as_if_not_profiled(times):
+def test_a_worker_exports_its_samples_and_exits_as_if_it_were_not_profiled(times):
     code = """
     import multiprocessing
     worker = multiprocessing.get_context("fork").Process(target=begin)

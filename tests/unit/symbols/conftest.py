@@ -10,7 +10,7 @@ import pytest
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
 
-# Tests import helpers from here.
+# Tests import helpers from this directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
 DATA = Path(__file__).parents[2] / "data" / "kernel"

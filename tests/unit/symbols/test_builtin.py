@@ -77,7 +77,7 @@ def test_every_symbol_is_in_the_modules_of_its_object_file(tmp_path, owner, sour
     results = {}
     for address, _, _ in symbols:
         frame = symbolizer.resolve_addresses([address + slide])[0]
-        if frame.module:  # exit text is in no module
+        if frame.module:  # exit text does not belong to a module
             results[address] = list(frame.builtin)
     assert results == {address: owner(address) for address in results}
     assert len(results) > 500

@@ -26,7 +26,7 @@ def named(table, offset):
     return result and (result[0].decode(), result[1] - BASE)
 
 
-def test_padding_belongs_to_its_function_and_ends_the_previous_function():
+def test_padding_before_a_function_belongs_to_it_and_ends_the_previous_function():
     table = core(
         (0x00, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "t", "g"), (0x40, "t", "h")
     )  # fmt: skip
@@ -36,7 +36,7 @@ def test_padding_belongs_to_its_function_and_ends_the_previous_function():
     assert named(table, 0x3F) == ("g", 0x30), "h has no padding, so g reaches up to it"
 
 
-def test_padding_without_a_function_has_no_name():
+def test_padding_whose_function_is_missing_has_no_name():
     table = core((0, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "d", "data"), (0x40, "t", "h"))
     assert named(table, 0x1F) == ("f", 0)
     assert named(table, 0x25) is None
@@ -80,7 +80,7 @@ def test_names_of_any_length_are_preserved():
         assert list(table.find((name + "_" * at).encode())) == [at]
 
 
-def test_clones_listed_right_after_their_module_are_recognized_as_freed():
+def test_ftrace_clones_listed_right_after_their_module_are_recognized_as_freed():
     live = text((0x2000, "t", "live"), (0x2100, "d", "x"), (0x2F00, "T", "exported"), module="a")
     clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
     others = text((0x3000, "T", "b_init"), module="b")

@@ -83,7 +83,7 @@ def test_no_problems_are_reported_for_an_intact_kallsyms(host):
     assert not [problem for problem in problems if problem.startswith("/proc/kallsyms")]
 
 
-def test_leaves_are_looked_up_exactly_and_callers_at_return_address_minus_one(host):
+def test_leaves_are_looked_up_by_exact_address_and_callers_by_return_address_minus_one(host):
     symbolizer = KernelSymbolizer.live(host)
     leaf, caller = symbolizer.resolve_addresses([BASE + 0x200, BASE + 0x200])
     assert (leaf.function, leaf.address, leaf.offset) == ("second", 0x200, 0)

@@ -186,7 +186,7 @@ def test_a_delayed_read_does_not_displace_newer_symbols_at_a_reused_address():
     assert name_at(result, A + 640, 169) == "unseen"
 
 
-def test_the_history_remains_sorted_if_a_read_removes_symbols_late():
+def test_the_history_remains_sorted_if_an_older_read_is_processed_late():
     """A lookup scans the history backwards and stops at the requested time."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 8192, "kprobe_insn_page", 4096, OOL)),
@@ -235,7 +235,7 @@ def test_a_reloaded_program_is_distinguished_from_its_predecessor():
     assert [name_at(result, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
-def test_trampolines_remain_unnamed_until_a_full_read():
+def test_after_lost_records_trampolines_are_unnamed_until_the_next_full_read():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
     result = table((0, ALL_READ, page))
     result.apply(lost(100, 120))
@@ -256,7 +256,7 @@ def test_only_reads_started_after_a_loss_is_detected_restore_names():
     assert (name_at(result, A), name_at(result, A + 64, 215)) == ("a", "b")
 
 
-def test_a_removal_record_whose_load_record_was_lost_leaves_an_uncertain_entry():
+def test_code_whose_load_record_was_lost_is_uncertain_between_the_loss_and_its_removal():
     result = table((50, PROGRAMS_READ))
     result.apply(lost(100, 120))
     result.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))

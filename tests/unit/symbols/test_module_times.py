@@ -38,7 +38,7 @@ def symbolizer(host, clock):
     result.close()
 
 
-def test_code_sampled_between_the_last_read_and_a_late_announcement_is_unnamed(
+def test_code_sampled_between_the_last_read_and_a_delayed_uevent_is_unnamed(
     host, symbolizer, clock
 ):
     """Another module is loaded at the address before the first module's removal is received."""

@@ -96,7 +96,7 @@ def test_a_match_all_pattern_lists_each_symbol_once(symbolize):
     assert len(lines) == len(set(lines)) == len(KALLSYMS.splitlines())
 
 
-def test_names_without_a_symbol_are_reported(symbolize):
+def test_names_that_match_no_symbol_are_reported(symbolize):
     status, lines, errors = symbolize("nothing+0x10", "vfs_read+10", "+0x10")
     assert (status, lines) == (1, [])
     assert errors[-3:] == [

@@ -77,7 +77,7 @@ def test_the_best_permitted_method_of_reading_bpf_programs_is_used(host, walk, i
     assert method.value in finding.observed
 
 
-def test_a_full_read_contains_programs_with_lengths_and_other_kallsyms_symbols(host):
+def test_a_full_read_returns_bpf_programs_with_their_lengths_and_trampolines(host):
     reader = BaselineReader(host())
     action, symbols = reader.read_all(lambda: True)
     assert action is KsymbolAction.ALL_READ

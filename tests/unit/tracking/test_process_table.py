@@ -161,7 +161,7 @@ def test_a_full_read_returns_changes_to_processes_and_their_mappings():
     assert apply_all(table, Census(40, frozenset([7]))) == [Exited(40, new)]
 
 
-def test_a_process_may_have_an_earlier_start_time_in_proc_than_in_its_start_event():
+def test_the_start_time_in_proc_may_be_earlier_than_the_time_of_the_start_event():
     table = ProcessTable(same_start_ns=5)
     assert len(apply_all(table, begun(12, 5), reading(20, 5, 10))) == 1
     assert len(apply_all(table, begun(112, 5), reading(120, 5, 110))) == 2

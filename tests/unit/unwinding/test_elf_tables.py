@@ -88,7 +88,7 @@ def test_malformed_elf_headers_are_rejected(at, form, value, reason):
 
 
 @pytest.mark.parametrize(("field", "value"), [(8, 1 << 20), (32, 1 << 40), (16, (1 << 64) - 16)])
-def test_a_segment_that_exceeds_the_file_is_rejected(field, value):
+def test_a_segment_that_extends_beyond_the_file_is_rejected(field, value):
     elf = Elf()
     elf.put("<Q", elf.program_header(PT_LOAD, 1) + field, value)
     assert refusal(elf.data) is Refusal.DAMAGED_HEADERS

@@ -151,7 +151,7 @@ def test_x30_is_preserved_across_the_call_that_grows_the_stack():
         [*PROLOGUE, CALL, 0xA9BF07E0, *EPILOGUE],  # stp x0, x1, [sp, #-16]!
     ],
 )
-def test_functions_whose_code_contradicts_their_frame_sizes_have_no_rule(words):
+def test_functions_whose_code_contradicts_their_frame_sizes_have_no_unwind_rule(words):
     assert assembly(words) == WITHOUT
 
 
@@ -213,7 +213,7 @@ def test_functions_that_switch_stacks_have_rules_until_they_change_registers(nam
         assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN)]
 
 
-def test_functions_with_an_unrecognized_stack_switch_have_no_rule():
+def test_functions_with_an_unrecognized_stack_switch_have_no_unwind_rule():
     assert switching(b"runtime.other", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
 
 

@@ -226,7 +226,7 @@ def test_the_memory_of_the_child_is_limited(tmp_path):
 
 
 @pytest.mark.long
-def test_indexing_an_entry_takes_little_memory():
+def test_indexing_an_entry_uses_little_memory():
     count = 150_000
     head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     ats = range(len(head), len(head) + 16 * count, 16)

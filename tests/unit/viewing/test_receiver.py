@@ -346,7 +346,7 @@ def test_data_after_the_end_of_a_gzip_stream_is_rejected_instead_of_ignored(rece
     assert intake.counts.requests == 0
 
 
-def test_a_failing_store_is_reported_as_overload(receivers, intake):
+def test_a_store_failure_is_reported_as_an_overload(receivers, intake):
     intake._add = raising(KProfilerError("cannot write x.db: full", hint="free space"))
     error = refused(receivers, payload())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -288,7 +288,7 @@ def test_directories_left_behind_by_killed_processes_are_removed(monkeypatch, tm
             assert set(os.listdir(tmp_path)) == kept | named
 
 
-def test_a_named_store_is_kept_for_its_owner_and_can_be_reopened(tmp_path):
+def test_a_named_store_is_accessible_only_to_its_owner_and_can_be_reopened(tmp_path):
     path = str(tmp_path / "x.db")
     for run in range(2):
         with SampleStore(path, now_ns=lambda: NOW) as store:

@@ -81,7 +81,7 @@ def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
     assert counts["loaded"] == 1 + FILES, report
     kept = FILES - counts["evicted"]
     assert counts["evicted"]
-    # Each function takes thirteen bytes for the name and eight for lines.
+    # Each function requires thirteen bytes for its name and eight bytes for its lines.
     assert counts["bytes"] >= kept * 21 * GO_FUNCTIONS, report
     check_memory(report, LIMIT_MIB)
 
@@ -108,7 +108,7 @@ def test_memory_held_during_a_read_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_an_abandoned_reader_does_not_block_other_readers_but_its_memory_counts():
+def test_an_abandoned_reader_does_not_block_other_readers_but_its_memory_is_still_counted():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

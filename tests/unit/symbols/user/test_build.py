@@ -263,7 +263,7 @@ def test_each_source_fills_the_gaps_of_earlier_sources(program, folder):
     }
 
 
-def test_no_debug_file_is_searched_for_if_all_functions_have_names(program):
+def test_no_debug_file_is_searched_for_a_program_whose_functions_all_have_names(program):
     with open(program, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         read_functions(source, read_elf(source, None), lambda: pytest.fail("unneeded search"))

@@ -68,7 +68,7 @@ def id_path(build_id):
     return f"/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
 
 
-def test_a_debug_link_is_read_as_written_by_objcopy(without_id):
+def test_a_debug_link_written_by_objcopy_is_parsed(without_id):
     with open(without_id.debug, "rb") as file:
         link = DebugLink("program.debug", zlib.crc32(file.read()))
     assert without_id.want("/bin/p").debug_link == link

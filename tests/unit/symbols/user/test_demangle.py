@@ -83,7 +83,7 @@ def test_rust_names_match_rustc_demangle(row):
         ("main", "main"),
         ("memcpy.constprop.0", "memcpy"),
         (".cold", ".cold"),
-        ("i", "i"),  # a type for __cxa_demangle, but a function here
+        ("i", "i"),  # a function name that __cxa_demangle would parse as a type
         ("", ""),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_adversarial_names_are_demangled_in_bounded_time(name):
     assert time.thread_time() - started < 5
 
 
-def test_a_name_that_grows_within_bounds_is_demangled():
+def test_a_name_that_expands_to_a_length_within_the_limit_is_demangled():
     assert demangle(nested(6)).startswith("f(A, X<A, A>, X<X<A, A>, X<A, A> >")
 
 

@@ -69,14 +69,14 @@ def test_exported_names_are_preferred_over_internal_names(names, ranked):
     assert table.lookup(20).name == ranked.split()[0]
 
 
-def test_a_limited_number_of_aliases_is_compared():
+def test_only_a_limited_number_of_aliases_is_compared():
     rows = [Function(8, 16, f"name{i:04}") for i in range(3 * MAX_RANKED)]
     table = make_table(rows)
     assert table.names_at(8) == tuple(row.name for row in rows[:MAX_RANKED])
     assert table.lookup(8) == rows[0]
 
 
-def test_the_longest_function_is_found_even_if_too_many_functions_share_its_start():
+def test_the_longest_function_is_found_even_if_too_many_functions_share_its_start_address():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])

@@ -121,7 +121,7 @@ def test_file_names_freed_by_v8_are_taken_from_function_names(file):
     [lines(0x100, (0x100, 7, b"a"), (0x121, 8, b"a")), record(2, 1, b"short"),
      record(2, 1, struct.pack("=QQ", 0x100, 9) + b"x" * 20)],
 )  # fmt: skip
-def test_a_function_with_malformed_lines_keeps_its_name(damaged):
+def test_a_function_with_malformed_line_numbers_keeps_its_name(damaged):
     with written(header(), damaged, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
         assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
@@ -154,7 +154,7 @@ ENDS = st.just(("close",))
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_functions_have_the_correct_name_at_any_time(rounds):
     """Events occur at times 10, 20 and so on. Each iteration ends with a read of the dump."""
-    codes = []  # [start, end, name] of functions in memory
+    codes = []  # [start, end, name] of the functions currently in memory
     history = [[]]  # the code after each event
     with written(header()) as (dump, path):
         for events in rounds:
@@ -232,7 +232,7 @@ def test_records_of_child_processes_are_ignored():
         assert name_at(dump, 1, 10) == "mine"
 
 
-def test_a_jitdump_record_is_read_once_it_is_complete():
+def test_a_jitdump_record_is_read_only_after_it_is_complete():
     whole = load(1, 0x100, 0x10, b"name", code=bytes(50))
     with written(header()[:20]) as (dump, path):
         assert not dump.update(5)

@@ -261,7 +261,7 @@ def read_symbols(source, lines):
         (ConversionLimits(result_bytes=1000), (LinesProblem.DAMAGED, False)),
     ],
 )
-def test_symbols_record_whether_their_lines_may_still_become_available(
+def test_symbols_record_whether_their_source_lines_may_become_available_later(
     limits, expected, build, cache, opened
 ):
     lines = SymbolicLines(cache, limits)
@@ -393,7 +393,7 @@ def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     tracemalloc.start()
     try:
         for table in tables:
-            for at in range(3, count):  # the first three have symbols
+            for at in range(3, count):  # the first three functions have symbols
                 names = [line.function for line in table.lookup(hostile_dwarf.TEXT + 16 * at)]
                 assert names == ["n" * min(longest + count - at, 8192)]
         kept_bytes, _ = tracemalloc.get_traced_memory()

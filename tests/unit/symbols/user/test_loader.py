@@ -468,7 +468,7 @@ def test_files_of_other_processes_are_read_before_those_of_a_slow_process(make):
     [([1] * 10, 2), ([2**30 + number for number in range(10)], os.getpid())],  # nonexistent pids
     ids=["of a process", "of a user with many processes"],
 )
-def test_many_files_do_not_crowd_out_files_of_other_owners(make, monkeypatch, owners, other):
+def test_a_flood_of_files_does_not_crowd_out_other_processes(make, monkeypatch, owners, other):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -481,7 +481,7 @@ def test_many_files_do_not_crowd_out_files_of_other_owners(make, monkeypatch, ow
     assert loader.counts().dropped in {6, 7}
 
 
-def test_reading_stays_within_its_cpu_budget_until_shutdown(make):
+def test_loading_symbols_stays_within_the_cpu_budget_until_shutdown(make):
     spent_ns = 0
 
     def read(_details, _content):
@@ -539,7 +539,7 @@ def test_a_forked_child_closes_the_inherited_files(make, tmp_path):
     assert loader.counts().loaded == 8
 
 
-def test_code_without_a_file_has_no_name(make):
+def test_code_that_is_not_mapped_from_a_file_has_no_name(make):
     assert make().name_code(ProcessKey(1, 1), 0x1000, 1).unresolved is Unresolved.NO_FILE
 
 

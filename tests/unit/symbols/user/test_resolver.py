@@ -231,7 +231,7 @@ def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
         assert sum(map(len, resolver._words.values())) <= 50
 
 
-def test_dropped_name_lookups_are_retried(known):
+def test_symbols_that_were_dropped_are_looked_up_again(known):
     names = Names()
     names.files[LIBC] = {0x30000: DROPPED}
     resolver = UserResolver(known, names, max_frames=50)
@@ -274,7 +274,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
         names.files[LIBC] = {0x30000: DROPPED}
 
 
-def test_frames_of_an_evicted_file_are_named_once_the_file_is_read_again(known):
+def test_frames_of_an_evicted_file_are_named_after_the_file_is_read_again(known):
     """Naming the frames requires neither new stacks nor a lookup for each sample."""
     names = Names()
     names.files[LIBC] = {0x30000: EVICTED}

@@ -1,1 +1,1 @@
-/* bcc includes this file, but uses nothing from it here. */
+/* Empty stub: bcc's headers include this file, but these programs do not use it. */
