@@ -240,6 +240,6 @@ def _check(pairs: bytes) -> None:
     if len(pairs) > MAX_ENTRIES * ENTRY_BYTES:
         raise TableRefused(
             Refusal.TOO_LARGE,
-            f"the search table lists {len(pairs) // ENTRY_BYTES} functions; the limit is {MAX_ENTRIES}",
+            f"the search table lists {len(pairs) // ENTRY_BYTES} functions (limit {MAX_ENTRIES})",
         )
     check_pairs(iter([pairs]))

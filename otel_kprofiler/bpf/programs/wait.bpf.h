@@ -498,8 +498,8 @@ INLINE int has_begun(const struct thread *thread)
 }
 
 /*
- * Drops the start of a wait whose thread has since run (see repair()), perhaps in another span. The
- * wait's end is written as if its start had not been reported.
+ * Discards the reported start of a wait if the thread has run since (see repair()), perhaps in
+ * another span. The end of the wait is written as if the start had not been reported.
  */
 INLINE void drop_begin(struct thread *thread)
 {
