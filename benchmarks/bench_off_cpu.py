@@ -130,7 +130,7 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
                     results.append((int(facts.get("run_cnt", 0)), int(facts.get("run_time_ns", 0))))
     finally:
         STATS.write_text(before)
-    runs, run_time_ns = max(results)  # the program at sched_switch runs most often
+    runs, run_time_ns = max(results)  # the sched_switch program has the most runs
     return run_time_ns / runs
 
 

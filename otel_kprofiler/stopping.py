@@ -20,7 +20,7 @@ _SHARE: Final = 0.5
 """Fraction of the remaining time that one component may use; other components use the remainder."""
 
 _log = logging.getLogger(__name__)
-_read: dict[int, str] = {}  # the path that each thread is reading
+_read: dict[int, str] = {}  # path that each thread is reading, by thread id
 
 
 class _Stop:

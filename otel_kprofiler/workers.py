@@ -22,7 +22,7 @@ def call_in_workers(hook: Callable[[], object]) -> None:
     if not is_before_workers():
         return
     try:
-        # A later import of uwsgidecorators by the service would drop hooks set without that module.
+        # Importing uwsgidecorators overwrites an existing post-fork hook, so import it first.
         decorators: Any = importlib.import_module("uwsgidecorators")
     except Exception:  # noqa: BLE001 - an Exception means that there is no master process
         _chain(_find_uwsgi(), hook)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LOCK, _GATE = (
-    # Files of other users might not be writable.
+    # The name includes the uid, because another user's file might not be writable.
     Path(tempfile.gettempdir(), f"otel-kprofiler-host-settings-{os.getuid()}.{name}").open("w")  # noqa: SIM115
     for name in ("lock", "gate")
 )

@@ -72,7 +72,7 @@ def work():
 
 
 def main():
-    Path("/proc/self/comm").write_text("published")  # threads inherit it
+    Path("/proc/self/comm").write_text("published")  # threads inherit this name
     thread_context.start({"service.name": "published"})
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         works = [pool.submit(work) for _ in range(3)]

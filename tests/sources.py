@@ -14,7 +14,7 @@ PACKAGE = Path(otel_kprofiler.__file__).parent
 @functools.cache
 def syntax_trees() -> Mapping[Path, ast.Module]:
     """Returns all modules as syntax trees, sorted by path. Callers must not change the trees."""
-    gc.disable()  # traversals of growing trees would find no garbage
+    gc.disable()  # collections would traverse the growing trees without finding garbage
     try:
         return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     finally:

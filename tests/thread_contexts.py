@@ -44,7 +44,7 @@ class Model(NamedTuple):
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
     is_late: bool = False
-    modules: int = 0  # number of libraries with TLS that are loaded first
+    modules: int = 0  # number of other libraries with TLS to load before the library
 
 
 MODELS = {

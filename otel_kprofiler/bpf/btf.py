@@ -25,7 +25,7 @@ _KIND_FUNC: Final = 12
 _KIND_FUNC_PROTO: Final = 13
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
-# Bytes that follow a type's three words, by kind: a fixed number, and a number per member.
+# Number of bytes that follow struct btf_type, by kind: a fixed number, plus a number per member.
 _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),

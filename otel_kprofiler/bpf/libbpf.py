@@ -86,7 +86,7 @@ class _LibbpfObject:
         if spec.maps_of is None:
             for name, entries in spec.map_entries.items():
                 if library.bpf_map__set_max_entries(self._find_map(name), entries):
-                    raise self._failure(f"setting the size of map {name} in", ctypes.get_errno())
+                    raise self._failure(f"setting max_entries of map {name} in", ctypes.get_errno())
         else:
             self._share_maps(spec.maps_of)
         for name, data in spec.constants.items():

@@ -198,7 +198,7 @@ _MEMBERS: Final = (
     ("super_block", "s_dev"),
 )
 _FORMER: Final = {
-    # Before Linux 6.1, the mappings of a process were in a red-black tree.
+    # Before Linux 6.1, the mappings of a process were stored in a red-black tree.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
     # An inode's times were struct timespec64 before Linux 6.11, and had other names before 6.7.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),

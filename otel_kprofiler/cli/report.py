@@ -49,8 +49,8 @@ _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 def _parse_grouping(name: str) -> str:
     if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
         raise ValueError(
-            f"{name!r} is not a grouping: use one of {_GROUPINGS}, the name of an attribute, "
-            f"which contains a dot, or label:{name} for a label"
+            f"{name!r} is not a grouping: use one of {_GROUPINGS}, an attribute name  "
+            f"that contains a dot, or label:{name} for a label"
         )
     return name
 
@@ -113,7 +113,7 @@ GROUPING: Final = ParsedType("grouping", _parse_grouping)
 )  # fmt: skip
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Keep only this container, given by its name or a prefix of its ID.",
+    help="Keep only the container with this name or ID prefix.",
 )  # fmt: skip
 @click.option(
     "--service", "services", multiple=True, metavar="NAME", help="Keep only this service."

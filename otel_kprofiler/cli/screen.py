@@ -154,7 +154,7 @@ class Screen:
         self._leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        # SIGTSTP stopped the process above; execution resumes here after SIGCONT.
+        # The call above stops the process; execution resumes here after SIGCONT.
         signal.signal(signal.SIGTSTP, self._handle)
         if not has_ended():
             self._take()

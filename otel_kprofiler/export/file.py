@@ -140,7 +140,7 @@ class FileExporter(ProfileExporter):
             code = errno.errorcode.get(error.errno or 0, "")
             return self._fail(batch, f"cannot write {self._path}: {error.strerror}", code)
         except ExportError as error:
-            # The path now leads to a different file, which does not end with a complete message.
+            # The file was replaced by a file that does not end with a complete message.
             return self._fail(batch, error.message, "")
         self._broken = ""
         return ExportResult.success(batch)

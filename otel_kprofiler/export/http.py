@@ -161,7 +161,7 @@ class OtlpHttpExporter(OtlpSender):
                     raise
                 timed_out = isinstance(error, _TIMEOUTS)
                 received = Body(b"", late_text if timed_out else "it is truncated")
-            # If a response has no Content-Length, an aborted body looks complete.
+            # Without a Content-Length, an aborted response body looks complete.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
                     return Answer(Verdict.RETRY, "timeout", late_text)

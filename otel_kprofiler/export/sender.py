@@ -211,7 +211,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # The traceback is logged, and libraries include addresses in messages.
+            # The traceback will be logged, and library error messages may contain URLs with
+            # credentials.
             self._secrets.redact_error(error)
             raise
 

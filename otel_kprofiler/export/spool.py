@@ -357,7 +357,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # A segment that does not start with a mark must not be continued, so the next record
+            # Nothing may be appended to a segment without a mark at its start, so the next record
             # begins a new segment.
             self._end_segment()
             del self._sizes[segment]

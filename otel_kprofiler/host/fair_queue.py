@@ -201,7 +201,7 @@ class _Costs(dict[Hashable, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost of the key taken last, at the start of its turn
+        self._level = 0  # cost of the most recently taken key, before its turn was added
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

@@ -224,7 +224,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
         process = f"/proc/{pid}"
         for name, path in _mappings(request, files, pid):
             yield _Way("map_files", f"{process}/map_files/{name}", path)
-            if path.startswith("/"):  # a file, not unnamed memory
+            if path.startswith("/"):  # a file, not anonymous memory
                 paths.append((process, path))
     for process, path in dict.fromkeys(paths):
         yield _Way("exe", f"{process}/exe", path)

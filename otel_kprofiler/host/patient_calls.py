@@ -143,7 +143,7 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # held to abandon a thread, or to record that its call has returned
+        self._lock = lock  # held while abandoning a thread or recording that its call has returned
         self.jobs: deque[Job] = deque()  # calls to make once the file system responds
         self.on_free: Callable[[], bool] | None = (
             None  # called with the lock held; returns whether to stop

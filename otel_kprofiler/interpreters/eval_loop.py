@@ -33,7 +33,7 @@ _LEAST_JUMPS: Final = 3
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
-_ENTRY: Final = struct.Struct("<8xiI")  # start, relative to this field; number of bytes
+_ENTRY: Final = struct.Struct("<8xiI")  # start address, relative to this field; size in bytes
 _START_AT: Final = 8
 
 

@@ -114,7 +114,7 @@ class InterpreterFiles:
 
     def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
         line = mapping.path, error.refusal
-        if error.refusal is not Refusal.NOT_OPENED or line not in self._logged:  # no retry
+        if error.refusal is not Refusal.NOT_OPENED or line not in self._logged:  # not a retry
             self.refused[error.refusal] += 1
         if line not in self._logged and len(self._logged) < MAX_FILES:
             self._logged.add(line)

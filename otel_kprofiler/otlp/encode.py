@@ -242,7 +242,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
     If even the first sample is too large, returns ``(None, 1)``.
     """
     count = len(units)
-    # Not all samples will fit, so the most frequent entries of the request are unknown.
+    # Until it is known how many samples fit, the most frequent entries cannot be determined.
     batch, fitting = _encode(options, units, frequent_first=False)
     while batch is None and fitting:
         count = fitting

@@ -64,7 +64,7 @@ class Contents:
         self.message = message
         self.dictionary = message.dictionary
         self._whole: list[str] = list(self.dictionary.string_table)
-        # Thousands of entries may refer to the same long string.
+        # Truncate the strings: thousands of entries may refer to the same long string.
         self.strings = [text[:_MAX_CHARS] for text in self._whole]
         self.resources = list(_places("resource_profiles", message.resource_profiles))
         self.scopes = [

@@ -116,7 +116,7 @@ class ProcessBudgets:
         self._stacks, self._resources = stacks, resources
         self._is_limiting = is_limiting
         self._now_ns = now_ns
-        # Oldest first
+        # Oldest entry first.
         self._shares: dict[int, CpuShare] = {}  # by process id
         self._groups: dict[tuple[int | None, int, bool], CpuShare] = {}
         self.coarse: Counter[str] = Counter({"resource": 0, "stack": 0, "group": 0})

@@ -259,7 +259,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # reading the environment requires fewer privileges
+            published = None  # not fatal: reading the environment requires fewer privileges
             self.unread.deny(key)
         if last_claims and published and published is last_published:
             return last_claims

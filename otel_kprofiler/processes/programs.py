@@ -99,7 +99,7 @@ def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
         return _read_option(word, rest, options)
     elif options is _JAVA and word.startswith(b"@"):
-        return None  # an argument file, which is not read
+        return None  # a Java @argfile; its contents are not read
     return _find_file(word, options)
 
 

@@ -59,7 +59,8 @@ class ProcessReader:
         if stat.start_ticks != key.start_time_ns // TICK_NS:
             return None
         if stat.is_kernel_thread:
-            # Group kernel threads of the same kind, such as kworker/0:1 under kworker.
+            # Group kernel threads by the part of the name before the slash: kworker for
+            # kworker/0:1.
             comm = decode_name(stat.name)
             name = comm.partition("/")[0] or comm
             return Reading(attributes | {KERNEL_THREAD: name}, is_sure=True)

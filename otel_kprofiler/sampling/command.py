@@ -115,7 +115,7 @@ class HeldCommand:
 
     def close(self) -> None:
         """Wait for the command to exit. A command that was never released is not run."""
-        self._close_gate()  # the shell reads end of file and exits
+        self._close_gate()  # the shell reads EOF and exits
         self._wait(0)
         while self._ending:
             os.close(self._ending.pop())

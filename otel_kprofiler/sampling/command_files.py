@@ -13,7 +13,7 @@ from otel_kprofiler.elf import ElfError, FileSource, read_dynamic_linker
 from otel_kprofiler.errors import describe_error
 
 _LINE_BYTES: Final = 256  # the kernel's BINPRM_BUF_SIZE
-_MOST_INTERPRETERS: Final = 4  # limit on nested scripts, as in the kernel
+_MOST_INTERPRETERS: Final = 4  # limit on nested script interpreters, as in the kernel
 _PATH: Final = re.compile(r"^\t(?:\S+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _MAX_LIST_S: Final = 1.0
 

@@ -138,7 +138,7 @@ class LocalRoots(ForkAware):
     def start(self, span: Any, parent_context: Context | None = None) -> None:
         """Record the start of a span; never raises."""
         try:
-            forks.catch_up()  # this may be a forked child's only call into the package
+            forks.catch_up()  # in a forked child, this may be the only call into the package
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = _make_root(span, context)
@@ -179,7 +179,7 @@ class LocalRoots(ForkAware):
 
     def find(self, trace_id: int, span_id: int) -> LocalRoot | None:
         """Returns the local root of a span; None if unknown."""
-        # Search the dictionaries in the order in which spans move between them as they end.
+        # Spans move from one dictionary to the next after they end, so search in this order.
         for spans in (self._active, self._ended, self._ended_before):
             root = spans.get(span_id)
             if root is not None and root.context.trace_id == trace_id:

@@ -63,7 +63,7 @@ class _Mapping:
         )
         self._memory[: len(header)] = header
         self._order()
-        # An item of a cast memoryview is written as one machine word.
+        # Assignment to an item of a cast memoryview writes a whole machine word at once.
         words[_PUBLISHED_AT] = max(time.clock_gettime_ns(time.CLOCK_BOOTTIME), last + 1)
         named = _name_mapping(self._address)
         if not (named or self._named):

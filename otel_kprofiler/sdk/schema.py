@@ -51,7 +51,7 @@ class Settings(Receiver):
     baggage_keys: list[str] = Field(
         default=[],
         max_length=16,
-        description="Baggage keys whose values at the local root span become labels of samples.",
+        description="Baggage keys to use as sample labels. Values are read when a local root span starts.",
     )
     publish_context: bool = Field(
         default=True,

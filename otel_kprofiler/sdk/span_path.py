@@ -149,10 +149,12 @@ def _make_spans() -> Iterator[list[Any]]:
     recording = getattr(sdk_trace, "_Span", None)  # the class of the spans that tracers create
     if recording is None:
         raise UnprovenError("the OpenTelemetry SDK lacks the class _Span")
-    nothing = Resource.get_empty()  # by default, resource detectors would run
+    nothing = (
+        Resource.get_empty()
+    )  # without an explicit resource, the SDK would run its resource detectors
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
-        vars(spans[1])  # creates a dictionary that shares its keys with the class
+        vars(spans[1])  # creates a key-sharing dictionary
         spans[2].__dict__ = dict(vars(spans[2]))  # a dictionary with unshared keys
         yield spans
 
@@ -165,12 +167,14 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
         try:
             word = read_word(read, values + head + 8 * place)
         except OSError:
-            break  # past the attributes
+            break  # beyond the last attribute
         if word == wanted:
             places.append(place)
     _, keys, split = read_dict(read, id(vars(spans[1])))
     if len(places) != 1 or not split:
-        raise UnprovenError(f"attributes of {type(spans[0]).__qualname__} are not where expected")
+        raise UnprovenError(
+            f"the attributes of {type(spans[0]).__qualname__} have an unexpected memory layout"
+        )
     return SpanClass(id(type(spans[0])), places[0], keys)
 
 

@@ -50,7 +50,7 @@ class CapturedFiles:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 compressed = is_compressed(local, os.pread(descriptor, 8, 0))
-            except OSError:  # a pipe, or an error that reading will report
+            except OSError:  # not seekable, or an error that a later read will report
                 return descriptor
             if not compressed:
                 return descriptor

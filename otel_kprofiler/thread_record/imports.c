@@ -63,7 +63,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}
 	if (is_readonly && mprotect((void *)page, size, PROT_READ | PROT_WRITE))
-		return; /* forbidden by a security module: calls from this library go unnoticed */
+		return; /* denied by a security module; calls from this library are not intercepted */
 	__atomic_store_n(word, value, __ATOMIC_RELEASE);
 	if (is_readonly)
 		mprotect((void *)page, size, PROT_READ);

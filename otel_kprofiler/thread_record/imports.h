@@ -2,7 +2,7 @@
 #pragma once
 
 struct import {
-	const char *name; /* NULL: the end of a list */
+	const char *name; /* NULL terminates the list */
 	void *function;
 };
 

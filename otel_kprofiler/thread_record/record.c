@@ -176,7 +176,7 @@ static int fill(PyObject *span, PyObject *number)
 		context = PyObject_GetAttr(span, name_context);
 	else
 		context = call_get_span_context(span);
-	otel_thread_ctx_v1 = NULL; /* Python code may have published a record */
+	otel_thread_ctx_v1 = NULL; /* Python code called above may have published a record */
 	own.valid = 0;
 	fence();
 	if (!context)

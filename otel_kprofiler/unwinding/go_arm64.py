@@ -122,7 +122,7 @@ class Arm64:
     """Generates the unwind rows for a table's functions."""
 
     QUANTUM: Final = 4
-    # undefined x19 to x28
+    # DW_CFA_undefined for x19 to x28
     CIE_REST: Final = CIE_REST + b"".join(b"\7%c" % n for n in range(19, 29))
     SIGRETURN: Final = bytes.fromhex("681180d2010000d4")  # mov x8, #139; svc #0
     SPECIAL: Final = TOP_FRAME | WRITES_SP | IN_ASSEMBLY

@@ -90,7 +90,7 @@ class StepMaker:
         if changes is not self._end:
             return None
         if not part:
-            del parts[-2]  # nothing changes at the function's end
+            del parts[-2]  # omit the last advance: nothing changes at the function's end
         program = b"".join(parts)
         saving = PUSH if program else b""
         first, _ = distances[steps[0][0]]

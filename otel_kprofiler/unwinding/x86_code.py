@@ -22,7 +22,7 @@ class Effect(enum.IntEnum):
     FROM_FP = 5  # rsp = rbp + bytes
     LEAVE = 6
     STORE_FP = 7  # rbp is saved at rsp + bytes
-    LOAD_FP = 8  # rbp was saved at rsp + bytes
+    LOAD_FP = 8  # rbp is loaded from rsp + bytes
     CLEAR_FP = 9
     LOSE_SP = 10
     CALL = 11  # distance of the target from the next instruction
@@ -32,7 +32,7 @@ class Effect(enum.IntEnum):
     BRANCH = 15  # conditional jump; distance, as for CALL
     RETURN = 16
     END = 17  # the next instruction is not executed
-    REFERENCE = 18  # distance of the location whose address is taken
+    REFERENCE = 18  # distance, as for CALL, of the address that LEA loads
     ABSOLUTE = 19  # a number that may be an address
 
 

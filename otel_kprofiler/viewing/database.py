@@ -120,9 +120,7 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         names = ("application_id", "user_version")
         versions = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         if not is_new and versions != (_APPLICATION, _VERSION):
-            raise sqlite3.DatabaseError(
-                "it is not a `view` store, or has an unsupported format version"
-            )
+            raise sqlite3.DatabaseError("not a `view` store, or unsupported format version")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {synchronous}")
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

@@ -60,7 +60,7 @@ def test_the_reason_for_an_empty_comparison_outside_the_recording_is_shown_only_
     assert page.evaluate(REASON) == "No samples of on_cpu pass: time outside of the recording."
 
 
-def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
+def test_an_empty_view_lists_the_transforms_that_dropped_every_stack_and_can_undo_them(page):
     ids = page.evaluate(IDS)
     both = f"hide-{ids['vfs_read']}.focus-{ids['ext4_read']}"
     go(page, f"transforms=application.{both}")

@@ -34,7 +34,7 @@ from tests.browser.flame_graph import (
 from tests.browser.generated import busy_host
 
 
-def test_frame_widths_are_proportional_to_values_and_the_page_fetches_nothing(page):
+def test_frame_widths_are_proportional_to_values_and_the_page_makes_no_network_requests(page):
     drawn = names(page)
     for ambiguous in ("do_syscall_64", "vfs_read"):  # these functions have more than one frame
         assert drawn.pop(ambiguous)
@@ -192,7 +192,7 @@ def test_the_root_is_visible_at_any_stack_depth(browser, root):
     assert drawn["y"] == (0 if root == "top" else height - drawn["height"])
 
 
-def test_the_callers_view_shows_every_stack_inverted_with_the_leaf_first(page):
+def test_the_callers_view_shows_inverted_stacks_with_the_leaf_first(page):
     page.click("[data-tab=callers]")
     rows = {}
     for box in boxes(page):

@@ -48,7 +48,9 @@ class Engine:
     """One chDB session, which accepts one query at a time."""
 
     def __init__(self, directory):
-        from chdb import session  # imported late, as other modules need only constants
+        from chdb import (
+            session,
+        )  # lazy import: other modules need only the constants of this module
 
         self._session = session.Session(directory)
         self._lock = threading.Lock()

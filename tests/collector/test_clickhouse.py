@@ -323,7 +323,9 @@ def test_report_output_is_the_same_for_a_clickhouse_table_and_a_file(engine, sto
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_every_grouping_is_the_same_for_a_clickhouse_table_and_a_file(engine, stored, by):
+def test_a_report_from_a_clickhouse_table_matches_one_from_a_file_for_every_grouping(
+    engine, stored, by
+):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
@@ -464,7 +466,7 @@ def test_diff_compares_services_and_time_ranges_of_a_clickhouse_table(engine, st
         for source in (engine.address(), stored)
     )
     for kind in (*of_table, *of_file):
-        kind["before"].pop("start_unix_ns")  # a file has the first sample's time instead
+        kind["before"].pop("start_unix_ns")  # for a file, this is the time of the first sample
         kind["groups"] = {one["name"]: one["self"]["change"] for one in kind["groups"]}
     assert [kind["after"]["samples"] for kind in of_table] == [
         kind["after"]["samples"] for kind in of_file
@@ -513,7 +515,7 @@ def test_report_merges_a_clickhouse_table_and_a_file(engine, stored):
     assert sum(kind["samples"] for kind in both) == 2 * SAMPLES
 
 
-def test_clickhouse_errors_name_cause_and_fix_without_secrets(engine, stored):
+def test_clickhouse_errors_state_the_cause_and_a_fix_but_not_the_password(engine, stored):
     (free,) = free_ports(1)
     refused = run("report", f"clickhouse://{USER}:{PASSWORD}@127.0.0.1:{free}/otel", status=1)
     reason = f"error: cannot read clickhouse://127.0.0.1:{free}/otel: Connection refused\n"

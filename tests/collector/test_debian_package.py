@@ -207,7 +207,7 @@ def test_the_package_can_be_installed_run_upgraded_and_purged(
     assert '"vmlinux"' in output.read_text()
     assert '"level": "error"' not in unit.log
 
-    # As Debian's policy requires, removal keeps configuration and state; purge deletes both.
+    # As Debian Policy requires, removal keeps configuration and state, and purging deletes them.
     root.dpkg("--remove", "otel-kprofiler")
     left = {name for name, about in root.list_files().items() if before.get(name) != about}
     left -= {f"etc/{name}" for name in ACCOUNTS}

@@ -131,7 +131,7 @@ def run_unit(namespaces, directory, seconds, is_sampling):
 
 
 @pytest.mark.long
-def test_the_installed_wheel_run_as_the_units_user_delivers_all_samples(
+def test_the_installed_wheel_delivers_all_samples_when_run_as_the_systemd_units_user(
     installed, run_collector, tmp_path
 ):
     collector = run_collector("file.yaml")

@@ -171,7 +171,7 @@ def test_the_agent_sends_every_series_that_rules_and_panels_query(prometheus, ti
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= entry["metric"].keys()
 
 
-def test_prometheus_evaluates_the_rules(prometheus):
+def test_prometheus_evaluates_the_alert_rules_without_errors(prometheus):
     (group,) = prometheus.ask("rules")["groups"]
     assert [rule["name"] for rule in group["rules"]] == [rule["alert"] for rule in rules()]
     assert not [rule for rule in group["rules"] if rule.get("lastError")]

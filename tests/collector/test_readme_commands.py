@@ -80,7 +80,7 @@ def run_commands(root, headings, home, user, *path):
     return said
 
 
-def test_both_readme_commands_work_in_any_order_and_repeatedly(root):
+def test_both_readme_commands_can_be_run_repeatedly_and_in_any_order(root):
     assert not (root.path / "usr/bin/python3").exists()
     for name in ("sudo", "make", "python3"):
         assert not (root.path / "usr/bin" / name).exists()

@@ -78,7 +78,9 @@ def services(tmp_path):
         ]
         for process, port in zip(started, ports, strict=True):
             process.wait_until(lambda port=port: is_open(port))
-        ask(ports[0], secrets.token_hex(16), 1)  # gunicorn now has a worker
+        ask(
+            ports[0], secrets.token_hex(16), 1
+        )  # the response shows that gunicorn has started its worker
         *pids, master = (process.pid for process in started)
         children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
         yield ports[0], [*pids, *map(int, children)]

@@ -81,7 +81,7 @@ static void *work(void *argument)
 				call = at;
 		drand48_r(&random, &length);
 		while (now - start < 1e-4 + length * 3.9e-3) {
-			for (int at = 0; at < REPEATED; at++) /* cpu_time() also makes a system call */
+			for (int at = 0; at < REPEATED; at++) /* repeat, because cpu_time() also makes a system call */
 				make(call, buffer, file, polled);
 			now = cpu_time();
 		}

@@ -194,7 +194,9 @@ def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver
 
 
 @pytest.mark.long
-def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(run_agent, open_receiver):
+def test_a_receiver_added_by_a_reload_receives_the_number_of_samples_that_it_missed(
+    run_agent, open_receiver
+):
     first, second = open_receiver(), open_receiver()
     first.up()
     second.up()

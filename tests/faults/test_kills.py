@@ -25,5 +25,5 @@ def test_delivered_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsy
 
 
 @pytest.mark.long
-def test_samples_missing_from_truncated_spools_are_counted_or_reported_as_unknown(tmp_path):
+def test_samples_lost_to_spool_truncation_are_counted_or_reported_as_unknown(tmp_path):
     assert run_truncations(tmp_path, CUTS, seed=CUTS) == []

@@ -251,7 +251,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_batch_with_an_unreadable_response_is_exported_once(opened, name, caplog):
+def test_a_batch_is_not_exported_again_if_the_response_is_unreadable(opened, name, caplog):
     receiver = opened(HttpReceiver([UNREADABLE[name]] * 2))
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
@@ -317,7 +317,7 @@ def server_context(directory, newest=None):
     ],
     ids=["right", "wrong CA", "TLS 1.1", "TLS 1.2"],
 )
-def test_data_is_sent_only_to_verified_receivers_with_tls_1_2_or_newer(
+def test_data_is_sent_only_over_tls_1_2_or_newer_and_only_to_verified_receivers(
     opened, certificates, ca, newest, arrives
 ):
     receiver = opened(HttpReceiver([], server_context(certificates, newest)))

@@ -209,7 +209,9 @@ def answer_early(authority):
 def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
-    result = exporter.export(LARGE)  # the server closes the connection before the request ends
+    result = exporter.export(
+        LARGE
+    )  # the server closes the connection before the request is complete
     assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
     assert cause in caplog.text
     exporter.shutdown()
@@ -233,7 +235,7 @@ def test_an_early_response_to_an_incomplete_request_is_read(authority, answer_ea
         ("elsewhere", "set endpoint to a name in the receiver's certificate"),
     ],
 )
-def test_tls_errors_name_cause_and_fix_without_secrets(connect, authority, name, fix, caplog):
+def test_tls_errors_state_the_cause_and_a_fix_but_no_secrets(connect, authority, name, fix, caplog):
     authority.use("first")
     exporter, clients = connect(name)
     result = exporter.export(BATCH)

@@ -130,7 +130,7 @@ STRANGE = [
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(STRANGE)), max_size=3))
 @settings(max_examples=500, deadline=10_000)
-def test_recordings_with_replaced_values_are_read_or_rejected(tmp_path_factory, changes):
+def test_recordings_in_which_values_were_replaced_are_read_or_rejected(tmp_path_factory, changes):
     changed = copy.deepcopy(ALL)
     for path, value in changes:
         target = changed

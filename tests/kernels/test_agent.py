@@ -94,7 +94,7 @@ def deliver_all(receiver, directory, port):
     windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
     delivered = sum(window.sample_count for window in windows)
     assert delivered == account["exporters"]["otlp_http"]["exported"], (account, agent.log)
-    # If the host does not schedule an emulated CPU for seconds, the ring is read too late.
+    # If the host does not schedule an emulated CPU for seconds, the ring may fill up.
     full = account["lost"].get("ring_full", 0)
     assert delivered == account["taken"] - full > 0, (account, agent.log)
     assert full < 0.1 * account["taken"]
@@ -111,7 +111,7 @@ def deliver_all(receiver, directory, port):
 
 
 @pytest.mark.one_boot
-def test_the_agent_uses_at_most_60_mb_while_it_watches_modules(tmp_path, request):
+def test_the_agent_uses_at_most_60_mb_of_memory_while_it_watches_modules(tmp_path, request):
     """The agent uses at most 60 MB with both gRPC and pyroute2 loaded."""
     receiver = GrpcReceiver()
     text, readings = GRPC_CONFIG.format(endpoint=receiver.endpoint), []

@@ -148,7 +148,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
 
 
 @pytest.mark.one_boot
-def test_rapid_module_loads_at_one_address_never_yield_a_wrong_name():
+def test_rapid_module_loads_at_the_same_address_never_yield_a_wrong_name():
     """When two variants of a module alternate, addresses are not resolved until the next poll."""
     chance, phases = random.Random(1), []
     with live() as host:

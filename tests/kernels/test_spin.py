@@ -96,7 +96,7 @@ def test_addresses_of_an_unloaded_module_have_no_name():
     assert symbolizer.module("kprof_spin") is None
 
 
-def test_failing_init_code_never_has_a_wrong_name():
+def test_init_code_of_a_module_that_fails_to_load_is_never_misnamed():
     """Long-running init code that fails is never misnamed, and leaves no symbols."""
     folder = Path("/sys/module/kprof_spin")
     with sampler() as running:

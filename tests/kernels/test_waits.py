@@ -72,5 +72,7 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
             continue
         names = [symbols[bisect.bisect(symbols, (address, "~")) - 1][1] for address in addresses]
         assert find_cause(state, names) is WaitCause.SLEEP, names
-        at = names.index("__schedule")  # the functions below it trace the switch
+        at = names.index(
+            "__schedule"
+        )  # the preceding functions are called by __schedule to trace the switch
         assert names[at : at + 2] == ["__schedule", "schedule"], names

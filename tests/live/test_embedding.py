@@ -58,7 +58,7 @@ def profiling(provider=None, **options):
         provider.shutdown()
 
 
-def test_only_the_embedding_process_is_profiled_and_only_by_one_profiler():
+def test_only_the_embedding_process_is_profiled_and_a_second_profiler_is_rejected():
     with (
         spawned(sys.executable, "-c", "while True: open('/proc/stat').read()"),
         profiling() as (profiler, exporter),
@@ -345,7 +345,7 @@ def test_a_service_without_privileges_publishes_its_context_with_one_warning(kep
     assert "fix: " in line
 
 
-def test_profiles_contain_addresses_if_kernel_symbols_are_hidden(to_file):
+def test_profiles_contain_unresolved_addresses_if_kernel_symbols_are_hidden(to_file):
     """Without CAP_SYSLOG, the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
     done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
     assert done.stdout == "served running\n"
@@ -649,7 +649,7 @@ def test_a_service_does_not_need_the_cli_dependencies(environment, unused):
         assert problems(done.stderr) == []
 
 
-def test_the_agents_receiver_block_is_valid_for_services(tmp_path):
+def test_the_receiver_section_of_agent_yaml_is_valid_for_services(tmp_path):
     from ruamel.yaml import YAML
 
     from otel_kprofiler.sdk.schema import make_plan, make_settings

@@ -148,7 +148,7 @@ def test_the_first_stacks_of_a_process_are_truncated_without_preloading(busy):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
-def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
+def test_the_first_stacks_of_a_process_are_complete_inside_and_outside_a_pid_namespace():
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen(
         [*inside, *BUSY], start_new_session=True, stdout=subprocess.PIPE

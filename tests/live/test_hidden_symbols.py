@@ -141,7 +141,7 @@ def test_the_bpf_iterator_lists_every_symbol_once(symbolizer, hidden):
 
 
 @pytest.mark.changes_host
-def test_the_doctor_reports_that_the_bpf_iterator_provides_addresses(hidden):
+def test_the_doctor_reports_that_hidden_addresses_are_read_with_the_bpf_iterator(hidden):
     finding = find_hidden_symbols(Access())
     assert finding.level is Level.OK
     assert "iterator" in finding.observed

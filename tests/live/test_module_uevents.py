@@ -74,7 +74,7 @@ def open_sockets():
     return {link for link in links if link.startswith("socket:")}
 
 
-def test_a_forked_child_holds_no_socket(tmp_path):
+def test_the_uevent_socket_is_closed_in_a_forked_child(tmp_path):
     host = Host(tmp_path)
     before = open_sockets()
     symbolizer = KernelSymbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))

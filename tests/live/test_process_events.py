@@ -137,7 +137,9 @@ def test_process_events_are_received_on_descriptors_above_the_select_limit(no_lo
     with ProcessEvents([os.getpid()], children=True) as events:
         assert events.fileno() > 1023
         for event in events.follow():
-            if isinstance(event, Started) and event.parent is None:  # discovered: this process
+            if (
+                isinstance(event, Started) and event.parent is None
+            ):  # initial event for this process
                 subprocess.run(["true"])
             if isinstance(event, Exited):
                 break

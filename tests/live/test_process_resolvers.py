@@ -188,7 +188,7 @@ def test_unmapped_code_is_not_named(child, processes, first, second):
     assert processes.resolve([new], child.pid)[0].function == "second"
 
 
-def test_functions_of_a_replaced_library_have_the_names_of_the_new_library(
+def test_addresses_in_a_replaced_library_resolve_to_names_from_the_new_library(
     child, processes, tmp_path, first, second
 ):
     """The new library has the same path and addresses, and usually the same inode number."""

@@ -80,7 +80,7 @@ class FakeInterpreter:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_sample_is_counted_if_a_process_overwrites_its_python_frames(seed):
+def test_every_sample_is_counted_while_a_process_overwrites_its_python_frames(seed):
     going = threading.Event()
     fake = FakeInterpreter(threading.get_native_id(), seed)
 

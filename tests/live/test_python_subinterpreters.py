@@ -102,7 +102,7 @@ def test_an_idle_subinterpreter_does_not_hide_frames(minor):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
-def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
+def test_stacks_contain_only_frames_of_the_threads_current_interpreter(minor):
     """Before Python 3.13, only the main interpreter's frames are read."""
     python, *_ = require_pythons(minor)
     least = int(os.environ.get("KPROFILER_SUBINTERPRETER_STACKS", "50"))

@@ -68,7 +68,7 @@ def wait_for_samples(part, windows):
     return wait_until(read)
 
 
-def test_the_next_recording_keeps_and_reports_samples_of_a_killed_recording(
+def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(
     start, record, tmp_path
 ):
     part = tmp_path / "x.html.part"
@@ -83,7 +83,7 @@ def test_the_next_recording_keeps_and_reports_samples_of_a_killed_recording(
     for one, following in itertools.pairwise(left):
         assert one.start_unix_ns < one.end_unix_ns
         assert one.end_unix_ns == following.start_unix_ns
-    # On a busy machine, some windows are closed late.
+    # Check only the shortest window: on a busy machine, some windows are closed late.
     assert min(window.end_unix_ns - window.start_unix_ns for window in left) <= 1_500_000_000
     assert all(window.sample_count for window in left)
     assert run_checked("report", part.name, "-f", "folded", "-o", "-", cwd=tmp_path).stdout
@@ -202,7 +202,7 @@ def test_an_output_symlink_is_followed_and_not_replaced(record, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.FOLDED", "x.Folded.GZ", "x.pb.gz", "x.pb", "x.json.gz"])
-def test_suffixes_are_recognized_in_any_case_and_with_gz(record, tmp_path, name):
+def test_output_file_suffixes_are_case_insensitive_and_may_include_gz(record, tmp_path, name):
     record("-o", name)
     content = (tmp_path / name).read_bytes()
     if name.lower().endswith("gz") or ".pb" in name:

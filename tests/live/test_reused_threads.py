@@ -39,7 +39,7 @@ def compare(samples, lives):
         on_tid = by_tid.get(sample.tid, ())
         at = bisect_right(on_tid, start_ns, key=lambda life: life[0]) - 1
         if at < 0 or start_ns > on_tid[at][1]:
-            continue  # before the thread is named, or after its span
+            continue  # before the thread was named, or after its span ended
         _, _, name, link = on_tid[at]
         counts[sample.kind, "late"] += any(end_ns > life[0] for life in on_tid[at + 1 : at + 2])
         counts[sample.kind, "other name"] += sample.comm.decode() != name

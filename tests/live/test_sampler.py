@@ -86,7 +86,7 @@ def test_starting_the_sampler_takes_little_cpu_time(loader):
     assert took < limit_s
 
 
-def test_samples_identify_the_process_its_start_time_and_the_cpu():
+def test_samples_contain_the_process_its_start_time_and_the_cpu():
     before = boot_ns()
     with load(READ) as pid, sampling(samples_per_second=999, stacks="both") as sampler:
         samples = collect_until(sampler, lambda s: s.tgid == pid and in_kernel(s), count=100)

@@ -73,7 +73,7 @@ def test_the_offset_example_prints_the_address_and_symbol_of_a_file_offset(runni
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
-def test_the_filter_example_excludes_unselected_processes(running, capsys):
+def test_the_process_filter_example_excludes_unselected_processes(running, capsys):
     run_example(EXAMPLES, "Resolve only some processes", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 

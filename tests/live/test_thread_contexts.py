@@ -71,7 +71,7 @@ def with_packages(environ):
         *(pytest.param("musl-gcc", name, marks=pytest.mark.long) for name in MUSL_MODELS[1:]),
     ],
 )
-def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, compiler, name):
+def test_samples_are_linked_to_the_current_span_of_the_sampled_thread(tmp_path, compiler, name):
     with (
         Reader(b"program") as reader,
         Program(tmp_path, name, THREADS, compiler=compiler) as program,
@@ -90,7 +90,7 @@ def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, compiler, name
             }
 
 
-def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
+def test_waits_are_linked_to_the_span_of_the_waiting_thread(tmp_path):
     with (
         Reader(b"program", off_cpu=OffCpuConfig(samples_per_second=500)) as reader,
         Program(tmp_path, "descriptor", THREADS) as program,
@@ -147,7 +147,7 @@ def test_a_context_in_the_v8_heap_is_found(run, kind):
         "too_far", "loop", "odd", "wild_table", "wild_value",
     ],
 )  # fmt: skip
-def test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span(run, kind):
+def test_v8_heap_objects_that_are_not_contexts_yield_no_span(run, kind):
     with Reader(b"heap") as reader:
         pid = run("heap", kind, NODEJS_SCHEMA).pid
         reader.collect_until(lambda: len(reader.samples) > 200)

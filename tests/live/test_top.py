@@ -175,7 +175,7 @@ def test_top_by_bpf_lists_a_running_bpf_program_first():
             for line in process.stdout:
                 if " Hz " in line:
                     heads += 1
-                    # A busy machine might not run the program in the first window.
+                    # On a busy machine, the BPF program might not run in the first window.
                     if heads > 1 and any("planted_bpf" in text for text in lines):
                         break
                     lines.clear()

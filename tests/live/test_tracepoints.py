@@ -85,13 +85,13 @@ def test_samples_of_dropped_packets_count_bytes(recorded):
     assert recorded[0]["kfree_skb"]["unit"] == "bytes"
 
 
-def test_samples_of_page_allocations_count_bytes(recorded):
+def test_page_allocation_samples_are_weighted_in_bytes(recorded):
     """The total also includes one page table for every 512 pages."""
     allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
     assert PAGES <= allocated <= PAGES * 1.02
 
 
-def test_samples_of_block_requests_count_bytes(recorded):
+def test_block_request_samples_are_weighted_in_bytes(recorded):
     if not recorded[1]:
         pytest.skip("the temporary directory is not on a block device")
     written = total_of(recorded[0]["block_bio_queue"], "write")

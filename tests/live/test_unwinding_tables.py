@@ -439,7 +439,7 @@ def test_a_file_whose_table_exceeds_the_size_limit_is_rejected(start):
     assert running.store.counts().bytes == 0
 
 
-def test_table_slots_are_reused_without_mixing_up_tables(start, programs):
+def test_each_table_loaded_into_a_reused_slot_has_a_new_serial_number(start, programs):
     running = start(Limits(idle_ns=0), slots=3)
     seen = []
     for path in programs * 2:
@@ -506,7 +506,7 @@ def test_a_forked_child_closes_its_descriptors_without_disturbing_its_parent(sta
     running.kernel.loaded(key)
 
 
-def test_a_child_forked_while_a_thread_writes_a_table_keeps_no_bpf_map_open(monkeypatch):
+def test_no_bpf_map_stays_open_in_a_child_forked_while_a_thread_writes_a_table(monkeypatch):
     outside = list_maps()
     kernel = KernelMaps()
     maps = kernel.open()

@@ -90,7 +90,9 @@ class Program:
             text=True,
         )
         assert self.process.stdout.readline() == "ready\n"
-        wait_until(lambda: "pipe_read" in self.place())  # it is waiting for the command
+        wait_until(
+            lambda: "pipe_read" in self.place()
+        )  # the process is waiting for a command on stdin
 
     def go(self):
         self.process.stdin.write("\n")
@@ -221,7 +223,7 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         asleep = time.monotonic()
         sleeper.go()
         while not sleeper.is_asleep():
-            if time.monotonic() - asleep > 0.15:  # the thread may have slept already
+            if time.monotonic() - asleep > 0.15:  # the thread may already have slept and woken up
                 return None
             time.sleep(0.001)
         missed = sampler.wait_counts.missed
@@ -417,7 +419,7 @@ def test_bcc_rejects_off_cpu_programs_and_suggests_libbpf():
     assert "libbpf1" in raised.value.hint
 
 
-def test_process_keys_contain_the_start_time_from_proc():
+def test_the_start_time_in_a_process_key_matches_proc_pid_stat():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)
@@ -435,7 +437,8 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Sample this process as well, but no other processes, because they may wait often.
+        # Also sample the record command itself, but no other processes, because they may wait
+        # often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])

@@ -191,7 +191,9 @@ def test_selecting_an_interval_keeps_exactly_its_samples(made, start, end):
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
-def test_splitting_samples_at_edges_is_equivalent_to_selecting_intervals(made, edges):
+def test_splitting_samples_at_times_is_equivalent_to_selecting_the_intervals_between_them(
+    made, edges
+):
     samples = load_samples(made)
     results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)
@@ -224,7 +226,7 @@ def test_a_filter_keeps_exactly_the_matching_samples(name, made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_callers_and_callees_sum_to_the_total_of_the_function(made):
+def test_callers_and_callees_of_a_function_each_sum_to_the_total_of_the_function(made):
     loaded = load_samples(made)
     total = sum(
         profile.measure(sample.weight)

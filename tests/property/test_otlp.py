@@ -178,7 +178,7 @@ def profiles(draw, shared, length, kind, period):
         st.integers(0, 300),
         links,
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
-        st.just([]),  # with_values adds the values
+        st.just([]),  # placeholder: with_values adds the values
         labels,
         waits,
     ).flatmap(with_values)

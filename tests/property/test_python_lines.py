@@ -43,7 +43,7 @@ PYTHONS = {python.minor: python for python in find_pythons()}
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_every_instruction_of_the_standard_library_maps_to_its_line(version):
+def test_every_standard_library_instruction_is_mapped_to_the_same_line_as_by_cpython(version):
     dump = PYTHONS[version].run("-W", "ignore", "-c", DUMP, str(FILES), check=True)
     rows = dump.stdout.splitlines()
     assert len(rows) > 10 * FILES or FILES > 1000

@@ -117,7 +117,7 @@ def test_span_parts_of_all_spans_match_brute_force(samples):
     assert plain(find_span_parts(samples, samples)) == find_parts(samples, links, links)
 
 
-def test_timelines_are_scanned_once_for_any_number_of_endpoints(monkeypatch):
+def test_each_threads_timeline_is_scanned_once_regardless_of_the_number_of_endpoints(monkeypatch):
     passes, find = [], span_parts._find_parts
     monkeypatch.setattr(span_parts, "_find_parts", lambda *args: passes.append(1) or find(*args))
     samples = [

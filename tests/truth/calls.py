@@ -30,7 +30,7 @@ _ANY = 0  # the target of an indirect jump
 _HZ = 997
 _LOADING_S = 200
 """The time limit for loading tables; deriving rules from code is slow on a busy machine."""
-_SIGRETURN = "$0xf,"  # the operand with the system call's number
+_SIGRETURN = "$0xf,"  # immediate operand: the system call number of rt_sigreturn
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
@@ -91,7 +91,9 @@ class Calls:
         self._names: dict[int, str] = {}
         self._targets: dict[int, int | None] = {}  # call targets, by return address
         self._trampolines: set[int] = set()  # addresses to which signal handlers return
-        self._exits: set[int] = set()  # addresses in exit(2), where threads end
+        self._exits: set[int] = (
+            set()
+        )  # addresses of the code that calls exit(2), where thread stacks end
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets of each function
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():

@@ -16,7 +16,7 @@ struct dump_config {
 	u32 max_frames;
 	u32 top_of_stack;
 	u32 forget; /* whether to drop cached rules and mappings before each walk */
-	/* offsets in task_struct and in structs of Go's runtime; g_sched is 0 for other programs */
+	/* offsets in task_struct and in structs of the Go runtime; g_sched is 0 if the program is not a Go program */
 	u32 task_fsbase;
 	u32 g_m;
 	u32 g_stack;
@@ -73,8 +73,8 @@ INLINE void forget(struct unwind_work *w)
 }
 
 /*
- * Copies the stack of the goroutine that the thread runs: from the scheduler's saved sp upwards, or
- * from the stack's high end downwards.
+ * Copies the stack of the thread's current goroutine, upwards from the sp saved in g.sched or
+ * downwards from the stack's high end.
  */
 INLINE void dump_goroutine(const struct dump_config *wanted, struct dump *dump)
 {

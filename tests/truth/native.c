@@ -27,7 +27,7 @@ struct table {
 	u64 inode;
 };
 
-/* Kernel structs, with the offsets that KERNEL in native.py specifies. */
+/* Mock kernel structs; the member offsets must match KERNEL in native.py. */
 struct vma {
 	u64 start, end, mm, flags, pages, file, parent, right, left;
 	u64 rest[VMA_BYTES / 8 - 9];
@@ -101,7 +101,7 @@ static u64 current_task(void)
 	return (u64)task;
 }
 
-/* Starts a new process with empty memory; `settings` is the processor's struct unwind_config. */
+/* Resets the simulated process and its memory; `settings` is the architecture's struct unwind_config. */
 void begin(const void *settings)
 {
 	memset(&work, 0, sizeof(work));

@@ -47,7 +47,9 @@ class Guard:
             raise SystemUsedError(f"{use}: {ADVICE}")
 
     def audit(self, event, args):
-        if self.uses is None:  # also at exit, after the module's globals are cleared
+        if (
+            self.uses is None
+        ):  # use is permitted; also None at exit, when the module's globals have been cleared
             return
         if event in FORBIDDEN:
             self.forbid(f"{event}{args!r}"[:200])

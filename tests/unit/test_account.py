@@ -62,7 +62,7 @@ def test_a_sample_kind_that_never_reached_an_exporter_is_reported_as_a_gap():
     assert Account.of_kinds({"on_cpu": Account(3, 3)}, (offered,)).gaps() == []
 
 
-def test_samples_from_earlier_profilers_are_counted_by_kind():
+def test_samples_from_earlier_profiler_runs_are_counted_by_kind():
     receiver = RECEIVER.add_not_offered({"on_cpu": 5, "off_cpu": 1})
     assert receiver.not_offered == 6
     account = Account.of_kinds(SAMPLED, (receiver,), {"on_cpu": 5, "off_cpu": 1})

@@ -83,7 +83,7 @@ def test_the_warning_about_a_plaintext_receiver_suggests_a_fix(plaintext, caplog
     assert "the receiver does not use TLS on this port: set tls: {insecure: true}" in caplog.text
 
 
-def test_the_hint_for_a_plaintext_receiver_contains_the_address(plaintext):
+def test_the_hint_for_a_plaintext_receiver_contains_the_correct_url(plaintext):
     protocol, port = plaintext
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")

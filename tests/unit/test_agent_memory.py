@@ -32,7 +32,7 @@ def test_only_pages_identical_to_their_file_are_unmapped():
             mapping(3, permissions="rwxp"),
             mapping(4, inode=0),  # generated at run time
             mapping(5, dirty=4),
-            mapping(6, anonymous=4),  # copied for a breakpoint
+            mapping(6, anonymous=4),  # copied on write to set a breakpoint
             mapping(7, permissions="r--p", swap=4),  # relocated data
             mapping(8, permissions="r--s"),
             mapping(9),

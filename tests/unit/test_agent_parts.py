@@ -154,7 +154,7 @@ def test_the_watchdog_is_notified_twice_per_interval(systemd):
         listener.recv(99)
 
 
-def test_the_watchdog_of_another_process_is_ignored(systemd):
+def test_a_watchdog_setting_for_another_process_is_ignored(systemd):
     _listener, environment = systemd
     notifier = Notifier({**environment, "WATCHDOG_PID": str(os.getpid() + 1)})
     assert notifier.watchdog_interval_s is None

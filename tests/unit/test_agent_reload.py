@@ -36,7 +36,7 @@ def test_reload_requests_during_a_read_cause_one_more_read():
     assert len(begun) == 2
 
 
-def test_every_reload_failure_is_reported_as_a_result():
+def test_every_failure_to_reload_the_config_is_returned_as_a_result():
     def load():
         raise next(errors)
 

@@ -47,7 +47,7 @@ def test_measurement_errors_are_not_mistaken_for_steps():
     assert clock.sync() == STEP_NS - 1
 
 
-def test_an_unset_clock_does_not_date_samples_to_1970(caplog):
+def test_samples_are_not_dated_1970_if_the_system_clock_is_not_set(caplog):
     source = Script(offset=0)
     clock = Clock(source)
     source.boot = 7 * SECOND

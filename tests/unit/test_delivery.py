@@ -137,7 +137,7 @@ def test_an_encoder_bug_discards_a_single_window_and_its_samples_are_counted_as_
 
 
 @pytest.mark.parametrize("windows", [3, 10])
-def test_the_oldest_window_is_dropped_and_counted_if_the_capacity_is_exceeded(windows):
+def test_the_oldest_window_is_dropped_and_counted_if_the_reporter_queue_is_full(windows):
     exporter, held = Collecting("a"), Held()
     reporter = Reporter([ExportQueue(exporter)], encoder=held, capacity=2)
     for size in range(1, windows + 1):
@@ -209,7 +209,7 @@ def test_samples_lost_at_shutdown_are_counted_and_reported():
     assert arrived + 7 == last.profiles[0].totals.samples
 
 
-def test_the_losses_of_one_receiver_are_not_sent_to_another():
+def test_losses_at_one_receiver_are_not_reported_to_another():
     seen = []
 
     def watching(window, encoding):

@@ -115,7 +115,7 @@ def test_forks_by_two_threads_are_serialized(register):
 IN_CHILD = ["child release", "child restart"]
 
 
-def test_catch_up_runs_the_hooks_once_in_a_child_forked_in_c(registered, log):
+def test_catch_up_runs_the_fork_hooks_only_once_in_a_child_forked_by_c_code(registered, log):
     def child():
         before = list(log)
         forks.catch_up()

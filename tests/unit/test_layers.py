@@ -109,7 +109,7 @@ def test_packages_with_an_api_page_list_their_public_names():
     assert {name for name in PACKAGES if is_folder(name) and listed_names(name)} == pages
 
 
-def test_every_name_of_a_package_without_an_api_page_is_used_elsewhere():
+def test_packages_without_an_api_page_contain_no_unused_imports():
     """Neither ruff nor mypy reports unused imports in packages, where any may be an export."""
     used = uses()
     assert not [

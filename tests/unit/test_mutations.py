@@ -18,5 +18,5 @@ def test_the_code_replaced_by_each_mutation_occurs_exactly_once(mutation):
 @pytest.mark.parametrize(
     "mutation", [*unwinder.MUTATIONS, *python.MUTATIONS], ids=lambda case: case.name
 )
-def test_the_code_changed_by_each_mutation_of_a_bpf_program_exists(mutation):
+def test_the_code_that_each_bpf_mutation_replaces_exists(mutation):
     assert mutation.old in (PROGRAMS / mutation.file).read_text()

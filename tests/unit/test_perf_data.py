@@ -257,7 +257,7 @@ def test_a_mapping_replaces_the_mappings_that_it_overlaps():
     assert space.find(100) is None
 
 
-def test_the_kernel_and_user_parts_of_a_stack_each_have_an_exact_leaf_address():
+def test_leaf_addresses_of_kernel_and_user_stacks_are_not_decremented():
     kernel = mmap(2**32 - 1, 0, 0xFFFFFFFF81000000, 2**24, 0xFFFFFFFF81000000,
                   "[kernel.kallsyms]_text", 1)  # fmt: skip
     module = mmap(2**32 - 1, 0, 0xFFFFFFFFC0000000, 4096, 0, "/lib/modules/6/nf-tables.ko.xz", 1)

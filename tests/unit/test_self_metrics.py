@@ -111,7 +111,7 @@ EXPORTER = {
 }
 
 
-def test_metrics_cover_samples_losses_queue_exports_symbols_cpu_and_memory(
+def test_metrics_describe_sampling_export_symbolization_and_resource_usage(
     receiver, telemetry, monkeypatch
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "from=environment")

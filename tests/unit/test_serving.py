@@ -100,7 +100,7 @@ def test_requests_in_progress_complete_despite_slow_clients(kind):
 
 
 def test_slow_clients_do_not_interrupt_slow_responses_to_other_clients():
-    body = b" " * (32 << 20)  # more than the kernel buffers for a connection
+    body = b" " * (32 << 20)  # more data than the kernel buffers per connection
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
         contextlib.ExitStack() as slow,

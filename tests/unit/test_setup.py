@@ -150,7 +150,7 @@ def test_an_unusable_virtual_environment_is_replaced_and_reported(clone, elsewhe
 
 @pytest.mark.long
 @pytest.mark.system
-def test_a_broken_environment_of_another_user_is_replaced(clone):
+def test_a_broken_virtual_environment_owned_by_another_user_is_replaced(clone):
     venv = clone / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
@@ -230,7 +230,7 @@ def test_setup_without_sudo_installs_everything_that_does_not_need_root(clone):
 @pytest.mark.long
 @pytest.mark.system
 @needs_root
-def test_commands_find_the_environments_programs_and_the_system_python(clone):
+def test_commands_use_programs_from_the_virtual_environment_and_the_system_python(clone):
     words = ["sh", "-c", "command -v show; command -v python3"]
     assert chosen(set_up(clone, *words)).split() == [f"{clone}/.venv/bin/show", "/usr/bin/python3"]
     away = clone.parent / "away"
@@ -260,7 +260,7 @@ def test_long_steps_show_progress(clone):
         shown += (byte := process.stderr.read(1))
         assert byte, shown
     (clone / "go").touch()
-    out, rest = process.communicate()  # returns when the last process closes the pipe
+    out, rest = process.communicate()  # returns after all processes have closed the pipe
     assert (out.decode().strip(), process.returncode) == (system_python(), 0), rest
     steps = [b"Python is ", b"creating .venv ", b"installing this clone "]
     assert [

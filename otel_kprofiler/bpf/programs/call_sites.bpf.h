@@ -43,8 +43,8 @@ INLINE u64 is_a64_call(u64 x)
 enum { A_FRAME = 2 };
 
 /*
- * Returns how much of its frame an interrupted function with frame pointers has set up: the number
- * of words pushed, or A_FRAME once the frame is complete. x86-64 only.
+ * Returns the number of words that an interrupted function has pushed to set up its frame pointer;
+ * A_FRAME once the frame is complete. x86-64 only.
  */
 INLINE u32 frame_words(int a64, u64 pc)
 {

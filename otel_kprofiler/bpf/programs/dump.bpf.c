@@ -26,7 +26,7 @@ enum {
 enum row_flags {
 	HAS_STACKS = 1,
 	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were being read */
-	NO_RING = 4,	/* no stacks, because the ring is full */
+	NO_RING = 4,	/* no stacks, because the ring was full */
 	IN_IOWAIT = 8,
 };
 
@@ -270,7 +270,7 @@ INLINE void begin_other(struct other *own, u64 task)
 		own->kept[i].at = 0;
 }
 
-/* Collects the other task's user stack, as collect_user_stack does for the current task. */
+/* Collects the user stack of another task; otherwise like collect_user_stack. */
 INLINE u64 collect_other_user(const struct config *options, struct record *record,
 			      struct other *own, u8 *at, u64 limit)
 {
@@ -420,8 +420,8 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 
 /*
  * Finds the start of the kernel's direct map, which contains the page table of the process that
- * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only the correct
- * start leads to `proof`, the word that this process stores at `proof_at`.
+ * runs this program, and starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only with the
+ * correct start is the word at `proof_at`, read through the direct map, equal to `proof`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

@@ -2,9 +2,9 @@
 /*
  * Runs the sampler on perf events other than cpu-clock. Included by sampler.bpf.c.
  *
- * Before 5.15, the kernel passes no cookie to a perf event program. Therefore, the event's
- * number is in perf_event_attr.wakeup_events, which only affects readers of a perf ring.
- * If there are no events, the constants in event_layout make the verifier remove all of this code.
+ * Before 5.15, the kernel passes no cookie to a perf event program. Therefore, the event's number
+ * is in perf_event_attr.wakeup_events, which only affects readers of a perf ring. If no events are
+ * configured, constants in event_layout let the verifier eliminate this code as dead code.
  */
 #pragma once
 

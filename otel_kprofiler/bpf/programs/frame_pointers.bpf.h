@@ -10,8 +10,9 @@
 #include "user_stack.bpf.h"
 
 /*
- * Converts plain addresses to a user stack. `at` points to space for a head, followed by `bytes`
- * bytes of addresses. Returns the stack's size in bytes; the stack may be incomplete.
+ * Converts an array of addresses to a user stack, in place. `at` points to space for a head,
+ * followed by `bytes` bytes of addresses. Returns the stack's size in bytes; the stack may be
+ * incomplete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {

@@ -19,7 +19,7 @@ struct go_label {
 /* Per-CPU scratch memory. */
 struct go_work {
 	u64 behind; /* offset of the head from the start of the record's stacks */
-	u64 at;	    /* offset of the next label from the end of the head */
+	u64 at;	    /* offset of the next label, relative to the end of the head */
 	u64 labels; /* address */
 	struct go_label label;
 	struct {
@@ -55,8 +55,8 @@ enum {
 SCRATCH(go_work, struct go_work);
 
 /*
- * Copies a string from the process to the record, after the head; returns 0 on success. A separate
- * function, because the verifier of Linux 5.10 loses the bounds of spilled values.
+ * Appends a string from the process's memory to the record, after the head; returns 0 on success. A
+ * separate function, because the verifier of Linux 5.10 loses the bounds of spilled values.
  */
 GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 {

@@ -46,7 +46,7 @@ struct lock_layout {
 const volatile struct lock_layout lock_layout SECTION(".rodata.locks");
 
 struct lock_config {
-	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: no sampling */
+	u64 threshold_ns; /* longer waits are always sampled; a multiple of 1 << UNIT_SHIFT; 0: no sampling */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 };
 
@@ -106,7 +106,7 @@ INLINE struct lock_wait *find_lock_wait(struct lock_bucket *bucket, u64 task, u6
 	return 0;
 }
 
-/* Finds a free entry; see claim_place(). */
+/* Claims a free entry; see claim_place(). */
 INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
 {
 #pragma clang loop unroll(full)
@@ -177,9 +177,9 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 }
 
 /*
- * Decides whether to sample a wait, with probability duration / threshold; returns the sample's
- * value, or 0. The sum over samples is an unbiased estimate of the total. If the sampling rate
- * has been exceeded since user space chose the threshold, a higher threshold applies.
+ * Samples a wait with probability duration / threshold; returns the value of the sample, or 0. The
+ * sum over samples is an unbiased estimate of the total. If the sampling rate has been exceeded
+ * since user space chose the threshold, a higher threshold applies.
  */
 INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 {

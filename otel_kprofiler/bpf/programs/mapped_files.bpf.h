@@ -3,7 +3,7 @@
  * Lists the files that running processes have mapped as code, so that the files' unwind tables can
  * be loaded before the first sample. File keys are built by the same code as in the unwinder.
  *
- * The program runs before any sampling, because it uses the unwinder's scratch memory.
+ * This program must run before sampling starts, because it uses the unwinder's scratch memory.
  */
 #pragma once
 

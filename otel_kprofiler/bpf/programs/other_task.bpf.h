@@ -36,7 +36,7 @@ enum {
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of a page table entry that hold the physical address */
-	u64 tried;	   /* start addresses tried, 1 GiB apart, downward from the page table */
+	u64 tried;	   /* number of start addresses tried, in steps of 1 GiB downward from the page table */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
@@ -161,7 +161,7 @@ INLINE u64 get_other_ids(void)
 	return own ? own->ids : 0;
 }
 
-/* Returns only the leaf of a user stack. */
+/* Like bpf_get_stack(), but copies only the leaf address of the other task's user stack. */
 INLINE long get_other_stack(void *to, u32 size, u64 flags)
 {
 	const struct other *own = get_other();

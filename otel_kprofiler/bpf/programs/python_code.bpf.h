@@ -100,7 +100,7 @@ INLINE u64 find_code(struct python_work *w, const struct python_layout *l, u64 c
 	return add_code(w, check);
 }
 
-/* Copies a string's characters to `to`; returns their size in bytes, or -1. */
+/* Copies a string's characters to `to`; returns the number of bytes copied, or -1. */
 INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *width)
 {
 	u64 head[3], bytes, at; /* head: length, hash, state */

@@ -234,8 +234,8 @@ INLINE int begin_python(struct python_work *w, struct python_process *process,
 }
 
 /*
- * Writes the Python frames of the interrupted thread after the other stacks of the record; returns
- * their size in bytes, or 0. A separate function to save stack space, like collect_span.
+ * Appends the interrupted thread's Python frames to the record, after the other stacks; returns the
+ * size of the frames in bytes, or 0. A separate function to save stack space, like collect_span.
  */
 GLOBAL int collect_python_stack(u64 behind)
 {

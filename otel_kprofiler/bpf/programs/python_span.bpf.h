@@ -6,13 +6,13 @@
  *   -> span -> span context
  *
  * The service does not report new spans. The thread is stopped, and CPython with a GIL writes each
- * reference atomically, after the object that it refers to. HAMTs and OpenTelemetry's contexts do
- * not change once they are referenced. Each object's type is checked. If anything is
- * unexpected, no span is recorded.
+ * reference atomically, after the object that it refers to. HAMTs and OpenTelemetry contexts are
+ * immutable once they are referenced. Each object's type is checked. If anything is unexpected, no
+ * span is recorded.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
- * bpf/python_span.py writes the structs; change all together.
+ * bpf/python_span.py writes the structs; keep the three files in sync.
  */
 #pragma once
 
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Returns whether `state` has this thread id and is in the list: its neighbour must point to it. */
+/* Returns whether `state` has this thread id and is in the list, where a neighbor points to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -251,7 +251,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 	wide = head.log2_size >= 8;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < MAX_PROBES; i++) {
-		s16 index; /* in small tables, the low byte; the high byte is the next index */
+		s16 index; /* in small tables, the index is the low byte; the high byte is the next index */
 
 		if (READ_USER(index, keys + KEYS_INDICES_AT + (place << wide)))
 			return 0;

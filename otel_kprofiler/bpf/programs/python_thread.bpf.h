@@ -119,8 +119,8 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 /*
  * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
  * thread creates for another thread has this thread's id, but no frame. If there are several
- * interpreters, searches all of them. If two states both seem to be the one used last, uses
- * neither.
+ * interpreters, searches all of them. If two thread states both appear to be the most recently
+ * used, uses neither.
  */
 GLOBAL int try_thread(void)
 {
@@ -166,7 +166,7 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	w->found.image = w->image;
 	w->found.time_ns = w->time_ns;
 	w->found.address = w->thread;
-	if (w->thread || tried > CHEAP_SEARCH) /* a new thread soon becomes a Python thread */
+	if (w->thread || tried > CHEAP_SEARCH) /* do not cache "not found" after a cheap search: a new thread may become a Python thread soon */
 		bpf_map_update_elem(&python_threads, &w->tid, &w->found, 0);
 	if (!w->thread)
 		return w->next_thread ? PYTHON_THREADS : PYTHON_NO_THREAD;

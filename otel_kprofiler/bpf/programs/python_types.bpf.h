@@ -73,7 +73,7 @@ struct python_layout {
 	u64 thread_native;
 	u64 thread_status; /* the word that contains the IS_THREADS bit; 0: this version has no such bit */
 	u64 thread_frame;
-	u64 thread_chunk; /* three words: the chunk, the end of its used part, and its end */
+	u64 thread_chunk; /* three words: datastack_chunk, datastack_top and datastack_limit */
 	u64 cframe_frame;
 	u64 frame_bytes;
 	u64 frame_code;
@@ -126,7 +126,7 @@ enum python_outcomes {
 	PYTHON_NOT_CODE,
 	PYTHON_OUTSIDE,	     /* the instruction is outside its code object */
 	PYTHON_NOT_RUNNING,  /* a frame of a generator that is not running */
-	PYTHON_UNUSED,	     /* the address cannot be that of a frame */
+	PYTHON_UNUSED,	     /* not a plausible frame address */
 	PYTHON_NOT_ADJACENT, /* a frame is being created */
 	CODE_DESCRIBED,
 	CODE_RING_FULL,
@@ -199,7 +199,7 @@ struct process_told {
 	u64 image;
 	u64 code_pages;
 	u64 time_ns;
-	u64 wait_ns; /* time until the same program may be reported again */
+	u64 wait_ns; /* minimum time before the same program is reported again */
 };
 
 struct code_key {
@@ -226,7 +226,7 @@ struct new_code {
 	u64 id;
 };
 
-/* State of a walk. The verifier does not track loop variables in a map; see unwind_work. */
+/* State of a walk over Python frames. The verifier does not track loop variables in a map; see unwind_work. */
 struct python_work {
 	struct python_process process; /* a copy */
 	u64 image;
@@ -244,7 +244,7 @@ struct python_work {
 	u64 thread; /* address of the thread state; 0: not found during this interrupt */
 	u64 next_thread;
 	struct thread_state found;
-	u64 frame; /* the next frame */
+	u64 frame; /* address of the next frame to visit */
 	u64 seen;  /* number of function frames so far */
 	u64 open;  /* index + 1 of the last word if C may have called its frame; else 0 */
 	u64 rooted;

@@ -152,11 +152,11 @@ struct record {
 	u16 phase; /* phase of a wait, or flags of a lock (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
-	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
+	u32 context_bytes; /* size of the thread context, which follows the stacks */
 	u32 holder; /* id, in the initial namespace, of the thread that holds the lock; 0: unknown */
 	/*
-	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the name of its
-	 * holder, stored contiguously.
+	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the name
+	 * of its holder, stored contiguously.
 	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes the reader in a range above the high-water mark, because a record may overshoot it. */
+/* Returns the wakeup flag for a record. The reader is woken in a range above the high-water mark, because a record may skip the mark itself. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -494,9 +494,9 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 }
 
 /*
- * While a CPU is running another program or bpf(2), the kernel does not run a perf event's program
- * there, and does not count the skipped runs. A late run is followed by an early one, so only the
- * sum of their delays reveals missed runs. An idle CPU may have stopped its timer.
+ * The kernel skips a perf event's program on a CPU that is running another BPF program or bpf(2),
+ * and does not count the skipped runs. A late run is followed by an early run, so missed runs are
+ * detected from the sum of the delays. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,
 			 struct cpu_line *line, u64 now)
@@ -591,7 +591,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 0);
 }
 
-/* The same sampler, which also collects Python frames. */
+/* Variants of the sampler that also collect Python frames. */
 PROGRAM("perf_event") int kprofiler_sample_python(void *ctx)
 {
 	return run(ctx, BY_FRAME_POINTERS, 1);

@@ -10,7 +10,7 @@
 
 /* Location of the context variable in a process's threads. */
 struct context_place {
-	u64 start_time_ns; /* start time of the process; stack_start: start of its main stack */
+	u64 start_time_ns; /* start time of the process; `stack_start` is the start address of its main stack */
 	u64 stack_start;
 	u64 offset;	/* offset from the thread pointer, or in the module's TLS block */
 	u64 module;	/* 0: the offset is from the thread pointer */
@@ -65,9 +65,9 @@ INLINE int may_publish(u32 tgid)
 
 /*
  * Returns the address of the pointer, or 0 if the pointer is not allocated yet. Only the thread
- * itself changes its vector (DTV). If the vector is too short or its generation too old, the module
- * has no block. In glibc, the address of an unallocated block is all ones. `room` has DTV_BYTES
- * bytes.
+ * itself changes its vector (DTV). If the vector is too short or its generation is too old, the
+ * module's TLS block is not allocated. In glibc, the address of an unallocated block is all ones.
+ * `room` has DTV_BYTES bytes.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {

@@ -2,8 +2,8 @@
 /*
  * Takes samples at a raw tracepoint. Included by sampler.bpf.c.
  *
- * Before 6.10 the kernel cannot pass a value to a program attached to a raw tracepoint. The program is
- * therefore loaded once for each tracepoint, with different constants but the same maps.
+ * Before 6.10 the kernel cannot pass a value to a program attached to a raw tracepoint. The program
+ * is therefore loaded once for each tracepoint, with different constants but the same maps.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ struct tracepoint {
 	u64 by;	      /* enum user_frames */
 	u64 python;
 	u64 argument; /* index of the argument with the value; NO_ARGUMENT: the value is 1 */
-	u64 pointer;  /* 0: the argument is the value; 1: it points to a struct with the value */
+	u64 pointer;  /* 0: the argument is the value; 1: the argument points to a struct that contains the value */
 	u64 member;   /* offset of the 32-bit value in the struct */
 	u64 is_order; /* whether the value is 1 << argument */
 	u64 unit;     /* multiplier of the value */

@@ -2,8 +2,8 @@
 /*
  * Interprets .eh_frame: search table, CIE, FDE and their CFA programs.
  *
- * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Nothing in a table is trusted: offsets stay
- * inside .eh_frame, loops are bounded, and an unknown instruction ends the program. Besides sp, fp
+ * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Tables are not trusted: offsets are confined
+ * to .eh_frame, loops are bounded, and an unknown instruction ends a CFA program. Besides sp, fp
  * and the return address, only callee-saved registers are tracked.
  */
 #pragma once
@@ -280,7 +280,7 @@ GLOBAL int run_operations(void)
 		if (w->window_at + position >= w->program_end)
 			return PROGRAM_DONE;
 		if (position >= WINDOW)
-			return PROGRAM_GOES_ON; /* a long expression was skipped */
+			return PROGRAM_GOES_ON; /* a skipped expression extends beyond the window */
 		w->spent++;
 		x = peek(w, position);
 		op = x & 0xff;
@@ -415,7 +415,7 @@ INLINE u32 pointer_bytes(u64 encoding)
 	return format == 3 ? 4 : format == 2 ? 2 : 0;
 }
 
-/* Reads the CIE at an offset in the table, and sets `initial` to the row from its program. */
+/* Reads the CIE at an offset in the table, and runs its initial instructions to set `initial`. */
 GLOBAL int read_cie(u32 at)
 {
 	struct unwind_work *w = get_work();

@@ -107,7 +107,7 @@ GLOBAL int find_vma(u64 address)
 	return vma_word(w, c->vma_mm) != w->mm || address - start >= vma_word(w, c->vma_end) - start;
 }
 
-/* Describes the file of the mapping in node[], but not which process has mapped it. */
+/* Describes the file mapped in node[], but not the process that mapped the file. */
 INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	w->request.key = m->key;
@@ -118,7 +118,7 @@ INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, c
 	w->request.file_modified = w->file_modified;
 }
 
-/* Requests the table of the mapping's file from user space, once; node[] contains the mapping. */
+/* Requests the mapped file's unwind table from user space, at most once; node[] contains the mapping. */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};

@@ -164,8 +164,8 @@ enum preserved_places {
 enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
-	CFA_PLT,	  /* x86-64 PLT entry: register + offset, plus 8 after its push */
-	CFA_ELSEWHERE,	  /* register + offset; like the kinds below, a CFA on another stack */
+	CFA_PLT,	  /* x86-64 PLT entry: register + offset, or register + offset + 8 after the push */
+	CFA_ELSEWHERE,	  /* register + offset; for this and the following kinds, the CFA is on another stack */
 	CFA_GOROUTINE,	  /* computed from two words that Go's asmcgocall saves on x86-64 */
 	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, for arm64, where the words are in reverse order */
 };
@@ -207,7 +207,7 @@ struct mapping {
 	u32 state;
 	u32 slot;
 	u32 serial;
-	u32 sample; /* `index` is valid only in the record of this sample */
+	u32 sample; /* number of the sample in whose record `index` is valid */
 	u32 index;
 };
 
@@ -277,7 +277,7 @@ struct unwind_work {
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
 	u64 preserved[MAX_PRESERVED]; /* addresses of saved registers; 0: in `block`; 1: lost */
-	/* copied into the record */
+	/* the members below are copied into the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];
 	u64 frame[MAX_USER_FRAMES + 1];

@@ -2,15 +2,15 @@
 /*
  * Finds the thread context of the interrupted thread in V8's heap, where Node.js keeps it: the
  * value of the writer's AsyncLocalStorage in the current AsyncContextFrame, which is a JavaScript
- * Map. The thread is stopped. While the garbage collector moves objects, the key may be missed, but
- * no other key is mistaken for it. Layout: struct otel_thread_ctx_nodejs_v1_t of pprof-nodejs;
- * V8's js-collection.h, ordered-hash-table.h and js-objects.h, without pointer compression, which
- * Node.js does not use. Included by thread_context.bpf.h.
+ * Map. The thread is stopped. While the garbage collector is moving objects, a lookup may miss the
+ * key, but never returns the value of another key. Layouts: struct otel_thread_ctx_nodejs_v1_t in
+ * pprof-nodejs; js-collection.h, ordered-hash-table.h and js-objects.h in V8. Node.js does not use
+ * V8's pointer compression. Included by thread_context.bpf.h.
  */
 
 enum {
 	V8_TAG = 1,	 /* tag bit in addresses of heap objects */
-	V8_SMI_SHIFT = 32, /* small integers are in the upper half */
+	V8_SMI_SHIFT = 32, /* a small integer (Smi) is stored in the upper 32 bits */
 	V8_MAP_TABLE = 24, /* JSCollection::kTableOffset */
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
 	V8_TABLE_WORDS = 3, /* counts of elements, deleted elements and buckets; buckets follow */

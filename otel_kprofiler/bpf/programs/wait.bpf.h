@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Measures how long threads are off-CPU, and in which state. sampler.bpf.c includes this file after
- * its own programs.
+ * Measures how long threads are off-CPU, and records their states. sampler.bpf.c includes this file
+ * after its own programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they must not block.
  * The sampler cannot interrupt these programs, so they can use the sampler's scratch memory.
@@ -20,7 +20,7 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the clock that struct thread uses, outside context switches. */
+/* Returns the current time on the clock used in struct thread. For use outside sched_switch. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -64,7 +64,7 @@ INLINE u32 find_place(u64 task)
 	return NO_THREAD;
 }
 
-/* Returns the state in which a task leaves its CPU. */
+/* Returns the wait state of a task that is being switched out. */
 INLINE u32 find_wait_state(u64 state, int preempted)
 {
 	if (preempted || !state)
@@ -195,7 +195,7 @@ INLINE int is_throttled(u64 task)
 	return MEMBER(u32, queue, throttle_count) != 0;
 }
 
-/* Returns a random number more cheaply than a helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
+/* Returns a pseudorandom number; cheaper than a BPF helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
 INLINE u32 draw(u64 *state)
 {
 	u64 x = *state;
@@ -289,7 +289,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	return chooses_begin(c, thread, line, now);
 }
 
-/* Writes a record that reports the start of the current thread's wait. */
+/* Writes a wait-start record for the current thread. */
 INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *options,
 		       struct wait_line *line, struct thread *thread, u32 cpu, u64 now,
 		       enum user_frames by, int python)
@@ -320,7 +320,7 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units of 256 ns. Raises the threshold set by
+ * Returns the duration threshold for a wait, in units of 256 ns. Raises the threshold set by
  * user space while this CPU exceeds its sampling rate.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
@@ -419,7 +419,7 @@ GLOBAL int write_end(u64 kernel_bytes)
 	return 0;
 }
 
-/* Writes the end of a wait into the record. */
+/* Fills in a wait-end record. */
 INLINE void prepare_end(const struct config *options, struct record *record,
 			const struct thread *thread, u64 since, u32 flags)
 {
@@ -507,7 +507,7 @@ INLINE void drop_begin(struct thread *thread)
 }
 
 /*
- * Returns how long a thread was off the CPU, given that it got a CPU `ago` nanoseconds ago. A wait
+ * Returns how long a thread was off the CPU before it was switched in `ago` nanoseconds ago. A wait
  * whose start was written with a span is measured on CLOCK_MONOTONIC, because the scheduler clocks
  * of two CPUs may differ by up to the delay of a tick.
  */
@@ -523,8 +523,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that was switched in after `duration` ns off the CPU. During the last `runnable` ns of
- * `duration`, the thread waited for a CPU. Returns the result of tell_end().
+ * Handles a thread that was switched in after `duration` ns off the CPU. During the last `runnable`
+ * ns of `duration`, the thread waited for a CPU. Returns the result of tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -579,7 +579,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	return waited;
 }
 
-/* Writes the record of a wait's end, with the kernel stack of the task that is about to run. */
+/* Writes a wait-end record with the kernel stack of the task that is being switched in. */
 INLINE void write_late(void *task)
 {
 	u32 zero = 0;
@@ -831,7 +831,8 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
  * Runs periodically for every task. Records when a woken thread began to wait for a CPU. If a wait
  * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
  * thread is seen before its wait ends. The number of late starts is limited, to reserve space in
- * the ring. The program can be interrupted, so it uses a separate record.
+ * the ring. Unlike the sched_switch programs, this program can be interrupted, so it uses a
+ * separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

@@ -98,7 +98,7 @@ struct wait_config {
 
 /* Limits the sampling rate on a CPU. */
 struct sample_budget {
-	u64 next_sample_ns; /* when the next sample is due; later than now if too many samples were taken */
+	u64 next_sample_ns; /* time when the next sample is due; in the future if the rate was exceeded */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
@@ -137,9 +137,9 @@ struct thread {
 	u64 run_delay_ns; /* the task's run delay when the thread left the CPU */
 	u32 initial_tid;  /* thread id in the initial namespace */
 	u32 state;	  /* the thread's state when it left the CPU */
-	u32 epoch;	  /* epoch when the thread left the CPU */
+	u32 epoch;	  /* value of wait_config.epoch when the thread left the CPU */
 	u32 cpu;	  /* the last CPU that the thread ran on */
-	u32 flags;	  /* enum wait_flags of this wait */
+	u32 flags;	  /* flags of this wait (enum wait_flags) */
 	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
 	u32 likely;    /* the wait's start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of the thread's sleep durations; 0: unknown */
@@ -152,7 +152,7 @@ struct thread {
 	u64 start_time_ns; /* start of the process, on CLOCK_BOOTTIME; 0: unknown */
 
 	u64 id;	      /* never reused, unlike task addresses and thread ids */
-	u64 woken_ns; /* when the thread became runnable; meaningless if earlier than off_since_ns */
+	u64 woken_ns; /* when the thread became runnable; stale if earlier than off_since_ns */
 	u32 tgid;     /* same ids as in records */
 	u32 tid;
 	u32 in_namespace;

@@ -147,7 +147,9 @@ class KsymbolTable:
         self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live symbols by page
         self._ended: list[LoadedKsymbol] = []  # unloaded symbols, sorted by end
         self._read_ns = 0
-        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # True: BPF programs
+        self._lost_ns = dict.fromkeys(
+            (True, False), _FOREVER
+        )  # keys: True for BPF programs, False for other symbols
         self._noticed_ns = -1
 
     def apply(self, change: KsymbolChange) -> None:

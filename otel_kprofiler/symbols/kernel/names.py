@@ -26,7 +26,7 @@ _MARKER = re.compile(
     rb")"
 )
 _MARKER_ENDINGS = (b"text", b"_start", b"_end", b"_begin")
-# Suffixes that gcc and clang append to the names of function clones and parts.
+# Suffixes that gcc and clang append to function names, for example for clones and cold parts.
 _CLONE_SUFFIX = re.compile(
     r"(?:\.(?:isra|constprop|part|cold|llvm|lto_priv|localalias|__uniq|cfi|cfi_jt)(?:\.\d+)*)+$"
 )

@@ -181,7 +181,8 @@ class _Worker:
         ready = select.poll()  # select(2) does not support descriptors above 1023
         ready.register(pipe, select.POLLIN)
         while not content.endswith(b"\n"):
-            # Accept a response that arrived while this thread was waiting for a CPU.
+            # Poll even after the deadline: a response may have arrived while this thread waited for
+            # a CPU.
             left = max(0.0, deadline - time.monotonic())
             if not ready.poll(left * 1000):
                 text = f"the child process that reads source lines took over {seconds:g} s"

@@ -33,7 +33,7 @@ class ProcessCode:
         self._dump = JitDump(process, files)
         self._map = PerfMap(process, files, clock)
         self._files: tuple[JitFile[Any], ...] = (self._dump, self._map)
-        self._look_ns = dict.fromkeys(self._files, 0)  # time of the next search for a missing file
+        self._look_ns = dict.fromkeys(self._files, 0)  # when to search for a missing file again
         self._read_ns = -1
         self._process, self._host = process, files
         self._memory: list[Range] = []

@@ -125,7 +125,7 @@ class SymbolicLines:
         if self._cache and (fd := self._cache.open(name)) is not None:
             try:
                 return _map(fd)
-            except LinesError:  # corrupt on disk
+            except LinesError:  # the cached file is corrupt
                 self._cache.remove(name)
             finally:
                 os.close(fd)

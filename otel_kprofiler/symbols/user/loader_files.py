@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time after which files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # half of the first nonzero delay
+_AGAIN_NS: Final = 500_000_000  # half of the first nonzero retry delay
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""

@@ -93,7 +93,7 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # Final frames: those used since the last call to forget(), and those last used earlier.
+        # Final frames used since the last call to forget(), and final frames last used before it.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
         # Interim frames, whose names or source lines may still be read; grouped like final frames.

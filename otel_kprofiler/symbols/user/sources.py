@@ -180,7 +180,10 @@ class SymbolSources:
             table.close()
             detail = f"the Go line table takes {table.nbytes >> 20} MiB, more than the limit"
             raise ElfError(ElfProblem.TOO_LARGE, detail)
-        except (KProfilerError, OSError) as error:  # names are useful without lines
+        except (
+            KProfilerError,
+            OSError,
+        ) as error:  # function names are useful even without line numbers
             _log.info("no source lines for %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)
 

@@ -142,7 +142,7 @@ class KernelSymbol(NamedTuple):
 def read_module_symbols() -> list[KernelSymbol]:
     """Returns the module symbols in /proc/kallsyms, using a simple parser."""
     text = Path("/proc/kallsyms").read_text()
-    # Only module symbols have a tab before their last word; they follow the kernel's symbols.
+    # Module symbols follow the kernel's own symbols, and only module symbols contain a tab.
     start = text.rindex("\n", 0, text.index("\t"))
     results = []
     for line in text[start:].splitlines()[1:]:

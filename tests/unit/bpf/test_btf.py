@@ -16,7 +16,7 @@ def test_offsets_are_in_bytes():
     assert types.size("task_struct") == 4096
 
 
-def test_missing_members_have_no_offset():
+def test_the_offset_of_a_missing_struct_member_is_none():
     types = KernelTypes(btf(TASK))
     assert types.offset("task_struct", "group") is None
     assert types.offset("task_struct_x", "leader") is None

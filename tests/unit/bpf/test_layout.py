@@ -240,7 +240,7 @@ def test_python_and_the_bpf_object_agree_on_every_struct_layout():
     assert 8 * len(place) == PLACE_BYTES
 
 
-def test_a_span_path_is_packed_with_up_to_four_span_classes():
+def test_at_most_four_span_classes_can_be_packed_into_a_span_path():
     path = SpanPath(
         *range(1, len(SpanPath._fields)), (SpanClass(50, 51, 52), SpanClass(60, 61, 62))
     )

@@ -164,7 +164,7 @@ int second(void *ctx) { u64 twice = 2 * FIRST; return twice + (long)ctx; }
 
 
 @needs_bcc
-def test_all_programs_of_a_source_are_compiled_with_adjacent_headers(tmp_path):
+def test_all_programs_in_a_source_file_are_compiled_with_headers_from_its_directory(tmp_path):
     source = tmp_path / "two.bpf.c"
     source.write_text(TWO)
     (tmp_path / "shared.h").write_text('#include "loaders.bpf.h"\n#define FIRST 1\n')

@@ -46,7 +46,7 @@ def test_a_line_table_is_reassembled_from_its_fragments():
     ]
 
 
-def test_a_line_table_is_assembled_from_fragments_in_an_earlier_chunk():
+def test_line_table_fragments_are_kept_until_the_description_arrives_in_a_later_chunk():
     parser = CodeParser()
     assert not list(parser.parse(aligned(piece(b"abc"))))
     (code,) = parser.parse(aligned(description(table=3)))

@@ -127,5 +127,5 @@ def test_a_truncated_chunk_of_ring_data_is_rejected(chunk):
 @pytest.mark.parametrize(
     ("wanted", "size"), [(1, mmap.PAGESIZE), (mmap.PAGESIZE, mmap.PAGESIZE), (70_000, 131_072)]
 )
-def test_the_ring_size_must_be_a_power_of_two_number_of_pages(wanted, size):
+def test_the_ring_size_is_rounded_up_to_a_power_of_two_number_of_pages(wanted, size):
     assert ring_bytes(wanted) == size

@@ -78,7 +78,7 @@ def test_settings_are_written_where_the_bpf_program_reads_them(tmp_path):
     assert path.read_bytes() == struct.pack("=7Q", *range(10, 17)).ljust(mmap.PAGESIZE, b"\0")
 
 
-def test_the_latest_clock_offset_is_used(tmp_path):
+def test_the_most_recently_measured_clock_offset_is_used(tmp_path):
     path = tmp_path / "map"
     lines = [[*range(6), -5, 100], [*range(6), -7, 300], [*range(6), 9, 200]]
     data = b"".join(struct.pack("=8q128x", *line) for line in lines)

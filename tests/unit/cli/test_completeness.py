@@ -59,7 +59,7 @@ def test_a_stack_with_python_functions_counts_once():
     assert whole_share(sample(MIXED), sample([USER_SIDE], PENDING)) == pytest.approx(1 / 2)
 
 
-def test_a_stack_counts_once_for_each_of_its_samples():
+def test_completeness_is_weighted_by_the_number_of_samples_of_each_stack():
     assert whole_share(sample(MIXED, count=3), sample(MIXED, PENDING)) == pytest.approx(3 / 4)
 
 
@@ -92,7 +92,7 @@ def test_a_remark_about_a_single_incomplete_stack_names_the_program():
     )
 
 
-def test_the_remark_counts_programs_if_no_program_accounts_for_half_of_the_stacks():
+def test_the_remark_on_incomplete_stacks_contains_a_program_count_if_no_program_dominates():
     programs = {
         f"cc{number}": [sample([USER_SIDE], PENDING, 2, LIBC), sample([USER_SIDE])]
         for number in range(4)

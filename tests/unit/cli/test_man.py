@@ -21,7 +21,7 @@ def test_the_man_pages_are_up_to_date():
     written = {path.name: path.read_text() for path in man.FOLDER.iterdir()}
     if any(not text.startswith(man.MADE_WITH) for text in written.values()):
         pytest.skip("the manual pages were made with another version of click")
-    # Runs in a new process, because click keeps the help options that earlier tests requested.
+    # Use a new process, because click caches help options that earlier tests requested.
     program = "import json, sys; from tests import man; json.dump(man.pages(), sys.stdout)"
     output = run_python(program, cwd=man.FOLDER.parents[1])
     assert written == json.loads(output), "run make generated"

@@ -143,7 +143,7 @@ def waiting(number):
 @pytest.mark.parametrize(
     ("idle", "expected"), [(False, {"pipe": 15.0}), (True, {"poll": 4500.0, "pipe": 15.0})]
 )
-def test_waits_by_cause_exclude_idle_waits_by_default(idle, expected):
+def test_grouping_waits_by_cause_excludes_idle_waits_by_default(idle, expected):
     sliding = SlidingWindow(5, OFF_CPU, idle=idle)
     for number in range(5):
         sliding.add(waiting(number))

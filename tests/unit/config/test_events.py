@@ -7,7 +7,7 @@ from otel_kprofiler.host import EventSpec
 from tests.unit.config.minimal import load_agent
 
 
-def test_events_are_sampled_in_addition_to_the_clock():
+def test_events_are_sampled_in_addition_to_on_cpu_time():
     assert load_agent("stacks: kernel").sampler.events == ()
     sampler = load_agent('events: [page-faults, "cs:period=1000", "cycles:freq=49"]').sampler
     assert sampler.on_cpu

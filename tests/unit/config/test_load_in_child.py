@@ -26,7 +26,7 @@ def read(request):
     return lambda path: PendingConfig(str(path), agent_config, fork=request.param).get()
 
 
-def test_loading_in_a_child_yields_the_same_result_as_loading_in_process(tmp_path, read):
+def test_a_config_loaded_in_a_child_process_equals_one_loaded_in_process(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     config = read(path)

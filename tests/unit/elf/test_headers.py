@@ -47,7 +47,7 @@ def test_a_programs_dynamic_linker_is_found():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_library_has_no_dynamic_linker(name):
+def test_no_dynamic_linker_is_returned_for_a_shared_library(name):
     assert read_dynamic_linker(ImageSource(content(name))) == b""
 
 
@@ -115,7 +115,7 @@ def test_the_file_hash_conforms_to_the_profiles_data_model(size):
     assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]
 
 
-def test_the_hash_matches_its_published_test_vector():
+def test_the_file_hash_matches_the_published_test_vector():
     data = bytes.fromhex("7f454c460001020304")
     assert hash_file(ImageSource(data)) == "caf6e5907166ac76eef618e5f7f59cd9"
 

@@ -80,7 +80,7 @@ def test_an_empty_variable_counts_as_unset():
     )
 
 
-def test_all_errors_are_reported_together_without_secrets():
+def test_all_invalid_variables_are_reported_together_without_exposing_secrets():
     wrong = {"PROTOCOL": "http", "TIMEOUT": "10s", "COMPRESSION": "zstd"}
     wrong |= {"INSECURE": "yes", "HEADERS": "secret"}
     with pytest.raises(ConfigError) as caught:

@@ -45,7 +45,7 @@ def test_the_queue_example_delivers_its_batches(window, capsys):
     assert list(Path("spool").iterdir())
 
 
-def test_an_export_queue_accepts_the_exporter_of_the_example(window):
+def test_the_custom_exporter_example_works_with_an_export_queue(window):
     exporter = run_example(EXAMPLES, "Your own exporter")["Memory"]()
     queue = ExportQueue(exporter)
     (batch,) = encode_window(window).batches

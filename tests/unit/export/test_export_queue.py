@@ -73,7 +73,9 @@ def test_a_full_queue_drops_the_oldest_waiting_batch(open_queue, gate, batch, li
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_single_batch_above_the_byte_limit_is_queued(open_queue, gate, batch):
+def test_a_batch_larger_than_the_byte_limit_is_queued_if_the_queue_is_empty(
+    open_queue, gate, batch
+):
     queue = open_queue(gate, max_bytes=4)
     gate.permits.release(1)
     queue.put(batch(b"larger than the limit"))

@@ -108,7 +108,7 @@ def test_batches_are_recovered_in_order_and_unchanged(tmp_path, open_spool, endi
     assert again.unknown_since_unix_ns == (0 if ending is Spool.close else 4 * SECOND)
 
 
-def test_settled_batches_are_not_recovered(tmp_path, open_spool):
+def test_batches_settled_before_a_crash_are_not_recovered_from_the_spool(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 3)
     spool.settle(stored[0].number, stored[0].samples)
     abandon(spool)

@@ -108,7 +108,7 @@ def names(document, index):
     return result
 
 
-def test_each_thread_has_a_track_per_kind_with_samples_in_time_order(document):
+def test_each_thread_has_one_time_ordered_track_per_sample_kind(document):
     tracks = {
         thread["name"]: (
             thread["pid"], thread["isMainThread"], thread["samples"]["weightType"],
@@ -172,7 +172,7 @@ def test_waits_and_spans_are_shown_as_markers_on_the_first_track_of_their_thread
     assert shown["shop off_cpu"] == shown["shop page_faults"] == []
 
 
-def test_waits_below_the_sampling_threshold_are_markers_without_an_end(windows):
+def test_waits_below_the_sampling_threshold_are_exported_as_markers_without_an_end_time(windows):
     """Waits with equal values were shorter than the sampling threshold at the time."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)

@@ -39,7 +39,7 @@ def test_a_title_cannot_break_out_of_its_html_element(windows):
     assert text.count("</script>") == 2
 
 
-def test_the_title_names_the_recorded_target(windows):
+def test_the_html_title_is_the_name_of_the_recorded_target(windows):
     (row,) = [row for row in FORMATS if row.name == "html"]
     assert data(row.write_page(windows, "make", ()))["title"] == "make"
     assert data(row.write(windows))["title"] == "Profile"

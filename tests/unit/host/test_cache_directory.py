@@ -24,7 +24,7 @@ def test_least_recently_used_files_are_removed(cache):
     for index in range(8):
         put(cache, f"file{index}", 20_480)
         os.utime(f"{cache.path}/file{index}", (0, index))
-    os.close(cache.open("file0"))  # now recently used
+    os.close(cache.open("file0"))  # makes file0 the most recently used
     assert cache.trim() <= 100_000
     assert sorted(os.listdir(cache.path)) == ["file0", "file5", "file6", "file7"]
 

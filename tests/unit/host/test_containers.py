@@ -47,7 +47,7 @@ def test_containers_are_listed_with_their_names_and_cgroups(host):
     assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
 
 
-def test_containers_outside_the_cgroup_namespace_are_found_without_a_cgroup_path(tmp_path):
+def test_a_container_outside_the_cgroup_namespace_is_reported_without_a_cgroup_path(tmp_path):
     (tmp_path / "proc/40").mkdir(parents=True)
     (tmp_path / "proc/40/cgroup").write_text(f"0::/../docker-{DOCKER}.scope\n")
     assert find_containers(Access(str(tmp_path))) == [Container(DOCKER, (), "", (40,))]

@@ -278,7 +278,7 @@ def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
 
 
 @pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])
-def test_an_error_on_an_old_kernel_suggests_raising_the_locked_memory_limit(release, is_told):
+def test_the_hint_on_kernels_before_5_11_suggests_raising_the_locked_memory_limit(release, is_told):
     host = FakeHost(**{"/proc/sys/kernel/osrelease": release})
     error = get_privilege_error("loading the BPF program", host)
     assert "although no capability is missing" in str(error)

@@ -24,7 +24,7 @@ def test_an_event_is_parsed_with_a_period_or_a_rate(text, spec):
     assert parse_event(text, 99) == spec
 
 
-def test_the_common_period_applies_to_events_without_a_setting():
+def test_the_default_period_applies_to_events_without_a_period_or_rate():
     assert parse_event("page-faults", 99, 5) == EventSpec("page-faults", 5, 0)
     assert parse_event("page-faults:freq=9", 99, 5) == EventSpec("page-faults", 0, 9)
     assert parse_event("cpu-clock", 99, 5) == EventSpec("cpu-clock", 0, 99)

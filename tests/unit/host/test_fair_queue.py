@@ -184,7 +184,7 @@ def test_processes_are_grouped_by_user():
 
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
-def test_processes_that_are_not_dumpable_belong_to_their_user():
+def test_the_owner_of_a_process_that_is_not_dumpable_is_the_user_that_runs_it():
     """The /proc files of processes that are not dumpable belong to root."""
     code = (
         "import ctypes, os; os.setresuid(65534, 65534, 65534); "
@@ -198,7 +198,7 @@ def test_processes_that_are_not_dumpable_belong_to_their_user():
         child.communicate(b"\n")
 
 
-def test_the_number_of_remembered_owners_is_bounded(queue):
+def test_the_number_of_owners_with_recorded_costs_is_bounded(queue):
     for owner in range(3 * MAX_OWNERS):
         queue.put(owner, 0)
         serve(queue)

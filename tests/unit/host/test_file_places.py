@@ -11,7 +11,7 @@ def inode(path):
     return os.stat(path).st_ino
 
 
-def test_a_file_is_searched_for_in_the_directories_of_files_seen_earlier(tmp_path):
+def test_a_file_is_searched_for_in_directories_where_files_were_found_earlier(tmp_path):
     other, file = tmp_path / "other", tmp_path / "file"
     file.touch()
     places = FilePlaces()

@@ -82,7 +82,7 @@ def test_a_child_with_an_unknown_exit_status_succeeds_only_with_an_intact_report
     assert lines == [lost, "b'result\\n'", lost, "FAILED True damaged"]
 
 
-def test_a_child_is_limited_to_its_granted_memory(run):
+def test_a_child_cannot_exceed_its_memory_limit(run):
     code = "print(len(bytearray(60 << 20)))"
     assert failure(run, code, LIMITS._replace(memory_bytes=40 * MIB))[0] is ChildProblem.MEMORY
     assert run(code, LIMITS._replace(memory_bytes=160 * MIB)) == b"62914560\n"

@@ -66,7 +66,7 @@ def test_valid_lines_between_malformed_lines_are_parsed(rows, other):
 
 
 @given(st.integers(0, len(TEXT)))
-def test_a_truncated_line_is_not_a_mapping(length):
+def test_a_truncated_line_of_proc_pid_maps_is_not_parsed_as_a_mapping(length):
     assert list(parse_mappings(TEXT[:length])) == ROWS[: TEXT[:length].count(b"\n")]
 
 

@@ -29,7 +29,7 @@ def test_a_call_returns_when_its_function_returns(calls):
     assert read == ["kprofiler-test"]
 
 
-def test_the_caller_waits_for_a_function_that_uses_the_cpu(calls):
+def test_the_caller_waits_while_the_function_is_consuming_cpu_time(calls):
     read = []
 
     def compute():

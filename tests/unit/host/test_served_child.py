@@ -58,7 +58,7 @@ def test_a_child_process_is_reused_for_several_files(serve, tmp_path):
     assert serve() == child
 
 
-def test_files_of_different_owners_are_read_by_different_children(serve, tmp_path):
+def test_files_owned_by_different_users_are_read_in_different_child_processes(serve, tmp_path):
     if os.geteuid():
         pytest.skip("only root can give files to others")
     other = tmp_path / "other"

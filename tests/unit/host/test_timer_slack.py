@@ -33,7 +33,7 @@ def inherited():
     return call_in_thread(slack).result()
 
 
-def test_only_threads_started_in_the_block_have_increased_timer_slack():
+def test_only_threads_started_inside_coarse_timers_have_increased_timer_slack():
     def measure():
         with coarse_timers():
             inside = inherited()

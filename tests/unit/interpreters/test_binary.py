@@ -54,7 +54,7 @@ def test_installed_interpreters_are_recognized_with_their_version(minor):
         assert str(read(json.loads(python.run("-c", _ASK).stdout)).version) == python.version
 
 
-def test_files_that_are_not_interpreters_yield_none():
+def test_none_is_returned_for_files_that_are_not_python_interpreters():
     assert read("/bin/sh") is None
     assert find_interpreter(ImageSource(b"")) is None
     assert find_interpreter(ImageSource(b"\x7fELF" + bytes(100))) is None

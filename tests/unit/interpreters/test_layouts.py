@@ -88,7 +88,7 @@ def test_free_threaded_builds_of_python_are_rejected(name):
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_offsets_of_another_version_or_build_are_rejected(name):
+def test_debug_offsets_of_another_python_version_or_build_are_rejected(name):
     assert refusal(name, bytes(1024)) is Refusal.OTHER_LAYOUT
     assert refusal(name, captured(name)[:100]) is Refusal.OTHER_LAYOUT
     other = next(one for one in CAPTURED if one[:4] != name[:4])

@@ -206,7 +206,7 @@ def test_the_mapping_of_a_user_file_has_the_bounds_and_offset_of_its_segment(win
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_found_by_frame_pointer_or_guessing_include_the_method(window, form):
+def test_frames_found_by_frame_pointer_or_guess_have_a_found_by_attribute(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))
@@ -467,7 +467,7 @@ def test_the_encoded_size_of_merged_equal_samples_is_computed_correctly(window, 
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_resource_shared_by_two_kinds_counts_once_toward_the_limit(window, form):
+def test_a_resource_shared_by_two_profile_kinds_counts_once_toward_the_size_limit(window, form):
     resource = Resource({"process.pid": 1, "process.command_line": "x" * 1000})
     stack = Stack.from_frames((Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE),))
     sample = WindowSample(stack, 1, "t", 0, None, [window.start_unix_ns], [5])

@@ -56,7 +56,7 @@ def test_each_mutation_violates_only_the_intended_rule(mutable, rule, mutate):
 
 
 @pytest.mark.parametrize(("rule", "mutate"), MUTATIONS.cases())
-def test_each_mutation_of_the_payload_text_violates_only_the_intended_rule(window, rule, mutate):
+def test_each_mutation_of_a_json_payload_violates_only_the_intended_rule(window, rule, mutate):
     text = encode_window(window, form=Form.JSON).batches[0].payload.decode()
     mutated = mutate(text)
     assert mutated != text

@@ -47,7 +47,7 @@ def counts(windows):
     return [window.sample_count for window in windows]
 
 
-def test_a_sample_belongs_to_the_window_of_its_timestamp(parts):
+def test_each_sample_is_assigned_to_the_window_that_contains_its_timestamp(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + SECOND + 5), raw(start + 5), raw(start + SECOND - 1, cpu=1)]
@@ -156,7 +156,7 @@ def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_sy
     assert counts(windows) == [1]
 
 
-def test_samples_wait_for_symbols_for_a_limited_time(parts):
+def test_samples_are_delayed_only_for_a_limited_time_while_symbols_are_updated(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start

@@ -82,7 +82,7 @@ def test_windows_are_short_until_the_first_sample_arrives():
     assert all(window.end_unix_ns == next_.start_unix_ns for window, next_ in pairwise(closed))
 
 
-def test_empty_windows_at_the_start_grow_up_to_the_configured_interval():
+def test_the_lengths_of_initial_empty_windows_double_up_to_the_configured_interval():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
@@ -131,7 +131,7 @@ def test_a_change_of_settings_closes_the_window_and_applies_to_the_next():
     assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
 
 
-def test_a_change_dated_after_the_end_of_a_window_applies_to_the_next_window():
+def test_a_change_that_takes_effect_after_a_window_ends_applies_to_the_next_window():
     windows = builder()
     windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
     closed = [windows.close(counts=COUNTS) for _ in range(3)]

@@ -132,7 +132,7 @@ OF_CONTAINER = {
         (Grain.HOST, {*COMMON}),
     ],
 )
-def test_a_coarser_grouping_keeps_a_subset_of_the_resource_attributes(grain, kept):
+def test_each_grouping_keeps_only_its_subset_of_the_resource_attributes(grain, kept):
     assert grain.select(PROCESS, COMMON) == {key: PROCESS[key] for key in kept}
 
 

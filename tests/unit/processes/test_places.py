@@ -103,7 +103,7 @@ def cgroups(host, root, *paths):
     return [(tree / path.lstrip("/")).stat().st_ino for path in paths]
 
 
-def test_the_container_or_unit_of_an_exited_process_is_determined_from_its_cgroup(host):
+def test_a_cgroup_id_identifies_the_container_or_unit_of_an_exited_process(host):
     host.link(INITIAL)
     container, unit = cgroups(host, "/", f"/system.slice/docker-{ID}.scope/a", "/a.slice/b.service")
     places = host.places()

@@ -75,5 +75,5 @@ def test_a_program_is_named_after_its_script_but_not_its_arguments(executable, c
         ({}, "thread"),
     ],
 )
-def test_a_process_is_named_after_its_program_or_else_its_executable(attributes, name):
+def test_a_process_is_named_after_its_program_or_if_unknown_its_executable(attributes, name):
     assert process_name(Resource(attributes), "thread") == name

@@ -90,7 +90,7 @@ def test_each_program_executed_by_a_process_has_a_separate_resource(proc):
     assert first.attributes["process.executable.path"] == "/bin/first"
     assert second.attributes["process.executable.path"] == "/bin/second"
     assert result.get(program(1, 0x7000)) is first
-    assert result.get(program(2, 0)) is second  # an exiting process has no stack
+    assert result.get(program(2, 0)) is second  # the stack start of an exiting process is 0
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
@@ -169,7 +169,7 @@ def test_reused_pids_are_distinguished_using_proc_if_samples_lack_start_times(pr
     assert result.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
 
-def test_the_resource_of_a_kernel_thread_has_the_name_of_the_thread(proc):
+def test_the_resource_of_a_kernel_thread_is_named_after_the_thread(proc):
     proc(12, 3, exe="")
     result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
     assert result.attributes["process.executable.name"] == "kworker/0:1"
@@ -193,7 +193,7 @@ def test_a_kernel_thread_without_samples_is_named_from_proc(proc, comm, name):
     assert result.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
 
 
-def test_processes_that_exited_without_a_sample_share_a_resource(proc):
+def test_processes_that_exited_without_being_sampled_share_a_resource(proc):
     result = resources(proc)
     sampled = result.get(raw(97, TICK_NS))
     resource = result.get_of(ProcessKey(99, 7 * TICK_NS), has_ended=True)
@@ -366,7 +366,7 @@ def test_sessions_are_not_services_and_kernel_thread_names_are_bracketed():
     assert find_service_name(thread, SERVICE_SOURCES) == "[kworker]"
 
 
-def test_a_configured_name_takes_precedence_over_all_sources(proc):
+def test_a_configured_service_name_takes_precedence_over_all_service_sources(proc):
     proc(5, 300, cgroup="0::/system.slice/web.service\n")
     sample = raw(5, 300 * TICK_NS)
     result = resources(proc, service_sources=("unit",))

@@ -64,6 +64,6 @@ def test_time_waiting_for_a_cpu_is_measured_for_the_thread():
         os.sched_setaffinity(0, allowed)
 
 
-def test_a_search_counts_elapsed_time_if_the_kernel_does_not_measure_run_delay(monkeypatch):
+def test_the_run_delay_is_zero_if_the_kernel_does_not_report_it(monkeypatch):
     monkeypatch.setattr(search_time, "open", raising(FileNotFoundError()), raising=False)
     assert read_run_delay_s() == 0

@@ -134,7 +134,7 @@ def test_arbitrary_thread_contexts_are_decoded_within_the_limits(context, has_sp
     assert list(labels) == sorted(labels)
 
 
-def test_the_key_map_of_an_unsupported_context_version_is_not_read():
+def test_the_key_map_of_a_thread_context_is_ignored_if_the_schema_is_unsupported():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()

@@ -69,7 +69,7 @@ def test_a_replay_returns_ksymbol_changes_up_to_the_requested_time(tmp_path):
     recording.close()
 
 
-def test_a_malformed_stream_is_an_error(tmp_path):
+def test_a_malformed_event_stream_in_a_recording_is_an_error(tmp_path):
     record(tmp_path / "x.raw")
     with zipfile.ZipFile(tmp_path / "x.raw", "a") as archive:
         archive.writestr("events/code/000001", bytes(8) + b"\4\0\0\0[[1]")

@@ -16,7 +16,7 @@ def test_a_code_description_survives_a_round_trip():
 
 @pytest.mark.parametrize("place", range(9))
 @pytest.mark.parametrize("wrong", [None, -1, 1.5, [], "zz"])
-def test_malformed_code_descriptions_are_rejected(place, wrong):
+def test_malformed_code_object_descriptions_are_rejected(place, wrong):
     row = json.loads(pack_python_code(CODE))
     row[place] = wrong
     if place in (4, 5) and wrong == "zz":

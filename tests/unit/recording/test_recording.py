@@ -110,7 +110,7 @@ def test_replayed_files_come_from_the_recorded_host(recording):
     assert files.list_dir("/sys/module/loop/sections/") == [".text"]
 
 
-def test_a_replay_reports_the_same_errors_for_missing_and_unreadable_files(recording):
+def test_a_replay_raises_the_recorded_errors_for_missing_and_unreadable_files(recording):
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
     with pytest.raises(FileNotFoundError):

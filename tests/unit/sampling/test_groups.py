@@ -142,7 +142,7 @@ def test_cgroup_v1_containers_are_tracked_per_process(host):
     assert pids(follower, target_pids=(6,)) == (1 << 22 | 1,)  # no process has this id
 
 
-def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
+def test_targets_on_a_hybrid_host_are_filtered_by_cgroup_if_all_are_in_cgroup_v2(host):
     host.mounts(V1)
     made = host.cgroup(f"docker/{ID}")
     host("/proc/5/cgroup", f"2:cpu:/docker/{ID}\n0::/docker/{ID}/below\n")

@@ -42,7 +42,7 @@ def test_the_examples_compile_and_the_names_they_use_exist():
                 exec(line)
 
 
-def test_matching_instrumentations_of_every_supported_sdk_can_be_installed():
+def test_a_matching_instrumentation_version_can_be_installed_for_every_supported_sdk():
     """Instrumentation 0.64b0 matches SDK 1.43.0, 0.65b0 matches 1.44.0, and so on."""
     project = tomllib.loads((PAGE_PATH.parents[1] / "pyproject.toml").read_text())["project"]
     sdk = Requirement(next(d for d in project["dependencies"] if d.startswith("opentelemetry-sdk")))

@@ -104,7 +104,7 @@ def test_a_span_with_a_remote_parent_is_a_local_root(roots, tracer):
     assert roots.find(7, 8) is None
 
 
-def test_a_route_set_late_applies_to_all_samples(roots, tracer):
+def test_a_route_set_after_a_span_started_applies_to_all_samples_of_the_span(roots, tracer):
     top = tracer.start_span("GET")
     child = child_of(tracer, top)
     assert name_of(roots, child) == "GET"

@@ -25,7 +25,7 @@ def interval_s(target, rate, monkeypatch, cpus):
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(19, 1.0), (99, 1.0), (999, 0.1), (9999, 0.02)])
-def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
+def test_the_drain_interval_for_a_single_process_is_independent_of_the_cpu_count(
     rate, expected, monkeypatch
 ):
     for cpus in (2, 256):
@@ -59,7 +59,7 @@ def test_keys_that_have_no_effect_in_a_service_are_rejected(variable, value):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
 
 
-def test_waits_are_sampled_if_the_service_enables_them():
+def test_waits_are_sampled_only_if_off_cpu_is_enabled():
     assert KernelProfiler()._plan.sampler.off_cpu is None
     assert KernelProfiler(off_cpu=True)._plan == make_plan(
         read_settings({"OTEL_KPROFILER_OFF_CPU": "true"})

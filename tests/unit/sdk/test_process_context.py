@@ -359,7 +359,7 @@ def test_a_reused_pid_does_not_inherit_the_context(process, resources):
     assert directory.exists()
 
 
-def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(process, resources):
+def test_an_exited_process_keeps_its_service_name_until_the_window_closes(process, resources):
     directory = process()
     first = resources.get(raw(5, 300 * TICK_NS))
     wait_until(lambda: resources._contexts._known)
@@ -464,7 +464,9 @@ def test_if_the_reader_thread_cannot_start_one_warning_is_logged_and_no_context_
     assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
 
 
-def test_a_service_is_named_by_its_environment_until_it_publishes_a_name(process, resources):
+def test_a_service_is_named_after_its_environment_variables_until_it_publishes_a_name(
+    process, resources
+):
     directory = process(name="/tmp/other")
     environ = b"OTEL_RESOURCE_ATTRIBUTES=service.name=env,service.version=1\0"
     (directory / "environ").write_bytes(environ)

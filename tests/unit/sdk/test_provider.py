@@ -148,7 +148,7 @@ def test_the_global_provider_can_be_set_only_once(monkeypatch, caplog):
 
 @pytest.mark.system
 @pytest.mark.parametrize("first", ["traces", "metrics", "nothing"])
-def test_the_resource_matches_that_of_other_signals(first):
+def test_profiles_have_the_same_resource_as_traces_and_metrics(first):
     code = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -234,7 +234,7 @@ WRONG = {
 UNKNOWN = {"OTEL_KPROFILER_STACK": "both", "OTEL_KPROFILER_TRACERS": "all"}
 
 
-def test_invalid_variables_cause_one_warning_and_the_service_continues(caplog):
+def test_invalid_environment_variables_cause_a_single_warning_and_the_service_continues(caplog):
     profiler = KernelProfiler.from_env(WRONG | UNKNOWN).start()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -306,7 +306,7 @@ def test_declarative_configuration_uses_the_receiver_of_the_other_signals(text, 
     assert read_configuration_file({"OTEL_CONFIG_FILE": str(path)}) == CONFIGURED[text]
 
 
-def test_lists_of_numbers_in_the_services_resource_keep_their_type():
+def test_list_valued_resource_attributes_keep_their_element_types():
     given = {"ports": (80, 443), "flags": [True], "shares": (0.5,), "names": ("a",), "one": 1}
     assert plain_attributes(SdkResource(given).attributes) == {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()

@@ -168,7 +168,7 @@ def test_threads_without_a_python_thread_state_have_no_span(path):
         assert SpanReader(path).find_span_context(1) == 0
 
 
-def test_a_read_of_unmapped_memory_yields_no_span(path):
+def test_no_span_is_found_if_any_read_accesses_unmapped_memory(path):
     def read(address, size):
         nonlocal left
         left -= 1
@@ -207,7 +207,7 @@ def test_verification_rejects_every_wrong_span_path(path):
             span_path._prove(SpanReader(other), VARIABLE)
 
 
-def test_a_path_that_cannot_be_verified_is_rejected(monkeypatch):
+def test_a_span_path_that_cannot_be_verified_is_rejected(monkeypatch):
     with pytest.raises(UnprovenError, match="Operation not permitted"):
         find_span_path(raising(OSError(1, "Operation not permitted")))
     with monkeypatch.context() as patch:

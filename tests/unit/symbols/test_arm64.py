@@ -77,7 +77,7 @@ def test_data_embedded_in_code_has_no_name(tmp_path):
     }  # fmt: skip
 
 
-def test_a_preamble_belongs_to_the_next_function(tmp_path):
+def test_an_address_in_a_preamble_resolves_to_the_function_that_follows(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "f"), (0x30, "t", "__cfi_g"), (0x40, "t", "g"),

@@ -62,7 +62,9 @@ def kallmodsyms(symbols, owner, slide, sized):
 
 @pytest.mark.parametrize("slide", [0, SLIDE])
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
-def test_every_symbol_is_in_the_modules_of_its_object_file(tmp_path, owner, source, slide):
+def test_every_builtin_symbol_is_assigned_to_the_modules_that_contain_its_object_file(
+    tmp_path, owner, source, slide
+):
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     copy = tmp_path / "kallsyms"
     copy.write_text("".join(f"{a + slide:016x} {k} {n}\n" for a, k, n in symbols))

@@ -107,7 +107,7 @@ def test_ftrace_clones_in_kallsyms_are_distinguished_from_module_symbols(clones_
     assert kallsyms.freed
 
 
-def test_symbols_in_a_second_block_of_lines_of_a_module_count_as_freed():
+def test_symbols_in_a_modules_second_block_of_kallsyms_lines_are_treated_as_freed():
     data = (
         text((0, "T", "_text"))
         + text((0x2000, "t", "live"), module="a")
@@ -156,7 +156,7 @@ def test_a_malformed_line_ends_the_preceding_function(bad, ends):
     assert named(table, 0x200) == ("c", 0x200)
 
 
-def test_a_module_with_truncated_lines_has_no_names():
+def test_a_module_whose_last_kallsyms_line_is_truncated_is_omitted():
     data = text((0x2000, "t", "a"), module="m")
     data += text((0x3000, "t", "b"), (0x3100, "t", "c"), module="n")
     assert parse_kallsyms([data]).blocks.keys() == {"m", "n"}

@@ -129,7 +129,7 @@ def test_a_reused_address_resolves_to_the_program_loaded_at_the_samples_timestam
     assert name_at(result, A + 127) == "two"
 
 
-def test_a_late_removal_record_does_not_remove_the_next_symbol_at_its_address():
+def test_a_late_removal_record_does_not_remove_a_newer_symbol_at_the_same_address():
     """Records from two CPUs may be applied out of order."""
     result = table(
         (10, ADDED, symbol(A, "one")),
@@ -146,7 +146,7 @@ def test_a_new_symbol_ends_the_lifetime_of_the_symbols_it_overlaps():
     assert name_at(result, A + 32) == "two"
 
 
-def test_a_full_read_removes_missing_symbols_and_adds_new_symbols():
+def test_a_full_read_of_ksymbols_removes_missing_symbols_and_adds_new_symbols():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
@@ -271,7 +271,7 @@ def test_a_removal_does_not_prove_that_the_symbol_stayed_loaded_since_the_loss()
     assert [name_at(result, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
-def test_frames_are_unnamed_with_a_reason_after_records_are_lost(live):
+def test_frames_are_reported_as_unresolved_after_ksymbol_records_are_lost(live):
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [lost(20 * MS, 40 * MS)]

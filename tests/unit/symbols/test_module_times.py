@@ -124,7 +124,7 @@ def test_no_incorrect_name_is_returned_regardless_of_when_uevents_arrive(
         else:
             place = places.pop(event.name, None)
             if place is None:
-                continue  # loaded before the capture
+                continue  # the module was loaded before the capture
             host.unload(event.name, announce=False)
             owners.append((clock.ns, place, None))
         host.events.queue.append(datagram)

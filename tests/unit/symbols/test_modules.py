@@ -84,7 +84,7 @@ def test_no_frame_is_named_after_a_freed_init_function(clones, clones_lines):
     assert clones.explain(0xFFFFFFFFC0615010).frame.function == "sound_devnode"
 
 
-def test_no_frame_is_named_after_kernel_init_text(clones, clones_lines):
+def test_addresses_in_freed_kernel_init_text_are_not_resolved_to_functions(clones, clones_lines):
     at = {name: a for a, _, name, _ in clones_lines}
     start, end = at["_sinittext"], at["_einittext"]
     for address, kind, name, module in clones_lines:

@@ -127,7 +127,7 @@ def test_evicting_descriptions_never_removes_a_resolved_name(stacks, resolver, c
     assert stacks.resolve(taken) is before
 
 
-def test_a_description_without_lines_still_names_the_function(codes, resolver):
+def test_a_code_description_without_a_line_table_still_yields_the_function_name(codes, resolver):
     codes.add(describe(1, line_table=b"", first_line=0))
     (frame,) = resolver.resolve(raw((1, 0)), None).frames
     assert frame.lines == (Line("handler", "", __file__, 0, 0),)

@@ -105,7 +105,7 @@ def test_names_that_match_no_symbol_are_reported(symbolize):
 
 
 @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
-def test_output_can_be_used_as_input(symbolize, options):
+def test_symbolize_output_can_be_used_as_its_input(symbolize, options):
     _, names, _ = symbolize(*options, "*")
     _, printed, _ = symbolize(*options, "-", stdin="\n".join(names) + "\n")
     assert len(printed) >= len(names)

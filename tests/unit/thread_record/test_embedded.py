@@ -108,7 +108,7 @@ def test_the_log_explains_once_why_spans_are_not_published():
     assert "fix: " in line
 
 
-def test_a_descendant_sampled_by_an_ancestor_publishes_its_spans():
+def test_a_process_sampled_by_an_ancestors_profiler_still_publishes_its_spans():
     descendant = """
         profiler = KernelProfiler.from_env().start()
         assert profiler.stats()["state"] == "stopped"

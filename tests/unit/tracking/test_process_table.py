@@ -88,7 +88,7 @@ def test_records_written_by_the_kernel_are_parsed():
 
 @settings(max_examples=400)
 @given(st.binary(max_size=200), st.sampled_from([2, 3, 4, 7, 10]), st.integers(0, 0xFFFF))
-def test_arbitrary_bytes_parse_as_records_or_are_reported_as_malformed(body, kind, misc):
+def test_arbitrary_bytes_are_parsed_as_process_records_without_an_exception(body, kind, misc):
     parse_process_records(body)
     parse_process_records(record(kind, body, misc) + body)
 
@@ -147,7 +147,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_full_read_returns_changes_to_processes_and_their_mappings():
+def test_a_full_read_of_proc_returns_changes_to_processes_and_mappings():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [

@@ -84,7 +84,7 @@ def test_a_realigned_stack_is_unwound_through_the_frame_pointer():
     assert states(flow)[10] == ENTRY
 
 
-def test_instructions_reached_with_different_stack_depths_have_no_unwind_state():
+def test_an_instruction_reached_with_different_stack_depths_has_no_unwind_state():
     flow = follow("84c0 7401 50 90 c3", 0)  # only one of the two paths pushes
     assert not states(flow)
 
@@ -113,7 +113,7 @@ def test_padding_after_a_call_ends_the_function():
 
 
 def test_a_tail_call_that_leaves_data_on_the_stack_yields_no_unwind_state():
-    # 0: push rbx; jmp 4. 4: ret
+    # 0: push rbx; jmp 4, which is another function. 4: ret
     assert states(follow("53 eb01 90 c3", 0, 4)) == {4: ENTRY}
 
 
@@ -143,7 +143,7 @@ def test_signal_trampolines_are_excluded_from_code_ranges():
     assert list(cut_trampolines(code, 100)) == [(100, 107), (117, 121)]
 
 
-def test_every_byte_of_a_gap_has_an_unwind_entry():
+def test_generated_unwind_entries_cover_every_byte_of_a_gap_between_unwind_tables():
     code = bytes.fromhex("53 ffe0 0000 0f0b")
     maker = make_frames(
         code, {"text": [Segment(0, len(code), START)]}, [0], [(START, START + 7)], 0

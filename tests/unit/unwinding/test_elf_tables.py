@@ -35,7 +35,7 @@ def test_unwind_tables_match_those_of_pyelftools(name):
     assert frames.data()[tables.frames.size :].strip(b"\0") == b""
 
 
-def test_a_search_table_can_be_built_from_eh_frame():
+def test_the_eh_frame_section_is_found_in_a_file_without_a_search_table():
     data = content("static")
     assert find(data) is None
     source = ImageSource(data)

@@ -43,7 +43,7 @@ def test_gaps_in_unwind_coverage_are_ignored_if_the_entry_point_has_a_rule(entry
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["relative", "absolute"])
-def test_code_without_unwind_tables_is_located_if_it_contains_main(monkeypatch, is_fixed):
+def test_a_main_function_without_unwind_tables_is_found_via_the_entry_point(monkeypatch, is_fixed):
     entry, (gaps, text) = 1100, find("personality.so", entry=1)
     main = gaps[-1][0] + 20
     code = b"\x48\xc7\xc7" + struct.pack("<i", main)

@@ -88,7 +88,7 @@ def test_a_function_that_does_not_start_with_a_push_has_not_saved_rbp():
     assert first == second == ("UNDEFINED", None)
 
 
-def test_functions_with_equal_frame_sizes_may_differ_in_whether_they_save_rbp():
+def test_frame_sizes_alone_do_not_determine_whether_a_function_saves_rbp():
     without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
     assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
     assert rows(without_push, ORDINARY) == rows()
@@ -187,7 +187,7 @@ def test_vdso_calls_are_unwound_through_r12():
 
 
 @pytest.mark.parametrize("name", [b"runtime.asyncPreempt", b"runtime.cgocallback"])
-def test_functions_that_no_instruction_calls_are_marked_as_signal_frames(name):
+def test_functions_not_entered_by_a_call_instruction_are_marked_as_signal_frames(name):
     file, table, segments = go_file([*[ORDINARY] * 10, ORDINARY._replace(name=name)])
     entries = decode(make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64).frames)
     assert "S" in str(entries.pop(max(entries)).cie.header.augmentation)

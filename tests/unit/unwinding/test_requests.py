@@ -50,7 +50,7 @@ def test_new_files_are_opened_before_tables_of_open_files_are_loaded(requests):
     taken.item.code.close()
 
 
-def test_files_are_opened_even_if_loading_has_exhausted_its_cpu_budget(requests, clock):
+def test_files_are_opened_even_if_table_loading_has_exhausted_its_cpu_budget(requests, clock):
     requests.put_opened(opened(1))
     taken = requests.take()
     taken.item.code.close()
@@ -107,7 +107,7 @@ def test_file_opening_alternates_between_processes(requests):
     assert [requests.take().item.key.inode for _ in range(3)] == [1, 100, 2]
 
 
-def test_table_loading_alternates_between_processes(requests):
+def test_unwind_tables_are_loaded_for_processes_in_turn(requests):
     for inode in range(1, 9):
         requests.put_opened(opened(inode))
     requests.put_opened(opened(9, tgid=2))

@@ -89,7 +89,7 @@ def test_only_source_files_are_read(tmp_path):
     assert "is not a regular file" in refusal("/dev/null")
 
 
-def test_scripts_and_headers_need_no_suffix(tmp_path):
+def test_scripts_and_headers_without_a_suffix_can_be_read(tmp_path):
     script, header = tmp_path / "tool", tmp_path / "include/c++/14/vector"
     header.parent.mkdir(parents=True)
     script.write_text("#!/usr/bin/python3\n")
@@ -152,7 +152,9 @@ def test_no_source_file_is_served_to_other_hosts(tmp_path):
 
 
 @ONLY_ROOT
-def test_the_user_who_ran_sudo_cannot_read_files_that_only_root_can_read(open_folder, monkeypatch):
+def test_the_user_who_ran_sudo_cannot_view_files_that_are_readable_only_by_root(
+    open_folder, monkeypatch
+):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     public, secret = open_folder / "public.py", open_folder / "secret.py"
     for path, mode in ((public, 0o644), (secret, 0o600)):

@@ -82,7 +82,7 @@ for _ in range(4000):
 while True:
     pass
 """
-# Each child has a different name and works for a while.
+# Each child process has a different name and uses CPU time briefly.
 WORKS = """
 #define _GNU_SOURCE
 #include <linux/sched.h>

@@ -170,7 +170,7 @@ SCENARIOS = [
     one("the oldest segment truncated to half its size", patch(0.5, cut)),
     one("the oldest segment truncated in its magic number", patch(5, cut)),
     one("the oldest segment truncated by 3 bytes", patch(-3, cut)),
-    one("halves of the oldest segment swapped",  # after the magic number
+    one("halves of the oldest segment swapped",  # the magic number stays in place
         patch(0.5, lambda data, at: data[:8] + data[at:] + data[8:at])),
     one("records of the oldest segment repeated", patch(0.5, lambda data, at: data + data[8:at])),
     one("two segments exchanged", swap),

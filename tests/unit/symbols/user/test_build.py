@@ -70,7 +70,7 @@ def test_global_names_are_preferred_over_weak_names_and_short_names_over_long_na
         assert table.find(name) == (Function(start, start + size, name),)
 
 
-def test_symbols_in_both_symtab_and_dynsym_are_kept_once(folder):
+def test_a_symbol_in_both_symtab_and_dynsym_is_stored_only_once(folder):
     path = build(folder, "exported", "-rdynamic")
     entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
     names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]
@@ -269,7 +269,7 @@ def test_no_debug_file_is_searched_for_a_program_whose_functions_all_have_names(
         read_functions(source, read_elf(source, None), lambda: pytest.fail("unneeded search"))
 
 
-def test_a_corrupt_source_does_not_affect_names_of_earlier_sources(program, folder):
+def test_a_corrupt_symbol_source_does_not_affect_names_from_earlier_sources(program, folder):
     path = with_minidebuginfo(program, folder, b"no xz", "--keep-symbol=main")
     assert functions_of(path).lookup(symbols_of(program)["main"][0]).name == "main"
 

@@ -141,7 +141,9 @@ def test_a_search_for_a_debug_file_leaves_no_descriptor_open(with_id, tmp_path):
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def test_debug_file_symbols_match_the_program(with_id, without_id, tmp_path):
+def test_symbols_from_a_debug_file_match_those_of_the_unstripped_program(
+    with_id, without_id, tmp_path
+):
     for program, finder in (
         (with_id, BuildIdDirectories(Access(str(tmp_path)))),
         (without_id, DebugLinkDirectories(Access(str(tmp_path)))),
@@ -207,6 +209,6 @@ def test_a_dwz_file_shared_by_debug_files_is_located(with_id, tmp_path, absolute
     debug.close()
 
 
-def test_no_debug_file_is_searched_for_next_to_a_program_without_a_path(without_id):
+def test_no_directory_is_searched_for_the_debug_file_of_a_program_without_a_path(without_id):
     wanted = WantedDebugFile("[vdso]", "", None, DebugLink("a", 1))
     assert paths(DebugLinkDirectories(Access()), wanted) == []

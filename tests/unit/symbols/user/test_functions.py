@@ -30,7 +30,7 @@ def test_invalid_utf8_in_names_is_shown_as_escaped_bytes():
     assert table.find("a\udcff") == (table.lookup(0x1000),)
 
 
-def test_the_suffix_of_a_name_is_found_only_if_it_is_itself_a_name():
+def test_a_name_stored_as_the_suffix_of_another_name_is_found_but_other_suffixes_are_not():
     names = NamedCode(
         array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
     )

@@ -72,7 +72,7 @@ def test_every_value_encoded_in_a_pc_table_is_found_by_address(steps, random):
 
 @settings(max_examples=600, deadline=10_000)
 @given(st.sampled_from(list(MAGIC)), st.data())
-def test_a_corrupt_go_function_table_is_rejected_or_keeps_its_invariants(version, data):
+def test_a_corrupt_go_function_table_is_rejected_or_satisfies_the_table_invariants(version, data):
     table = bytearray(make_table(version, FUNCTIONS))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(table) - 8))

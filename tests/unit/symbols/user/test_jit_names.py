@@ -111,7 +111,7 @@ def test_the_least_recently_used_maps_are_evicted(host, monkeypatch):
     assert [one.closed for one in host.maps.values()] == [True, False, False]
 
 
-def test_the_number_of_processes_with_open_maps_is_bounded(host, monkeypatch):
+def test_the_number_of_processes_with_open_perf_maps_is_bounded(host, monkeypatch):
     monkeypatch.setattr(module, "MAX_PROCESSES", 10)
     for number in range(100):
         host.ask(ProcessKey(number, 1))

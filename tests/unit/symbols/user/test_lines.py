@@ -125,7 +125,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
     assert stale <= 0.005 * len(addresses)
 
 
-def test_demangled_and_linkage_names_are_returned(build, cache, opened):
+def test_line_lookups_return_demangled_and_linkage_names(build, cache, opened):
     path = build("pie")
     table = SymbolicLines(cache).open(opened(path))
     rows = [line.split() for line in tool("nm", "--defined-only", path).splitlines()]
@@ -197,7 +197,7 @@ def test_lines_of_a_deleted_file_are_read_without_a_cache(build, opened, tmp_pat
         (ConversionLimits(wall_s=0.0), "took over 0 s"),
     ],
 )
-def test_a_dwarf_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
+def test_a_dwarf_conversion_that_exceeds_a_limit_fails(limits, cause, build, cache, opened):
     file = opened(build("pie"))
     started = time.monotonic()
     with pytest.raises(LinesError, match=cause):
@@ -220,7 +220,7 @@ def test_dwarf_whose_conversion_exceeds_the_cpu_time_limit_for_its_size_is_rejec
     assert os.listdir(cache.path) == []
 
 
-def test_rejected_dwarf_is_not_converted_again_until_it_changes(
+def test_a_file_with_rejected_dwarf_is_not_converted_again_until_the_file_changes(
     build, cache, opened, tmp_path, monkeypatch
 ):
     path = tmp_path / "ranges"
@@ -381,7 +381,7 @@ def test_the_library_is_loaded_before_the_privileges_to_read_it_are_dropped(buil
         assert tool(*words, "-c", CONVERT, build("pie")) == "False\n"
 
 
-def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
+def test_caching_names_across_files_uses_little_memory(cache, opened, tmp_path):
     count, longest = 300, 8000
     path = tmp_path / "program"
     functions = b"".join(hostile_dwarf.function(at, at) for at in range(count))

@@ -43,7 +43,7 @@ DETAILS = {
         "/usr/lib/libc.so.6", BuildId("0a" * 20), FileId("1" * 32),
         (Segment(0x26000, 0x155000, 0x26000),),
     ),
-    # Has two executable segments, whose addresses differ from their offsets.
+    # PROGRAM has two executable segments whose addresses differ from their file offsets.
     PROGRAM: FileDetails(
         "/usr/bin/program", None, FileId("2" * 32),
         (Segment(0x1800, 0x2000, 0x402800), Segment(0x8000, 0x1000, 0x600000)),
@@ -332,7 +332,7 @@ READ = NamedAddress((Line("read"),), 0x2FFF0, None)
 NO_NAME = NamedAddress((), 0x30000, Unresolved.NO_NAME)
 
 
-def test_frames_are_named_once_their_file_is_read(known):
+def test_frames_are_resolved_after_the_symbols_of_their_file_have_been_read(known):
     names = Names()
     resolver = UserResolver(known, names)
     stack = raw((0x30000, LIBC, REGISTERS), (0x30010, LIBC, TABLE))
