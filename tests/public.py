@@ -144,9 +144,8 @@ def copy_environment(directory: Path) -> PublicPython:
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
     """Adds a distribution and, recursively, its requirements, except requirements of extras."""
     if name not in found:
-        with contextlib.suppress(
-            importlib.metadata.PackageNotFoundError
-        ):  # a requirement for another platform
+        # a requirement for another platform
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.distribution(name)
             for required in found[name].requires or ():
                 if "extra ==" not in required:

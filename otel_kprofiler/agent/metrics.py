@@ -245,9 +245,8 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = (
-            set()
-        )  # warnings already logged, by whether the receiver lacks a metrics pipeline
+        # warnings already logged, by whether the receiver lacks a metrics pipeline
+        self._warned: set[bool] = set()
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

@@ -44,7 +44,8 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DURATION,
-    help="Take a second dump after this time, such as 1s, and mark each thread as moved or not moved since the first dump.",
+    help="Take a second dump after this time, such as 1s, and mark each thread as moved or not "
+    "moved since the first dump.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",

@@ -84,10 +84,8 @@ def samples(
     ``rows`` is the result of :func:`rows_between`. Only rows that satisfy all SQL ``conditions``
     are read. With ``step_ns``, samples are merged only within the same time step of that length.
     """
-    always = {
-        WAIT_STATE,
-        WAIT_CAUSE,
-    }  # needed to omit waits of idle threads, as reports do by default
+    # needed to omit waits of idle threads, as reports do by default
+    always = {WAIT_STATE, WAIT_CAUSE}
     if need.stacks:
         always |= {STACK_STATUS.format(side.name) for side in SIDES}
     wanted = None if need.samples is None else need.samples | always

@@ -139,8 +139,8 @@ class Receiver(Section):
         "tables that were not used recently, are evicted first. Files are read one at a time. A "
         "file is rejected if reading it needs more than three quarters of this limit, and the log "
         "shows the required size. A file whose table exceeds half of the limit is also rejected. "
-        "With user_symbols: lines, a separate process converts DWARF, and may use up to eight times this "
-        "limit, but at most half of the memory still available under the cgroup's limit.",
+        "With user_symbols: lines, a separate process converts DWARF, and may use up to eight "
+        "times this limit, but at most half of the memory that the cgroup's limit leaves.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

@@ -51,7 +51,8 @@ class Settings(Receiver):
     baggage_keys: list[str] = Field(
         default=[],
         max_length=16,
-        description="Baggage keys to use as sample labels. Values are read when a local root span starts.",
+        description="Baggage keys used as sample labels; values are read when a local root span "
+        "starts.",
     )
     publish_context: bool = Field(
         default=True,

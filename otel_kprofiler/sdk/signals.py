@@ -68,9 +68,8 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
     if sys.is_finalizing():  # all samples have been exported, and a thread would never start
         return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # at interpreter exit, no thread can be started, but an atexit handler exports the samples
+    # at interpreter exit, no thread can be started, but an atexit handler exports the samples
+    with contextlib.suppress(RuntimeError):
         thread.start()
         return thread
     return None

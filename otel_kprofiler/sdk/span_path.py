@@ -149,9 +149,8 @@ def _make_spans() -> Iterator[list[Any]]:
     recording = getattr(sdk_trace, "_Span", None)  # the class of the spans that tracers create
     if recording is None:
         raise UnprovenError("the OpenTelemetry SDK lacks the class _Span")
-    nothing = (
-        Resource.get_empty()
-    )  # without an explicit resource, the SDK would run its resource detectors
+    # without an explicit resource, the SDK would run its resource detectors
+    nothing = Resource.get_empty()
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
         vars(spans[1])  # creates a key-sharing dictionary

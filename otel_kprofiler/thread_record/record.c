@@ -49,7 +49,9 @@ extern PyObject *PyContextVar_Set(PyObject *, PyObject *);
 extern int PyContextVar_Reset(PyObject *, PyObject *);
 extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
-/* Since 3.14: registers a callback that is called after a thread switches to a different context. */
+/*
+ * Since 3.14: registers a callback that is called after a thread switches to a different context.
+ */
 extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
 /* Since 3.13; earlier versions have only _PyLong_AsByteArray(). */
 extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;

@@ -37,9 +37,8 @@ from otel_kprofiler.unwinding.frame_writing import (
     write_tables,
 )
 
-_CIE: Final = struct.pack(
-    "<II28s", 32, 0, b"\1zRD\0" + CIE_REST
-)  # D: the rules are derived from code
+# D: the rules are derived from code
+_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)
 _BY_RBP: Final = b"\x0c\6"  # def_cfa rbp
 _FP_SAVED: Final = b"\x86"  # offset rbp
 _CALLED: Final = b"\xd0"  # restore rip

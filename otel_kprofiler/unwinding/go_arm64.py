@@ -129,9 +129,8 @@ class Arm64:
     SPECIAL_NAMES: Final = (b"runtime.sigpanic",)
 
     def __init__(self, table: Table) -> None:
-        self._handler = table.number(
-            b"runtime.sigtramp"
-        )  # has a caller, although its TOP_FRAME flag is set
+        # has a caller, although its TOP_FRAME flag is set
+        self._handler = table.number(b"runtime.sigtramp")
         self._pushed = {
             table.number(b"runtime.sigpanic"): _PUSHED_BYTES,
             table.number(b"runtime.cgocallback"): 0,  # its frames are the same on both stacks

@@ -29,10 +29,8 @@ def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
     with ExitStack() as mappings:
         inodes = set()
         for path in dict.fromkeys(paths):
-            with (
-                suppress(OSError, ValueError),
-                open(path, "rb") as file,
-            ):  # ValueError: the file is empty
+            # ValueError: the file is empty
+            with suppress(OSError, ValueError), open(path, "rb") as file:
                 protection = mmap.PROT_READ | mmap.PROT_EXEC
                 mappings.enter_context(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, protection))
                 inodes.add(os.fstat(file.fileno()).st_ino)

@@ -48,9 +48,8 @@ class Engine:
     """One chDB session, which accepts one query at a time."""
 
     def __init__(self, directory):
-        from chdb import (
-            session,
-        )  # lazy import: other modules need only the constants of this module
+        # lazy import: other modules need only the constants of this module
+        from chdb import session
 
         self._session = session.Session(directory)
         self._lock = threading.Lock()

@@ -290,9 +290,8 @@ def resolve(request):
             for profile in scope["profiles"]:
                 kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
                 for sample in profile["samples"]:
-                    if (
-                        "timestampsUnixNano" not in sample
-                    ):  # placeholder sample of a window without samples
+                    # placeholder sample of a window without samples
+                    if "timestampsUnixNano" not in sample:
                         assert sample == {"values": ["0"]}, sample
                         continue
                     # JSON omits zeros. Stack 0 denotes a stack that was not captured.
@@ -314,8 +313,7 @@ def samples_of():
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # exits cleanly, so that temporary files are removed
+    # exits cleanly, so that temporary files are removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for each in ALL_VERSIONS:
         build(each)

@@ -78,9 +78,8 @@ def services(tmp_path):
         ]
         for process, port in zip(started, ports, strict=True):
             process.wait_until(lambda port=port: is_open(port))
-        ask(
-            ports[0], secrets.token_hex(16), 1
-        )  # the response shows that gunicorn has started its worker
+        # the response shows that gunicorn has started its worker
+        ask(ports[0], secrets.token_hex(16), 1)
         *pids, master = (process.pid for process in started)
         children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
         yield ports[0], [*pids, *map(int, children)]

@@ -209,9 +209,8 @@ def answer_early(authority):
 def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
-    result = exporter.export(
-        LARGE
-    )  # the server closes the connection before the request is complete
+    # the server closes the connection before the request is complete
+    result = exporter.export(LARGE)
     assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
     assert cause in caplog.text
     exporter.shutdown()

@@ -52,9 +52,8 @@ def test_samples_carry_the_span_published_by_libdd_otel_thread_ctx(tmp_path, nam
 def test_samples_are_linked_to_the_span_published_by_ddprof(tmp_path):
     log = tmp_path / "log"
     words = java_writer.command(tmp_path, log, THREADS)
-    assert {flags for _, flags in check("program", words, log)} == {
-        "00"
-    }  # ddprof does not set flags
+    # ddprof does not set flags
+    assert {flags for _, flags in check("program", words, log)} == {"00"}
 
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)

@@ -86,9 +86,8 @@ def test_the_uevent_socket_is_closed_in_a_forked_child(tmp_path):
         assert not opened & open_sockets()
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # caused by os.fork() in a multithreaded process
+        # caused by os.fork() in a multithreaded process
+        warnings.simplefilter("ignore", DeprecationWarning)
         check_in_child(check)
     settle(symbolizer)
     symbolizer.close()

@@ -137,9 +137,8 @@ def test_process_events_are_received_on_descriptors_above_the_select_limit(no_lo
     with ProcessEvents([os.getpid()], children=True) as events:
         assert events.fileno() > 1023
         for event in events.follow():
-            if (
-                isinstance(event, Started) and event.parent is None
-            ):  # initial event for this process
+            # initial event for this process
+            if isinstance(event, Started) and event.parent is None:
                 subprocess.run(["true"])
             if isinstance(event, Exited):
                 break

@@ -154,9 +154,8 @@ def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp
             if names.name(file.key, text).unresolved is Unresolved.SYMBOLS_PENDING:
                 names.finish(60)
             found = names.name(file.key, text)
-            if (
-                found.unresolved is not Unresolved.SYMBOLS_DROPPED
-            ):  # the symbols were not evicted in the meantime
+            # the symbols were not evicted in the meantime
+            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:
                 assert found.lines[0].function.startswith("function_"), found
         assert names.counts().loaded > PROGRAMS
         assert (names.counts().gone, names.counts().refused) == (0, 0)

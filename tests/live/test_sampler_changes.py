@@ -19,7 +19,7 @@ FAST = {
     "samples_per_second": 999,
     "send_idle_frames": True,
     "stacks": "both",
-    "map_scale_factor": 3,  # room for a few seconds of samples, in case this process is not scheduled
+    "map_scale_factor": 3,  # room for a few seconds of samples, while this process is not scheduled
 }
 
 

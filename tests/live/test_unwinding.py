@@ -173,9 +173,8 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @CLANG
 @needs_gcc
 def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
-    limits = Limits(
-        3 << 20, 1 << 20, 0
-    )  # enough for the tables of Python or libstdc++, but not of both
+    # enough for the tables of Python or libstdc++, but not of both
+    limits = Limits(3 << 20, 1 << 20, 0)
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
         running("/usr/bin/python3", "-c", INTERPRETED) as python,

@@ -90,9 +90,8 @@ class Program:
             text=True,
         )
         assert self.process.stdout.readline() == "ready\n"
-        wait_until(
-            lambda: "pipe_read" in self.place()
-        )  # the process is waiting for a command on stdin
+        # the process is waiting for a command on stdin
+        wait_until(lambda: "pipe_read" in self.place())
 
     def go(self):
         self.process.stdin.write("\n")

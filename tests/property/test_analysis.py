@@ -161,9 +161,8 @@ def test_merged_groups_of_two_intervals_equal_the_groups_of_the_whole_window(by,
 def test_the_callers_and_the_callees_of_a_function_each_sum_to_its_total(made):
     loaded = load_samples(made)
     for group in group_samples(loaded, "function"):
-        expected = (
-            0 if group.key == ("[no stack]", "") else group.total
-        )  # [no stack] is not a function
+        # [no stack] is not a function
+        expected = 0 if group.key == ("[no stack]", "") else group.total
         for result in (callers(loaded, group.key), callees(loaded, group.key)):
             assert sum(one.own for one in result) == expected
 

@@ -187,9 +187,8 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
         shown = [frame.lines[0].system_name or frame.lines[0].function] if frame.lines else []
         if names:
             named += 1
-            of_frame = not FIXTURES.is_dir() or has_name(
-                names, shown
-            )  # without fixtures, kallsyms is incomplete
+            # without fixtures, kallsyms is incomplete
+            of_frame = not FIXTURES.is_dir() or has_name(names, shown)
             right = match and has_name(names, match.names) and of_frame
         else:
             gaps += 1

@@ -44,9 +44,8 @@ class Oracle:
 
     def name(self, at):
         around = [one for one in self.kept if one[0] <= at < one[0] + one[1]]
-        return (
-            max(around)[2] if around else None
-        )  # the innermost function, because no two functions have the same start
+        # the innermost function, because no two functions have the same start
+        return max(around)[2] if around else None
 
 
 @settings(max_examples=300, deadline=None)

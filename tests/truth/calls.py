@@ -91,9 +91,8 @@ class Calls:
         self._names: dict[int, str] = {}
         self._targets: dict[int, int | None] = {}  # call targets, by return address
         self._trampolines: set[int] = set()  # addresses to which signal handlers return
-        self._exits: set[int] = (
-            set()
-        )  # addresses of the code that calls exit(2), where thread stacks end
+        # addresses of the code that calls exit(2), where thread stacks end
+        self._exits: set[int] = set()
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets of each function
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():

@@ -16,7 +16,10 @@ struct dump_config {
 	u32 max_frames;
 	u32 top_of_stack;
 	u32 forget; /* whether to drop cached rules and mappings before each walk */
-	/* offsets in task_struct and in structs of the Go runtime; g_sched is 0 if the program is not a Go program */
+	/*
+	 * offsets in task_struct and in structs of the Go runtime; g_sched is 0 if the program is
+	 * not a Go program
+	 */
 	u32 task_fsbase;
 	u32 g_m;
 	u32 g_stack;

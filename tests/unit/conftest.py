@@ -47,9 +47,8 @@ class Guard:
             raise SystemUsedError(f"{use}: {ADVICE}")
 
     def audit(self, event, args):
-        if (
-            self.uses is None
-        ):  # use is permitted; also None at exit, when the module's globals have been cleared
+        # use is permitted; also None at exit, when the module's globals have been cleared
+        if self.uses is None:
             return
         if event in FORBIDDEN:
             self.forbid(f"{event}{args!r}"[:200])

@@ -78,9 +78,8 @@ def older(tmp_path_factory):
     """Creates a directory whose `python3` reports a version that is too old."""
     directory = tmp_path_factory.mktemp("older")
     program = directory / "python3"
-    shutil.copy(
-        SYSTEM.resolve(), directory / "real"
-    )  # a copy, because some tests hide the system's Python
+    # a copy, because some tests hide the system's Python
+    shutil.copy(SYSTEM.resolve(), directory / "real")
     program.write_text(
         f'#!/bin/sh\n[ "$1 $2" = "-I -c" ] || exit 1\nPYTHONHOME=/usr exec {directory}/real -c '
         '"import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])" "$3"\n'

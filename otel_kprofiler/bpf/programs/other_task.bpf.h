@@ -135,7 +135,10 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* BPF functions cannot return pointers; storing and rereading a pointer makes it a scalar to the verifier. */
+	/*
+	 * BPF functions cannot return pointers; storing and rereading a pointer makes it a scalar
+	 * to the verifier.
+	 */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

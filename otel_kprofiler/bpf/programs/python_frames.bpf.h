@@ -209,7 +209,10 @@ INLINE int same_image(struct python_process *process, u64 image)
 	return process->image == image;
 }
 
-/* Prepares the walk; returns PYTHON_COMPLETE if the thread's state was found, otherwise the outcome to report. */
+/*
+ * Prepares the walk; returns PYTHON_COMPLETE if the thread's state was found, otherwise the outcome
+ * to report.
+ */
 INLINE int begin_python(struct python_work *w, struct python_process *process,
 			const struct python_config *c, const struct record *record)
 {

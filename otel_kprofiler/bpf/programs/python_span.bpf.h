@@ -180,7 +180,10 @@ INLINE u32 count_bits(u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Searches entries with equal hashes for OpenTelemetry's context variable; returns the variable's value. */
+/*
+ * Searches entries with equal hashes for OpenTelemetry's context variable; returns the variable's
+ * value.
+ */
 INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 {
 	struct entry entry;

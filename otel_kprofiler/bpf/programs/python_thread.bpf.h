@@ -159,14 +159,16 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
 		if (try_thread())
 			break;
-	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* the search is incomplete, or two states match */
+	/* the search is incomplete, or two states match */
+	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) {
 		w->thread = 0;
 		return PYTHON_INTERPRETERS;
 	}
 	w->found.image = w->image;
 	w->found.time_ns = w->time_ns;
 	w->found.address = w->thread;
-	if (w->thread || tried > CHEAP_SEARCH) /* do not cache "not found" after a cheap search: a new thread may become a Python thread soon */
+	/* after a cheap search, "not found" is not cached: a new thread may soon run Python code */
+	if (w->thread || tried > CHEAP_SEARCH)
 		bpf_map_update_elem(&python_threads, &w->tid, &w->found, 0);
 	if (!w->thread)
 		return w->next_thread ? PYTHON_THREADS : PYTHON_NO_THREAD;

@@ -33,7 +33,9 @@ enum {
 /* Initial and maximum interval between reports of a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
-/* Minimum age at which waiting processes are reported; running processes are reported at any age. */
+/*
+ * Minimum age at which waiting processes are reported; running processes are reported at any age.
+ */
 #define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* flag in a frame's word: the frame was entered from C */
@@ -226,7 +228,10 @@ struct new_code {
 	u64 id;
 };
 
-/* State of a walk over Python frames. The verifier does not track loop variables in a map; see unwind_work. */
+/*
+ * State of a walk over Python frames. The verifier does not track loop variables in a map; see
+ * unwind_work.
+ */
 struct python_work {
 	struct python_process process; /* a copy */
 	u64 image;

@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* misses are not counted in gaps longer than LONGEST_GAP_NS plus two periods */
+	LONGEST_GAP_NS = 500000000, /* misses in gaps longer than this plus two periods are not counted */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -170,7 +170,7 @@ struct last_run {
 struct scratch {
 	struct record record;
 	struct last_run last;
-	u64 is_taken; /* nonzero while a program is using this memory; maintained only if there are tracepoints */
+	u64 is_taken; /* nonzero while a program uses this memory; set only with tracepoints */
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
@@ -257,7 +257,10 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
-/* Returns whether an interrupt was being handled, that is, whether the stack contains a frame in interrupt entry code. */
+/*
+ * Returns whether an interrupt was being handled, that is, whether the stack contains a frame in
+ * interrupt entry code.
+ */
 INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
@@ -351,7 +354,10 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Returns the wakeup flag for a record. The reader is woken in a range above the high-water mark, because a record may skip the mark itself. */
+/*
+ * Returns the wakeup flag for a record. The reader is woken in a range above the high-water mark,
+ * because a record may skip the mark itself.
+ */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -418,7 +424,10 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Event samples may fill only three quarters of the ring; wakeup_bytes is half the ring size. */
+	/*
+	 * Event samples may fill only three quarters of the ring; wakeup_bytes is half the ring
+	 * size.
+	 */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;

@@ -39,7 +39,10 @@ struct span {
 
 #define TYPE_AT 8
 
-/* Reads a non-negative int whose type is exactly `type`; returns 0 on failure, or if the int has more than MAX_DIGITS digits. */
+/*
+ * Reads a non-negative int whose type is exactly `type`; returns 0 on failure, or if the int has
+ * more than MAX_DIGITS digits.
+ */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 		    struct python_int *number)
 {

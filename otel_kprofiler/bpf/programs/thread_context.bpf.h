@@ -10,7 +10,7 @@
 
 /* Location of the context variable in a process's threads. */
 struct context_place {
-	u64 start_time_ns; /* start time of the process; `stack_start` is the start address of its main stack */
+	u64 start_time_ns; /* start of the process; stack_start: start address of its main stack */
 	u64 stack_start;
 	u64 offset;	/* offset from the thread pointer, or in the module's TLS block */
 	u64 module;	/* 0: the offset is from the thread pointer */

@@ -20,7 +20,7 @@ struct tracepoint {
 	u64 by;	      /* enum user_frames */
 	u64 python;
 	u64 argument; /* index of the argument with the value; NO_ARGUMENT: the value is 1 */
-	u64 pointer;  /* 0: the argument is the value; 1: the argument points to a struct that contains the value */
+	u64 pointer;  /* 0: the argument is the value; 1: it points to a struct that contains the value */
 	u64 member;   /* offset of the 32-bit value in the struct */
 	u64 is_order; /* whether the value is 1 << argument */
 	u64 unit;     /* multiplier of the value */

@@ -208,7 +208,10 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 		return stop(w, END_UNSUPPORTED);
 	if (get_cfa(w, c, row, &cfa))
 		return 1;
-	/* On arm64, a call does not push a return address, so the CFA of a leaf function may equal sp. */
+	/*
+	 * On arm64, a call does not push a return address, so the CFA of a leaf function may equal
+	 * sp.
+	 */
 	if (!row->signal && row->cfa_kind < CFA_ELSEWHERE &&
 	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
@@ -262,7 +265,9 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
 		return 0;
-	/* After the leaf has made a call, LR points into the leaf itself, which has no unwind rule. */
+	/*
+	 * After the leaf has made a call, LR points into the leaf itself, which has no unwind rule.
+	 */
 	if (c->flags & LINK_REGISTER && w->at == at &&
 	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
@@ -436,7 +441,10 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	return 0;
 }
 
-/* Unwinds the current thread's user stack into head, mapping[] and frame[]; returns 1 if there is no stack. */
+/*
+ * Unwinds the current thread's user stack into head, mapping[] and frame[]; returns 1 if there is
+ * no stack.
+ */
 GLOBAL int unwind(void)
 {
 	struct unwind_work *w = get_work();
@@ -464,7 +472,10 @@ GLOBAL int unwind(void)
 		return 1;
 	drop_mappings(w, c);
 	if (find_mapping(w->pc)) {
-		/* The thread jumped to an invalid address: the stack has a leaf frame, but no mapping. */
+		/*
+		 * The thread jumped to an invalid address: the stack has a leaf frame, but no
+		 * mapping.
+		 */
 		w->frame[0] = frame_word(w->pc, NO_MAPPING, FROM_REGISTERS);
 		w->head.frames = 1;
 		w->end = END_NOT_EXECUTABLE;

@@ -147,7 +147,9 @@ INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
 	return column >= MAX_COLUMNS;
 }
 
-/* Decodes DW_OP_bregN and its offset in the low bytes of x; returns their length, or 0 if absent. */
+/*
+ * Decodes DW_OP_bregN and its offset in the low bytes of x; returns their length, or 0 if absent.
+ */
 INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 {
 	u32 number = (x & 0xff) - DW_OP_breg0, length = sleb(x >> 8, offset);
@@ -209,7 +211,10 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	return bytes != length + 3 || (x >> 8 & 0xff) != DW_OP_plus_uconst || x >> 16 & 0x80;
 }
 
-/* Decodes operands and sets the rule; returns the instruction's length, or 0 if the instruction is unsupported. */
+/*
+ * Decodes operands and sets the rule; returns the instruction's length, or 0 if the instruction is
+ * unsupported.
+ */
 INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 op)
 {
 	u64 column, raw;
@@ -438,7 +443,10 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* Skip the augmentation string, before the alignment factors and the return address register. */
+	/*
+	 * Skip the augmentation string, before the alignment factors and the return address
+	 * register.
+	 */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {

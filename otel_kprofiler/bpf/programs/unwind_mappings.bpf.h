@@ -118,7 +118,10 @@ INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, c
 	w->request.file_modified = w->file_modified;
 }
 
-/* Requests the mapped file's unwind table from user space, at most once; node[] contains the mapping. */
+/*
+ * Requests the mapped file's unwind table from user space, at most once; node[] contains the
+ * mapping.
+ */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};

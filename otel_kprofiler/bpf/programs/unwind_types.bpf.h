@@ -257,7 +257,7 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* offset of the CIE from which `initial` was computed; cie_serial: serial number of the CIE's table */
+	u32 cie_at; /* offset of the CIE that `initial` is computed from; cie_serial: serial number of its table */
 	u32 cie_serial;
 	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;

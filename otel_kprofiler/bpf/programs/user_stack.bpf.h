@@ -11,7 +11,7 @@ enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
 	NO_MAPPING = 15,   /* the frame is in anonymous memory, or mapping[] was full */
-	ADDRESS_BITS = 56, /* number of address bits in a frame's word, below the bits of the mapping and the source */
+	ADDRESS_BITS = 56, /* address bits of a frame's word, below the bits of the mapping and the source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,

@@ -195,7 +195,9 @@ INLINE int is_throttled(u64 task)
 	return MEMBER(u32, queue, throttle_count) != 0;
 }
 
-/* Returns a pseudorandom number; cheaper than a BPF helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
+/*
+ * Returns a pseudorandom number; cheaper than a BPF helper (Marsaglia, Xorshift RNGs: 13, 7, 17).
+ */
 INLINE u32 draw(u64 *state)
 {
 	u64 x = *state;
@@ -491,7 +493,10 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
-/* Returns whether a record of the wait's start, which contains the span, was written when the thread left its CPU. */
+/*
+ * Returns whether a record of the wait's start, which contains the span, was written when the
+ * thread left its CPU.
+ */
 INLINE int has_begun(const struct thread *thread)
 {
 	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
@@ -736,7 +741,10 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory as used or free. The memory is always free when a thread is switched out. */
+/*
+ * Marks the scratch memory as used or free. The memory is always free when a thread is switched
+ * out.
+ */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;

@@ -33,7 +33,7 @@ enum task_states {
 
 /* The event that a record of kind OFF_CPU reports. */
 enum wait_phases {
-	WAIT_BEGUN = 1, /* a thread left its CPU; the record resembles a sample, but `value` contains `since_ns` */
+	WAIT_BEGUN = 1, /* a thread left its CPU; like a sample, but `value` contains `since_ns` */
 	WAIT_ENDED,	/* struct wait_end, plus the kernel stack if the start was not written */
 	THREAD_ENDED,	/* struct thread */
 };

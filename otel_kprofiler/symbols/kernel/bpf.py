@@ -147,9 +147,8 @@ class KsymbolTable:
         self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live symbols by page
         self._ended: list[LoadedKsymbol] = []  # unloaded symbols, sorted by end
         self._read_ns = 0
-        self._lost_ns = dict.fromkeys(
-            (True, False), _FOREVER
-        )  # keys: True for BPF programs, False for other symbols
+        # keys: True for BPF programs, False for other symbols
+        self._lost_ns = dict.fromkeys((True, False), _FOREVER)
         self._noticed_ns = -1
 
     def apply(self, change: KsymbolChange) -> None:
@@ -211,9 +210,8 @@ class KsymbolTable:
         if live is not None and live.symbol.name == symbol.name and live.sure_ns == _FOREVER:
             if not symbol.length or live.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(
-                since_ns, live.since_ns
-            )  # the symbol is already known; only its length is new
+            # the symbol is already known; only its length is new
+            since_ns = symbol.since_ns or min(since_ns, live.since_ns)
             self._drop(live)
         missed = [
             other

@@ -197,9 +197,8 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
     above = int.from_bytes(bytes(map(ge, names, repeat(PAD_PREFIX))), "little")
     beyond = int.from_bytes(bytes(map(ge, names, repeat(_PAST_PAD_PREFIX))), "little")
     both = text & (above ^ beyond)
-    return (text + both).to_bytes(
-        len(types), "little"
-    )  # padding is counted in both terms: 1 + 1 = _PAD
+    # padding is counted in both terms: 1 + 1 = _PAD
+    return (text + both).to_bytes(len(types), "little")
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:

@@ -112,9 +112,8 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
         return ()
     if header["e_shentsize"] != shdr.size:
         raise ValueError("its e_shentsize is wrong for a 64-bit file")
-    first = shdr.unpack_from(
-        data, start
-    )  # section 0 holds counts that do not fit in the ELF header
+    # section 0 holds counts that do not fit in the ELF header
+    first = shdr.unpack_from(data, start)
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
         raise ValueError(f"its {count} section headers are out of range, or have no names")

@@ -221,9 +221,8 @@ class GoTable:
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
             raise _damaged(f"{count} is not a valid number of functions")
-        self._budget.take(
-            3 * size, ".gopclntab"
-        )  # the raw bytes, the array, and the array's two columns
+        # the raw bytes, the array, and the array's two columns
+        self._budget.take(3 * size, ".gopclntab")
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):

@@ -102,9 +102,8 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
                     break
     yield from likely
     if wanted.size and modified:
-        yield FileRequest(
-            key, 0, 0, 0, 0, 0, wanted.size, modified
-        )  # falls back to opening the file by its path
+        # falls back to opening the file by its path
+        yield FileRequest(key, 0, 0, 0, 0, 0, wanted.size, modified)
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:

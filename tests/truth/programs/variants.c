@@ -1,4 +1,5 @@
-/* Programs and libraries that differ only in the name of one function, work_N. The thread's name contains N only while the function runs.
+/* Programs and libraries that differ only in the name of one function, work_N. The thread's name
+ * contains N only while the function runs.
  *
  *   -DVARIANT=7 -shared   library: work_7
  *   -DVARIANT=7           program that runs work_7

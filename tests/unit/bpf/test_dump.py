@@ -46,10 +46,8 @@ def test_wait_states_match_the_state_of_the_task(fields, expected):
     ("fields", "since_ns"),
     [
         ({}, 5_050),  # the last run began at 5,000, and lasted 50
-        (
-            {"ran": 10_000},
-            5_100,
-        ),  # after a change of scheduling class, ran_ns includes earlier runs
+        # after a change of scheduling class, ran_ns includes earlier runs
+        ({"ran": 10_000}, 5_100),
         ({"arrived": 0}, 5_100),  # the last arrival is unknown
         ({"arrived": 0, "until": 0}, 0),
         ({"queued": 6_000}, 6_000),

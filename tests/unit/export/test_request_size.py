@@ -346,9 +346,8 @@ def test_remaining_parts_of_a_batch_are_left_for_the_next_run(limited, tmp_path)
     )
     for number in range(2):
         queue.put(*make(number))
-    wait_until(
-        lambda: queue.counts().exported
-    )  # two parts were exported; exporting the third part failed
+    # two parts were exported; exporting the third part failed
+    wait_until(lambda: queue.counts().exported)
     queue.shutdown(500)
     first = queue.counts()
     assert first.exported == sum(stamps(server.taken).values()) > 0

@@ -202,9 +202,8 @@ def test_attribute_names_are_read_for_a_process_first_seen_in_wait_totals(tmp_pa
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
         waited = ProcessKey(program.pid, read_start_ticks(Access(), program.pid) * TICK_NS)
-        resource = resources.get_of(
-            waited
-        )  # a process key from wait totals does not identify the program
+        # a process key from wait totals does not identify the program
+        resource = resources.get_of(waited)
         resources.renew([resource])
         key = waited._replace(exec_id=7, owner=os.geteuid())
         assert resources.decode_context(key, b"\1\0\0\1x", None) == (None, (("span.hex", "x"),))

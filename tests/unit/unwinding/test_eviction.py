@@ -48,10 +48,8 @@ STEPS = st.lists(
 def test_table_slots_and_bytes_are_never_allocated_twice(steps):
     """Claims overlap as if by several threads; the steps of each claim are in order."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
-    claimed, ready = (
-        [],
-        [],
-    )  # claims whose victims have not been evicted yet; claims whose victims have been evicted
+    # claims whose victims have not been evicted yet; claims whose victims have been evicted
+    claimed, ready = ([], [])
     for number, (step, value) in enumerate(steps):
         if step == "claim":
             before = dict(space.tables)

@@ -284,9 +284,8 @@ def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
     unwinder.add_memory(system_stack, struct.pack("<2Q", goroutine, depth))
     unwinder.add_memory(goroutine, struct.pack("<2Q", end - 0x1000, end))
     stack = bytearray(0x200)
-    struct.pack_into(
-        "<2Q", stack, 0x100 - 8, 0x7777, TEXT + 16
-    )  # saved x29, and the return address in main.work
+    # saved x29, and the return address in main.work
+    struct.pack_into("<2Q", stack, 0x100 - 8, 0x7777, TEXT + 16)
     struct.pack_into("<Q", stack, 0x100 + 16, goexit + 4)
     registers = [0] * 34
     registers[SP], registers[SP + 1] = system_stack, asmcgocall + KEPT_AT + 4

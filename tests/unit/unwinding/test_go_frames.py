@@ -279,9 +279,8 @@ def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
-    assert (
-        len(entries) <= compared + 60
-    )  # functions that switch stacks or pop large frames are not compared
+    # functions that switch stacks or pop large frames are not compared
+    assert len(entries) <= compared + 60
 
 
 def _compare(known, made, return_address):

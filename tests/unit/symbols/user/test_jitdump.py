@@ -191,9 +191,8 @@ def test_timestamps_made_ambiguous_by_a_suspend_yield_no_name():
     with written(*records, suspended=lambda: suspended) as (dump, path):
         dump.update(15)
         suspended = 1000
-        append(
-            path, load(20, 0x100, 0x10, b"new")
-        )  # may have been written before or after the suspend
+        # may have been written before or after the suspend
+        append(path, load(20, 0x100, 0x10, b"new"))
         dump.update(1030)
         results = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
         assert results == ["old", None, None, None, "new"]

@@ -492,9 +492,8 @@ def test_loading_symbols_stays_within_the_cpu_budget_until_shutdown(make):
     loader = make(read, cpu_share=1e-9, now_ns=lambda: 0, cpu_ns=lambda: spent_ns)
     add(loader, *range(60))
     with loader._changed:
-        loader._changed.wait_for(
-            lambda: loader._loaded == 34, 60
-        )  # an initial burst may use one second of CPU time
+        # an initial burst may use one second of CPU time
+        loader._changed.wait_for(lambda: loader._loaded == 34, 60)
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
