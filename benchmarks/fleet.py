@@ -246,7 +246,7 @@ class Fleet:
         now = time.monotonic()
         self._due = [(now + host.next_s(), number) for number, host in enumerate(hosts)]
         heapq.heapify(self._due)
-        self.times: list[float] = []  # when windows ended
+        self.times: list[float] = []  # times at which windows ended
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:

@@ -201,7 +201,7 @@ class _Registry:
     def _run_in_child(self, concerned: list[ForkAware] | None) -> None:
         pid = os.getpid()
         with self._lock:
-            # The hooks have run, or a hook called this method.
+            # The hooks have already run in this child, or one of them called this method.
             if pid in (self._pid, self._catching_up):
                 return
             self._catching_up = pid

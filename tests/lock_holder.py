@@ -69,7 +69,7 @@ def hold_once(faults, file, waiters, seconds):
 
     threads = [threading.Thread(target=hold)]
     threads[0].start()
-    select.select([faults], [], [])  # until the holder reaches the page
+    select.select([faults], [], [])  # wait until the holder faults on the page
     os.read(faults, 32)
     for _ in range(waiters):
         threads.append(threading.Thread(target=wait_for_lock))

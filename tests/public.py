@@ -123,7 +123,7 @@ def copy_environment(directory: Path) -> PublicPython:
     ask = "import site; print(site.getsitepackages()[0])"
     packages = Path(subprocess.check_output([command, "-c", ask], text=True).strip())
     needed: dict[str, importlib.metadata.Distribution] = {}
-    for name in ("otel-kprofiler", "cffi", "symbolic", "zstandard"):  # with extras that tests use
+    for name in ("otel-kprofiler", "cffi", "symbolic", "zstandard"):  # package and extras for tests
         _dependencies(name, needed)
     for distribution in needed.values():
         for file in distribution.files or ():

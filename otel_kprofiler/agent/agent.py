@@ -63,7 +63,7 @@ _CLOSING_SHARE: Final = 0.2
 """Fraction of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Fraction of the shutdown timeout reserved for printing the final sample counts."""
-_CALLS_PER_REPORT: Final = 16  # a step reports progress after this number of samples
+_CALLS_PER_REPORT: Final = 16  # number of samples between the progress reports of a step
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Agent:
             with self._signals():
                 self._start(reporter, config)
                 if self._pipeline:
-                    self._pipeline.step()  # the following lines run during the first export
+                    self._pipeline.step()  # starts the first export, which overlaps the next lines
                 run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
                 settle()
@@ -367,7 +367,8 @@ class Agent:
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = pipeline.sampler.period_ns  # longer than configured while limits lower the rate
+        # longer than configured if a limit has lowered the rate
+        period_ns = pipeline.sampler.period_ns
         targets = AgentTargets(self._access, new)
         changed_ns = pipeline.sampler.reconfigure(targets.sampler)
         self._targets = targets

@@ -116,7 +116,10 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
             timeout=_COMPILE_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:  # no exit status
+    except (
+        OSError,
+        subprocess.TimeoutExpired,
+    ) as error:  # not started, or killed after the timeout
         raise SamplerError(f"compiling {spec.source.name} with bcc failed: {error}") from error
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode == bcc_compile.NO_BCC:

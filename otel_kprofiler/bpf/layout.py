@@ -246,7 +246,7 @@ def parse_records(
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])
-    # Most stacks in a chunk repeat. Separate copies would multiply the memory used by a backlog.
+    # Most stacks in a chunk repeat. If they were not shared, a backlog would use far more memory.
     sides: dict[bytes, bytes] = {}
     shared = sides.setdefault
     for start, end in record_spans(chunk):

@@ -126,7 +126,7 @@ class _LibbpfObject:
     def _share_maps(self, other: LoadedObject) -> None:
         library, bpf_map = self._library, None
         while bpf_map := library.bpf_object__next_map(self._object, bpf_map):
-            if library.bpf_map__is_internal(bpf_map):  # constants
+            if library.bpf_map__is_internal(bpf_map):  # contains constants
                 continue
             name = library.bpf_map__name(bpf_map).decode()
             if library.bpf_map__reuse_fd(bpf_map, other.map_fd(name)):

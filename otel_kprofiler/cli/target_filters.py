@@ -79,7 +79,7 @@ def check_namespace(access: Access) -> None:
     """Raise ``KProfilerError`` if this process and ``/proc`` have different pid namespaces."""
     if _is_proc_of_another(access):
         raise KProfilerError(
-            "/proc does not show this process's pid namespace",
+            "/proc belongs to a different pid namespace than this process",
             hint="remount /proc in a separate mount namespace: unshare --mount-proc",
         )
 

@@ -206,7 +206,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half of the rows, or all rows that the other table leaves free
+        if others:  # half of the rows, or more if the next table needs less than half
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)

@@ -117,7 +117,7 @@ def _find_encoding(body: bytes) -> int:
     if augmentation[0] != ord("z"):
         raise ValueError(augmentation)
     at = end + 1
-    for _ in range(4):  # alignment factors, return address register, augmentation length
+    for _ in range(4):  # skips alignment factors, return address register, augmentation length
         while body[at] & _LEB_SIGN:
             at += 1
         at += 1
@@ -157,7 +157,7 @@ def main() -> None:
         raise SystemExit(str(error) or type(error).__name__) from error
     while result:
         result = result[os.write(1, result) :]
-    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
+    os.write(2, b"\x04")  # the value of ``DONE`` in host/limited_children.py
 
 
 if __name__ == "__main__":

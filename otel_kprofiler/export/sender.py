@@ -163,7 +163,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
-        if is_refused and len(parts) > 1 and all(refused_parts):  # small parts were also rejected
+        if is_refused and len(parts) > 1 and all(refused_parts):  # even small parts were rejected
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts

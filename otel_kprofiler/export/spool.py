@@ -338,7 +338,7 @@ class Spool:
         self._fd = fd
         if self._fsync:
             directory.sync()
-        _log.warning("the spool %s: %s was removed and has been restored", self._path, name)
+        _log.warning("the spool %s: restored %s, which was removed", self._path, name)
 
     def _begin_segment(self) -> None:
         self._end_segment()
@@ -347,7 +347,7 @@ class Spool:
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             name = name_segment(segment - 1)
-            raise OSError(errno.EOVERFLOW, f"{name} has the highest possible number")
+            raise OSError(errno.EOVERFLOW, f"{name} has the maximum segment number")
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0
@@ -409,7 +409,7 @@ def _lock(directory: PrivateDirectory) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise OSError(errno.EBUSY, "another process has it open") from None
+        raise OSError(errno.EBUSY, "another process has opened the spool") from None
     return fd
 
 

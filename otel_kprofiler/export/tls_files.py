@@ -71,7 +71,7 @@ class TlsFiles:
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # a file has just been removed: the next call tries again
+        except ExportError:  # a file has just been removed; the next call retries the read
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents

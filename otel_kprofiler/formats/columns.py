@@ -335,7 +335,7 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
         (period_ns,) = periods
         unit = unit_of(kind)
     else:
-        period_ns = 0  # the counts are times
+        period_ns = 0  # the values are times, not numbers of samples
     return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
 
 

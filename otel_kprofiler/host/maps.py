@@ -38,7 +38,7 @@ _QUERY: Final = struct.Struct("=QQQQQQQQQIIIIQQ")
 _PROCMAP_QUERY: Final = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17  # _IOWR('f', 17, …)
 _LETTERS: Final = ((1, "r"), (2, "w"), (4, "x"))
 _SHARED: Final = 8
-_PATH_BYTES: Final = 4096  # PATH_MAX; the kernel writes no more
+_PATH_BYTES: Final = 4096  # PATH_MAX, the most that the kernel writes
 _BUILD_ID_BYTES: Final = 20  # BUILD_ID_SIZE_MAX
 _NOTHING_THERE: Final = (errno.ENOENT, errno.ESRCH)
 
@@ -192,7 +192,7 @@ class ProcessMaps:
         permissions = "".join(letter if flags & bit else "-" for bit, letter in _LETTERS)
         permissions += "s" if flags & _SHARED else "p"
         device = major << MINOR_BITS | minor
-        path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # no terminating null
+        path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # excludes the final null
         mapping = MemoryMapping(start, end, permissions, offset, device, inode, *_split_path(path))
         build_id = ctypes.string_at(self._buffers[1], id_size).hex()
         return FoundMapping(mapping, BuildId(build_id) if build_id else None)

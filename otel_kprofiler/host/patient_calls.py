@@ -123,7 +123,7 @@ class PatientCalls:
                 return False
             if device not in self._left:
                 self._left[device] = reader
-            # If several threads hang on a device, later calls are queued only on the first thread.
+            # If several threads hang on a device, only the first of them receives later calls.
             reader.on_free = lambda: self._forget(device, reader)
             return True
 

@@ -31,7 +31,8 @@ _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
 """Minimum number of jumps into the loop's cold code. Fewer jumps might be data."""
 _SEARCH: Final = struct.Struct("<4siI")
-_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
+# version and encodings: pairs of signed 32-bit values
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 _PAIR_BYTES: Final = 8
 _ENTRY: Final = struct.Struct("<8xiI")  # start address, relative to this field; size in bytes
 _START_AT: Final = 8

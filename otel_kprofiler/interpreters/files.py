@@ -99,7 +99,7 @@ class InterpreterFiles:
 
         device = mapping.device
         if self._calls.has_left(device) or not self._calls.call(device, read):
-            return MappedFileError(FileProblem.UNREADABLE, "its file system is not responding")
+            return MappedFileError(FileProblem.UNREADABLE, "the file system is not responding")
         failed = MappedFileError(FileProblem.UNREADABLE, "reading failed; see the log")
         return outcome[0] if outcome else failed
 

@@ -145,5 +145,5 @@ def describe_request(get: Callable[[str], object]) -> str:
         return ""
     method = get("http.request.method") or get("http.method")
     if method == "_OTHER":
-        method = "HTTP"  # as in span names for unknown methods
+        method = "HTTP"  # span names contain HTTP if the method is unknown
     return f"{method} {route}" if method else route

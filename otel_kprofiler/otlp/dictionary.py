@@ -270,7 +270,7 @@ class Dictionary:
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # attributes without addresses would be unused entries
+            elif frames.addresses:  # without addresses, the attributes would never be referenced
                 if run:
                     parts.append(self._locations(run))
                     run = []

@@ -105,8 +105,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # If the counts in another producer's payload differ from the batch's, the parts would be
-    # miscounted.
+    # A payload from another producer may contain different counts; such a batch is not split.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()
 

@@ -71,7 +71,7 @@ class Places:
             if path and not path.startswith("/.."):
                 outer = self._find_own()
                 return CgroupNames(outer.id, outer.pod)
-        return names._replace(unit="", user_unit="")  # units may be the host's or a container's
+        return names._replace(unit="", user_unit="")  # may be units of the host or of a container
 
     def _find_own(self) -> OwnContainer:
         if self._own is None:

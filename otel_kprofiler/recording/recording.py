@@ -238,7 +238,7 @@ class Recording:
                 self.python_codes.add(parse_python_code(json.loads(payload)))
         except DAMAGED as error:
             self.close()
-            raise KProfilerError(f"{path} is not a recording, or is damaged: {error}") from error
+            raise KProfilerError(f"{path} is not a recording, or is corrupt: {error}") from error
         except KProfilerError:
             self.close()
             raise
@@ -255,7 +255,9 @@ class Recording:
                 try:
                     time_ns, length = _BLOCK.unpack_from(data, at)
                 except struct.error as error:
-                    raise KProfilerError(f"the recording's {name} is damaged: {error}") from error
+                    raise KProfilerError(
+                        f"the member {name} of the recording is corrupt: {error}"
+                    ) from error
                 at += _BLOCK.size + length
                 yield time_ns, data[at - length : at]
 

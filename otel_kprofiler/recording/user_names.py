@@ -200,7 +200,7 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
     )
     why = _REASONS[checked_text(reason)] if reason else None
     if (why is None) != bool(names):
-        raise ValueError("a frame has neither a name nor the reason for its absence")
+        raise ValueError("a frame must have either names or a reason why names are missing")
     return NamedAddress(names, checked_number(start), why)
 
 

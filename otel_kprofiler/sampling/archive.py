@@ -87,4 +87,4 @@ class Archive:
         self._zip.close()
 
     def _damaged(self, why: object) -> KProfilerError:
-        return KProfilerError(f"{self._path} is not a recording, or is damaged: {why}")
+        return KProfilerError(f"{self._path} is not a recording, or is corrupt: {why}")

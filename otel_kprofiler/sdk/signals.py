@@ -65,7 +65,7 @@ _installed: _Handler | None = None
 
 
 def _start(task: Callable[[], object]) -> threading.Thread | None:
-    if sys.is_finalizing():  # all samples have been exported, and a thread would never start
+    if sys.is_finalizing():  # all samples have been exported, and no thread can start
         return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
     # at interpreter exit, no thread can be started, but an atexit handler exports the samples

@@ -69,7 +69,7 @@ class _Attributes:
             if name not in self._numbers and len(self._numbers) == _MAX_NAMES:
                 continue
             data = value.encode(errors="replace")[:_MAX_VALUE_BYTES]
-            data = data.decode(errors="ignore").encode()  # drops a partial character
+            data = data.decode(errors="ignore").encode()  # drops a truncated last character
             if len(encoded) + 2 + len(data) <= _MAX_BYTES:
                 number = self._numbers.setdefault(name, len(self._numbers))
                 encoded += bytes((number, len(data))) + data

@@ -1,4 +1,4 @@
-/* Replaces functions that libraries in this process import. Overwrites the slots in which the
+/* Replaces functions imported by the libraries in this process. Overwrites the slots in which the
  * loader has stored the functions' addresses; each library's relocations refer to these slots.
  *
  * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
@@ -25,7 +25,7 @@ extern const char __ehdr_start __attribute__((visibility("hidden"))); /* the lib
 
 struct search {
 	const struct import *imports;
-	unsigned long long loaded; /* number of libraries ever loaded, as of the last search */
+	unsigned long long loaded; /* dlpi_adds (number of libraries loaded) at the last search */
 	int is_new;
 };
 

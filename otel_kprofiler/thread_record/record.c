@@ -61,7 +61,7 @@ extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HI
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
 static PyObject *span_key;   /* the span's key in a Context */
 static PyObject *labels_key; /* key of the label set number in a Context */
-static PyObject *encoded;    /* encoded attributes by label set number */
+static PyObject *encoded;    /* encoded attributes, keyed by label set number */
 static PyObject *endpoints;  /* encoded name of the local root span, by span id */
 static PyObject *classes;    /* span types that keep their span context in _context */
 static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: not needed */
@@ -220,7 +220,7 @@ static const struct import imports[] = {
 	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
 
 /* Returns whether a hook will run when the thread leaves its current context. Without a watcher,
- * contexts entered by libraries loaded later, or by the interpreter itself, go unnoticed. */
+ * contexts entered by the interpreter itself, or by libraries loaded later, are not detected. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -257,7 +257,10 @@ static int follow_greenlets(PyObject *greenlet)
 	return followed ? 0 : -1;
 }
 
-/* Writes this thread's record. Returns 1 if complete, 0 if there is no span, -1 on failure. */
+/*
+ * Writes this thread's record. Returns 1 if the record is complete, 0 if there is no span, -1 on
+ * failure.
+ */
 static int describe(PyObject *context)
 {
 	PyObject *span, *number, *greenlet;

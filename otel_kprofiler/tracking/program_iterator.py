@@ -46,7 +46,7 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
         at += _ROW.size + name_bytes
         name = data[at - name_bytes : at].rstrip(b"\0").decode("utf-8", "backslashreplace")
         if at > len(data) or end < start:
-            raise ValueError("a row of the program iterator is damaged")
+            raise ValueError("a row of the program iterator is malformed")
         symbols.append(Ksymbol(start, end - start, name, ModuleKind.BPF, load_time_ns, number))
     return symbols
 

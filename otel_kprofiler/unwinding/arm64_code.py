@@ -33,7 +33,7 @@ def _find_targets(word: int) -> tuple[int, ...]:
     if group & 5 == 4:
         return _find_loaded(word)
     if word & 0xFC000000 == 0x94000000 or word & 0xFEE00000 == 0xD6200000:
-        return (LINK,)  # BL; BLR, with authentication or without
+        return (LINK,)  # BL, or BLR with or without pointer authentication
     if group in (0, 1, 3):  # undefined
         return ()
     if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches, system (except MRS)
@@ -73,6 +73,6 @@ def _find_loaded(word: int) -> tuple[int, ...]:
         targets = pair[:1] if is_atomic or word & 0x00C00000 else ()
         # loads and stores with write-back; LDRAA and LDRAB with write-back
         moves_base = word & 0x01200400 == 0x00000400 or word & 0x01200C00 == 0x00200C00
-    if word & 1 << 26:  # vectors
+    if word & 1 << 26:  # vector registers
         targets, moves_base = (), bool(word & 1 << 23) if kind == 0 else moves_base
     return (*(target for target in targets if target != SP), *((base,) if moves_base else ()))

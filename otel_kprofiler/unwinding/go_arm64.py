@@ -133,7 +133,7 @@ class Arm64:
         self._handler = table.number(b"runtime.sigtramp")
         self._pushed = {
             table.number(b"runtime.sigpanic"): _PUSHED_BYTES,
-            table.number(b"runtime.cgocallback"): 0,  # its frames are the same on both stacks
+            table.number(b"runtime.cgocallback"): 0,  # its frame layout is the same on both stacks
         }
         self._makers = {
             table.number(b"runtime.systemstack"): _make_systemstack,

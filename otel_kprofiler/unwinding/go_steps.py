@@ -118,7 +118,7 @@ class StepMaker:
 
     def _clear(self) -> None:
         for changes in self._changes.values():
-            changes.clear()  # breaks cycles, because the garbage collector is disabled
+            changes.clear()  # breaks reference cycles, because the garbage collector is disabled
         self._changes.clear()
         self._count = 0
         self._first = self._find(0)

@@ -157,7 +157,7 @@ class X86:
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self._call_of_c = table.number(b"runtime.asmcgocall")
-        self._called_by_c = table.number(b"runtime.cgocallback")  # same frames on both stacks
+        self._called_by_c = table.number(b"runtime.cgocallback")  # same frame layout on both stacks
 
     @staticmethod
     def make_packed_shape(packed: bytes) -> Shape | None:

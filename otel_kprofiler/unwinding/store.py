@@ -363,7 +363,7 @@ class TableStore:
             is_early = self._end(key)
             if is_early and reason is Refusal.MEMORY_IN_USE:
                 self._requested -= 1
-                self._maps.forget_file(key)  # a sample's request may evict other tables
+                self._maps.forget_file(key)  # a later request by a sample may evict tables
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):

@@ -28,7 +28,7 @@ class Effect(enum.IntEnum):
     CALL = 11  # distance of the target from the next instruction
     CALL_INDIRECT = 12  # distance of the slot with the target address; 0 if there is no slot
     JUMP = 13  # distance, as for CALL
-    JUMP_INDIRECT = 14  # as for CALL_INDIRECT
+    JUMP_INDIRECT = 14  # distance, as for CALL_INDIRECT
     BRANCH = 15  # conditional jump; distance, as for CALL
     RETURN = 16
     END = 17  # the next instruction is not executed

@@ -29,7 +29,7 @@ _load = late_names(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    # gRPC reads this variable on import. Without it, messages about clients could fill the
+    # gRPC reads this variable on import. By default, gRPC's messages about clients could fill the
     # terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     return _load(name)

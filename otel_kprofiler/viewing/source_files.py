@@ -127,7 +127,7 @@ def _decode(path: str, data: bytes) -> str:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     if b"\0" in data:
-        raise SourceError(f"{path} is not text")
+        raise SourceError(f"{path} is not a text file")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         if encoding not in _QUADRATIC:

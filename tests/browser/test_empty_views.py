@@ -74,7 +74,7 @@ def test_an_empty_view_lists_the_transforms_that_dropped_every_stack_and_can_und
     assert page.evaluate("location.hash") == "#transforms=application"
 
 
-def test_the_view_of_a_sample_kind_without_samples_offers_another_kind(browser):
+def test_a_view_without_samples_of_the_selected_kind_offers_another_kind(browser):
     samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
     profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]

@@ -48,7 +48,7 @@ def test_a_range_that_begins_before_the_recording_is_clipped_to_its_start(page):
     assert text(page, "details").startswith("all · 100 samples")
 
 
-def test_an_interval_of_a_comparison_outside_the_recording_is_empty(page):
+def test_a_compared_interval_outside_the_recording_is_empty(page):
     go(page, "baseline=1-2000&range=1000000000000-1000000001000")
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 

@@ -56,12 +56,12 @@ def test_idle_waits_are_included_in_span_parts(tmp_path):
 
 
 @pytest.mark.parametrize("option", [("--function", "work"), ("--endpoint", "GET /a")])
-def test_filters_that_keep_only_part_of_a_thread_hide_span_parts(profile, option):
+def test_span_times_are_omitted_if_a_filter_drops_some_samples_of_a_thread(profile, option):
     assert spans(page_of(profile, *option)) == []
     assert spans(page_of(profile, "--process", "shop"))
 
 
-def test_the_time_of_spans_is_broken_down_for_all_spans_or_one_endpoint(browser, profile):
+def test_span_time_is_broken_down_for_all_spans_or_for_one_endpoint(browser, profile):
     browser.open(f"file://{page_of(profile)}")
     assert browser.evaluate(PARTS) == [
         "wait: futex 33.33%", "user code 27.78%", "wait: disk 22.22%", "kernel 16.67%",
@@ -76,7 +76,7 @@ def test_the_time_of_spans_is_broken_down_for_all_spans_or_one_endpoint(browser,
     assert kernel == pytest.approx(1.5 * user, rel=0.05)
 
 
-def test_the_span_strip_is_hidden_without_spans(browser, tmp_path):
+def test_the_span_strip_is_hidden_if_the_profile_has_no_spans(browser, tmp_path):
     profile = write(tmp_path / "x.otlp", (0, None, "user", 5))
     browser.open(f"file://{page_of(profile)}")
     assert not browser.evaluate("document.getElementById('spans').checkVisibility()")

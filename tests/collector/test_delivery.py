@@ -163,7 +163,7 @@ def test_a_message_above_4_mib_is_too_large_and_not_retried(collector):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-def test_garbage_is_rejected_with_the_collectors_explanation(collector, kind):
+def test_the_result_for_garbage_contains_the_collectors_error_message(collector, kind):
     exporter = open_exporter(kind, collector)
     result = exporter.export(
         Batch(b"\xff\xff", exporter.form, (ProfileSamples("on_cpu", 7),), START, START + 1)

@@ -38,7 +38,7 @@ def environment(collector, **more):
         "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999",
         "OTEL_KPROFILER_STACKS": "both",
         "OTEL_KPROFILER_REPORTER_INTERVAL": "1s",
-        "OTEL_BSP_MAX_QUEUE_SIZE": str(1 << 20),  # no span is dropped
+        "OTEL_BSP_MAX_QUEUE_SIZE": str(1 << 20),  # so that no span is dropped
         "PYTHONPATH": str(SERVICES),
         **more,
     }
@@ -230,7 +230,9 @@ def test_the_wsgi_example_sends_all_three_signals_with_the_same_resource(
     assert all(link in spans for *_, link, _ in linked_samples(collector, samples_of))
 
 
-def test_the_asyncio_example_links_kernel_time_to_its_tasks(open_collector, samples_of, tmp_path):
+def test_kernel_samples_of_the_asyncio_example_are_linked_to_the_span_of_the_running_task(
+    open_collector, samples_of, tmp_path
+):
     collector = open_collector()
     port = free_port()
     env = environment(collector, OTEL_KPROFILER_STACKS="kernel")

@@ -107,7 +107,7 @@ def test_newer_collectors_send_attribute_keys_as_string_references_over_http(
 
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
-def test_removing_attributes_duplicates_labels_but_merging_resources_does_not(
+def test_removing_attributes_causes_duplicate_labels_unless_resources_are_merged(
     send, receiver, samples_of, version
 ):
     window = window_of()

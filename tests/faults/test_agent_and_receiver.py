@@ -66,8 +66,8 @@ def test_killing_the_agent_loses_only_the_open_window_and_resends_at_most_one_ba
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
     # ``unknown_since_unix_ns`` precedes the last kill by at most the length of a window plus the
-    # time to write the window to disk. If the last run wrote no batch, the value precedes an
-    # earlier kill. If no run wrote a batch, the value is 1.
+    # time to write the window to disk. If the last killed agent wrote no batch, the bound applies
+    # to an earlier kill. If no agent wrote a batch, the value is 1.
     unknown = exporter["unknown_since_unix_ns"]
     assert unknown == 1 or kills[0] - 2_000_000_000 < unknown <= kills[-1]
     *killed, last = got.totals

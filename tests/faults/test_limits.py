@@ -70,7 +70,7 @@ def test_a_stalled_main_loop_fails_the_liveness_check(run_agent, receiver, tmp_p
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environ={"PYTHONPATH": str(tmp_path)})
-    # The loop is running, and the watchdog is checking it.
+    # After this wait, the main loop is running and the watchdog is checking it.
     agent.wait_until(lambda: len(receiver.payloads) > 3)
     assert agent.get("/livez")[0] == 200
     agent.process.send_signal(signal.SIGUSR2)

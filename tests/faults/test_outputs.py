@@ -45,7 +45,7 @@ def test_an_unread_standard_error_does_not_block_the_agent(run_agent, receiver, 
 
 
 @pytest.mark.long
-def test_unread_outputs_do_not_keep_the_agent_from_exiting(run_agent, receiver, full_pipe):
+def test_unread_outputs_do_not_prevent_the_agent_from_exiting(run_agent, receiver, full_pipe):
     receiver.up()
     agent = run_agent(receiver.endpoint, stdout=full_pipe, stderr=full_pipe)
     reload(agent, receiver)

@@ -114,7 +114,7 @@ def test_scenarios_that_were_not_run_keep_their_previous_rows_in_the_documentati
 @pytest.mark.long
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the priority of the control program")
-def test_samples_dropped_by_a_receiver_appear_as_missing():
+def test_samples_dropped_by_a_receiver_are_reported_as_missing():
     missing = [finding for finding in doctor(Access()) if finding.level.name == "FAIL"]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

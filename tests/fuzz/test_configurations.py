@@ -36,7 +36,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_yaml_bombs_are_rejected_with_little_memory_and_time(bomb, tmp_path):
+def test_rejecting_a_yaml_bomb_takes_little_memory_and_time(bomb, tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(BOMBS[bomb])
     assert read_within(lambda: load_config(str(path), environ={})) == REFUSED

@@ -215,7 +215,7 @@ JSON_VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
-def test_unusual_json_is_named_or_rejected(changes):
+def test_names_are_added_to_json_with_unexpected_values_or_the_json_is_rejected(changes):
     """The types of values differ from the schema, and keys are in camel case or snake case."""
     tree = nameless_tree()
     for at, other_name, value in changes:

@@ -155,7 +155,7 @@ def test_every_listed_mutation_applies_to_the_current_package(mutation):
     mutations.mutate((mutations.PACKAGE / mutation.file).read_text(), mutation)
 
 
-def test_a_mutation_is_caught_only_by_a_failure_of_the_named_test():
+def test_a_mutation_counts_as_detected_only_if_the_named_test_fails():
     other = Result("test_a::test_y", "", "failed", "", 0)
     passed = Result("test_a::test_x", "", "passed", "", 0)
     assert not mutations.is_caught([other, passed], "test_x")

@@ -187,7 +187,7 @@ def check(host, phases):
         names = CHAIN if CHAIN[0] in file.functions else (*OTHER, *CHAIN[3:])
         for frames in host.spins(started_ns, gone_ns):
             if frames[0].unresolved is None and frames[0].function not in names:
-                continue  # sampled outside the chain
+                continue  # sampled outside the call chain
             for frame in frames:
                 if frame.module is not None and frame.module.name != "kprof_spin":
                     break
@@ -229,7 +229,7 @@ def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
 
 
 @pytest.mark.one_boot
-def test_functions_of_a_module_are_named_after_its_init_succeeds():
+def test_functions_of_a_module_have_names_once_its_init_function_has_succeeded():
     """After init returns, the module's other functions are named; its identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)

@@ -91,8 +91,8 @@ def test_frames_report_that_their_symbols_are_hidden():
     assert frame.unresolved is Unresolved.HIDDEN
 
 
-def test_the_kernel_build_id_matches_its_notes():
-    """The kernel's build id matches its notes."""
+def test_the_kernel_build_id_matches_the_build_id_in_sys_kernel_notes():
+    """The kernel's build id matches the build id in ``/sys/kernel/notes``."""
     notes = Path("/sys/kernel/notes").read_bytes()
     build_id = KernelSymbolizer.live().snapshot.vmlinux_build_id
     assert build_id is not None

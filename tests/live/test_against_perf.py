@@ -27,7 +27,8 @@ SECONDS = 1
 PERF_FILE_DATA = 40
 RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_STAT_ROUND = 17, 18, 77
 
-# Functions that kernels run under the load, by area; three in each area must be sampled.
+# Kernel functions expected to run under the load, by subsystem; at least three of each subsystem
+# must be sampled.
 AREAS = {
     "file system": r"vfs_\w+|ext4_\w+|xfs_\w+|btrfs_\w+|ovl_\w+|generic_\w+|filemap_\w+|"
     r"__filemap_\w+|shmem_\w+|ksys_(read|write)|do_sys_open\w*|path_openat|link_path_walk|"
@@ -119,7 +120,7 @@ def test_functions_in_every_part_of_the_kernel_have_the_names_that_perf_reports(
     assert len(ours & theirs) >= 3, (ours, sorted(theirs))
 
 
-def test_addresses_sampled_by_perf_resolve_to_the_same_names(profiled):
+def test_addresses_sampled_by_perf_resolve_to_the_names_that_perf_reports(profiled):
     """Names may differ only where several symbols share the address."""
     _, kernel = profiled
     symbolizer = KernelSymbolizer.live(Access())

@@ -208,7 +208,7 @@ def test_targets_selected_by_name_are_sampled_even_if_they_start_after_the_agent
     place("beside", other.replace("kprofiler-test", "another-test"))
     place("outside")
     read = agent(f"target_{targets}")
-    time.sleep(2)  # the host is busy, but nothing is selected
+    time.sleep(2)  # other processes are running, but no target
     assert read() == []
     place("inside", path)
     place("private", path, "unshare", "--cgroup")

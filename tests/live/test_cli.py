@@ -62,7 +62,7 @@ def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
     path = outputs / f"x.{suffix}"
     words = [program, "if=/dev/zero", "of=/dev/null", "bs=4M", "count=400", "status=none"]
     options = ["-F", "499", "--stacks", "both", "-o", path]
-    command = [*COMMAND, "record", *options, "--", *words]  # the name is not UTF-8
+    command = [*COMMAND, "record", *options, "--", *words]  # the program's name is not UTF-8
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
@@ -187,7 +187,7 @@ def test_a_replay_names_jit_compiled_code(tmp_path):
     assert hot
     run_checked("record", "--replay", raw, "-o", again)
     (window,) = map(made_code, read_profiles(str(again)))
-    # A stack with pending names is recorded with the names from only one of its samples.
+    # All samples of a stack with pending names are recorded with the names resolved for one sample.
     assert sum(((first - window) + (window - first)).values()) <= 0.05 * sum(first.values())
 
 

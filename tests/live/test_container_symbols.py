@@ -157,7 +157,7 @@ def test_special_files_are_not_opened(kind, tmp_path):
 @pytest.mark.parametrize("climb", ["", "/../../../../../../../../../.."])
 def test_symlinks_cannot_escape_the_container(climb, tmp_path):
     container = Container(tmp_path, BUILD_ID)
-    outside = f"{climb}{container.debug}"  # the right file's path outside the root
+    outside = f"{climb}{container.debug}"  # path of the debug file outside the container
     with container.running(f"ln -s {outside} works.debug") as process:
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 
@@ -207,7 +207,7 @@ ENTERED = {
 
 @LIBBPF
 @pytest.mark.parametrize("how", ENTERED)
-def test_samples_of_a_container_have_the_names_from_its_debug_file(how, tmp_path):
+def test_functions_in_a_container_are_named_from_a_debug_file_in_the_container(how, tmp_path):
     with Container(tmp_path, BUILD_ID).running(BESIDE, ENTERED[how]):
         wait_until(lambda: any(leaf.function == "hot" for leaf in leaves(sample_host(1.0))))
 

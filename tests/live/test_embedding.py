@@ -326,7 +326,7 @@ SERVICE = """
 
 
 @pytest.mark.parametrize("kept", ["-all", "-all,+perfmon"])
-def test_a_service_without_privileges_publishes_its_context_with_one_warning(kept):
+def test_a_service_without_privileges_publishes_its_context_and_logs_one_warning(kept):
     """With CAP_PERFMON alone, BPF programs could be tracked, but no samples could be taken."""
     wrapper = ["setpriv", f"--bounding-set={kept}", "--inh-caps=-all"]
     code = (

@@ -136,7 +136,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
     held = f"import sys\nsys.stdin.readline()\n{LOAD}"
     with (
         subprocess.Popen([sys.executable, "-c", held, "2"], stdin=subprocess.PIPE) as load,
-        # Events leave a quarter of the ring free for samples from several seconds of CPU time.
+        # A quarter of the ring is reserved for clock samples, enough for several seconds.
         sampling(
             samples_per_second=49,
             stacks="both",

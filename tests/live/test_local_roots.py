@@ -73,7 +73,7 @@ SERVICE = """
 
 
 @pytest.mark.long
-def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
+def test_every_sample_linked_to_a_span_contains_the_name_of_its_local_root(to_file):
     said = json.loads(run(SERVICE, env=to_file.env).stdout)
     truth, counts = said["truth"], said["stats"]["local_roots"]
     right, wrong, unnamed = 0, [], 0
@@ -88,7 +88,7 @@ def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
             wrong.append((sample.link.local_root, name))
         else:
             unnamed += count
-    # If a window ends before the route is known, its samples have the span's name.
+    # Samples have the span's initial name if their window ended before the route was known.
     assert all(name.startswith(result) for result, name in wrong)
     assert len(wrong) <= 0.01 * right
     assert right > 1000

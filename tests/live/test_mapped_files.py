@@ -175,7 +175,7 @@ def test_a_file_is_opened_after_the_thread_group_leader_has_exited(tmp_path):
         assert opened(request, Access()) == ("map_files", str(program), False)
 
 
-def test_a_mapping_that_was_split_is_found_by_its_file(program):
+def test_a_file_is_opened_even_if_its_mapping_has_been_split(program):
     with running(program) as pid:
         request = wanted(pid, program)
         moved = request._replace(start=request.start - 4096)

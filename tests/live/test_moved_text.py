@@ -120,7 +120,7 @@ def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
     assert "outer" in done.stdout, done.stdout + done.stderr
 
 
-def test_functions_in_moved_text_without_surrounding_file_mappings_are_unnamed(tmp_path):
+def test_functions_in_moved_text_are_unnamed_unless_file_mappings_surround_it(tmp_path):
     stacks, _ = record_moved([compile_c(tmp_path / "apart", MOVES, "-DAPART")], tmp_path)
     assert stacks
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]

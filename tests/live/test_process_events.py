@@ -343,7 +343,7 @@ def test_a_process_discovered_while_it_starts_is_reported_once(storm):
         assert len(places) - len(set(places)) == 0 or Exec in kinds
 
 
-def test_a_forked_child_has_no_event_stream():
+def test_a_forked_child_receives_no_process_events():
     with ProcessEvents() as events:
         if not (child := os.fork()):
             os._exit(events.poll() != [])

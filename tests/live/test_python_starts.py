@@ -87,7 +87,7 @@ def test_a_service_whose_interpreter_is_rejected_logs_the_reason_once(tmp_path):
     assert "Operation not permitted" in done.stderr
 
 
-def test_a_service_whose_stacks_have_no_python_frames_logs_this_once(caplog):
+def test_a_service_logs_only_once_that_no_stack_has_python_frames(caplog):
     def work():
         os.listdir("/proc/self/task")
 

@@ -79,7 +79,7 @@ fork_and(child)
 
 
 @pytest.mark.long
-def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts_it(to_file):
+def test_stopping_the_profiler_in_a_forked_child_neither_blocks_nor_restarts_it(to_file):
     done = run(SERVICE + STOPPED, env=to_file.env)
     assert problems(done.stderr) == []
     assert int(done.stdout) not in to_file.pids()

@@ -215,5 +215,5 @@ def test_commands_are_recorded_in_the_callers_pid_namespace(in_namespace, tmp_pa
 def test_a_proc_mount_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
-    assert "error: /proc does not show this process's pid namespace" in done.stderr
+    assert "error: /proc belongs to a different pid namespace than this process" in done.stderr
     assert not (tmp_path / "x.folded").exists()

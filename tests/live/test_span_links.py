@@ -235,7 +235,9 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 @pytest.mark.parametrize(
     ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), *further((BCC, True))]
 )
-def test_thread_contexts_link_samples_without_the_interpreters_objects(change, is_published):
+def test_samples_are_linked_by_thread_contexts_if_the_object_layout_is_unknown(
+    change, is_published
+):
     if change == BCC and not BccLoader.is_installed():
         pytest.skip("needs python3-bpfcc")
     run(

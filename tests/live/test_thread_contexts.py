@@ -183,7 +183,7 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("long", 612), ("end_of_memory", 0)])
-def test_overlong_or_unmapped_attributes_are_truncated(run_hostile, kind, kept):
+def test_attributes_are_truncated_if_they_are_too_long_or_unmapped(run_hostile, kind, kept):
     with Reader(b"hostile") as reader:
         run_hostile(kind)
         reader.collect_until(lambda: reader.count_links() > 500)

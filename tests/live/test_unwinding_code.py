@@ -20,7 +20,7 @@ STACKS = 400
         for each in PROGRAMS
     ],
 )
-def test_stacks_in_stripped_programs_without_tables_are_correct(tmp_path, program):
+def test_stacks_of_stripped_programs_without_unwind_tables_are_correct(tmp_path, program):
     if missing := find_missing(program):
         pytest.skip(missing)
     result = measure(program, dumps.build(tmp_path), tmp_path, STACKS)

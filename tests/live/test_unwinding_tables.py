@@ -420,7 +420,7 @@ def test_files_with_tables_are_preloaded_while_tables_of_other_files_are_built(
             running.kernel.loaded(key)
 
 
-def test_waiting_for_preloaded_tables_ends_at_a_time_limit(start, programs, hanging_write):
+def test_the_wait_for_preloaded_tables_has_a_time_limit(start, programs, hanging_write):
     hangs, go_on = hanging_write
     running = start()
     (key,) = load_early(running, programs[0], until_s=0.2)

@@ -26,7 +26,7 @@ def variants(tmp_path_factory):
 @pytest.mark.parametrize(
     "workload", further_of(WORKLOADS, ("replaced library", "exec", "reused pid"))
 )
-def test_no_frame_is_named_after_earlier_or_later_code_at_its_address(variants, workload):
+def test_frames_are_not_named_after_earlier_or_later_code_at_the_same_address(variants, workload):
     frames = named = 0
     until = time.monotonic() + 60
     while frames <= 100 or not (named or workload == "overwritten library"):

@@ -206,7 +206,7 @@ def check(cause, found, weights, *, beside=""):
     # All long waits are sampled, but on a fast disk, few waits are long.
     few = 1 if cause in OF_FILES else 5 if cause == "gil" else TIMES // 2
     assert found[cause] >= (WAITS or few), found
-    # On a busy machine, the start of some waits is unknown, and thus their cause.
+    # On a busy machine, the start and therefore the cause of some waits are unknown.
     share = 0.01 if WAITS else 0.1
     assert found.total() - found[cause] <= max(2, share * found.total()), found
     assert weights[cause] >= 0.9 * weights.total(), weights

@@ -309,7 +309,7 @@ time.sleep(60)
         assert sample.wait.state is WaitState.INTERRUPTIBLE
 
 
-def test_preempted_threads_wait_for_a_cpu():
+def test_preempted_threads_are_recorded_as_waiting_for_a_cpu():
     cpu = min(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile 1: pass"
     states = defaultdict(int)

@@ -456,7 +456,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
         for side in sample.stack.sides
         if side.kind is KERNEL_SIDE
     ]
-    # In a wait that is longer than expected, the stack is read while the thread is off the CPU, or
+    # If a wait is longer than expected, its stack is captured while the thread is off the CPU, or
     # not at all.
     stacks = {
         tuple(frame.function for frame in side.frames)

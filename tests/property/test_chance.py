@@ -10,7 +10,7 @@ from otel_kprofiler.analysis.chance import chance_of_counts, chance_of_means, ma
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.floats(0.05, 0.95))
-def test_chance_of_counts_is_twice_the_smaller_binomial_tail(first, second, share):
+def test_the_p_value_of_two_counts_is_twice_the_smaller_binomial_tail(first, second, share):
     total = first + second
     terms = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
     expected = min(1.0, 2 * min(sum(terms[: first + 1]), sum(terms[first:])))

@@ -88,7 +88,7 @@ def test_times_recover_from_a_clock_step_within_twice_the_size_of_the_step(step,
 
 
 @given(st.lists(st.integers(0, 10 * SECOND), max_size=20).map(sorted), st.integers(-9, 0))
-def test_times_keep_order_and_distance_unless_the_clock_is_set(times, step):
+def test_converted_times_have_the_same_differences_unless_the_clock_is_set(times, step):
     host = Host(1_790_000_000 * SECOND)
     clock = Clock(host)
     host.run(10 * SECOND + 1)

@@ -71,7 +71,7 @@ def test_names_cannot_end_the_script_element_of_a_page(name):
 
 @SETTINGS
 @given(NAMES)
-def test_machine_readable_formats_keep_names_exactly(name):
+def test_machine_readable_formats_preserve_names_exactly(name):
     kept = escape_surrogates(name)
     frames = json.loads(speedscope([window(name)]))["shared"]["frames"]
     assert kept in [frame["name"] for frame in frames]
@@ -90,7 +90,7 @@ def test_machine_readable_formats_keep_names_exactly(name):
 
 @SETTINGS
 @given(NAMES)
-def test_a_log_record_with_a_hostile_name_is_one_line(name):
+def test_a_log_record_that_contains_a_hostile_name_is_written_as_one_line(name):
     record = logging.LogRecord("x", logging.WARNING, "", 0, "of %s", (name,), None)
     assert make_formatter("console", 2).format(record).isprintable()
     line = JsonFormatter().format(record)
@@ -98,7 +98,7 @@ def test_a_log_record_with_a_hostile_name_is_one_line(name):
     assert json.loads(line.encode())["message"] == f"of {escape_surrogates(name)}"
 
 
-def test_a_logged_traceback_keeps_its_lines():
+def test_a_logged_traceback_keeps_its_line_breaks():
     try:
         int("\x1b[2J\u202e")
     except ValueError as error:

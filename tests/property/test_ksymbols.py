@@ -93,8 +93,8 @@ def test_a_lookup_returns_the_symbol_that_was_loaded_at_the_given_time(choices, 
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
-# Each step loads or unloads a symbol in a slot. The step's record may be lost; programs or all
-# symbols may then be reread, before or after the loss is noticed.
+# Each step loads or unloads a symbol in a slot. The record of the step may be lost. Programs or all
+# symbols may be reread after the step, before or after the loss is noticed.
 readings = [None, None, KsymbolAction.PROGRAMS_READ, KsymbolAction.ALL_READ]
 lossy_step = st.tuples(
     *(st.integers(0, SLOTS - 1), st.integers(0, 3), st.booleans(), st.booleans()),

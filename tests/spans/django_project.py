@@ -94,6 +94,6 @@ async def coroutine(request):
 def __getattr__(name):
     if name != "urlpatterns":
         raise AttributeError(name)
-    from django.urls import path  # needs Django to be set up
+    from django.urls import path  # can be imported only after Django is set up
 
     return [path(view.__name__, view) for view in (plain, left, coroutine)]

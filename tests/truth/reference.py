@@ -319,7 +319,7 @@ def _caller(
             result.pop(register, None)
     result[processor.sp] = cfa
     if processor.ra not in row.rules and processor.ra != processor.pc:
-        result[processor.ra] = registers[processor.ra]  # a leaf that has not saved ra
+        result[processor.ra] = registers[processor.ra]  # a leaf function that has not saved ra
     for register, rule in row.rules.items():
         if register in ("pc", "cfa"):
             continue

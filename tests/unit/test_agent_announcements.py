@@ -29,7 +29,7 @@ def account(missed=0):
     return Account.of_kinds({"on_cpu": on_cpu, "off_cpu": Account(11, 11)}, (RECEIVER,))
 
 
-def test_sample_counts_are_logged_as_one_json_line_with_each_number_once():
+def test_sample_counts_are_logged_as_one_json_line_without_repeated_numbers():
     line = JsonFormatter().format(make_account_record(account(), as_json=True))
     assert "\n" not in line
     for number in ("97", "93", "70", "23"):

@@ -24,7 +24,7 @@ def mapping(number, **facts):
     return MAPPING.format(range=f"{number:x}000-{number + 1:x}000", **facts).encode()
 
 
-def test_only_pages_identical_to_their_file_are_unmapped():
+def test_only_pages_that_are_identical_to_the_mapped_file_are_unmapped():
     smaps = b"".join(
         [
             mapping(1),
@@ -41,7 +41,7 @@ def test_only_pages_identical_to_their_file_are_unmapped():
     assert [start for start, _ in find_clean_mappings(smaps)] == [0x1000, 0x2000, 0x9000]
 
 
-def test_code_still_runs_after_its_startup_pages_are_unmapped():
+def test_imported_code_still_runs_after_startup_pages_are_unmapped():
     code = (
         "import hashlib, json\n"
         "from otel_kprofiler.agent.memory import read_resident_bytes, unmap_startup_pages\n"

@@ -39,7 +39,7 @@ def test_a_clock_step_is_applied_immediately(step):
     assert clock.follow() == 0
 
 
-def test_measurement_errors_are_not_mistaken_for_steps():
+def test_measurement_errors_are_not_mistaken_for_clock_steps():
     source = Script()
     clock = Clock(source)
     source.offset += STEP_NS - 1

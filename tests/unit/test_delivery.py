@@ -170,7 +170,7 @@ def test_the_number_of_samples_in_waiting_windows_is_limited():
     assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
 
 
-def test_windows_not_encoded_in_time_are_counted_as_lost_at_shutdown():
+def test_windows_are_counted_as_lost_if_the_shutdown_timeout_ends_before_they_are_encoded():
     held = Held()
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=held)
     for _ in range(3):

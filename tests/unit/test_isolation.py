@@ -24,7 +24,7 @@ def test_system_access_in_a_unit_test_is_blocked_and_recorded(use, guard):
     with pytest.raises(Exception, match="mark the test"):
         USES[use]()
     assert len(guard.uses) == 1
-    guard.uses.clear()  # otherwise, this test would also fail
+    guard.uses.clear()  # otherwise, the guard would fail this test
 
 
 def test_forbidden_access_from_a_thread_is_recorded_even_if_the_exception_is_caught(guard):

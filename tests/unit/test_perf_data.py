@@ -125,7 +125,7 @@ def test_a_process_has_the_name_of_its_program_and_the_attributes_of_its_host():
     assert "/tmp/work/work" in {row.get("process.executable.path") for row in attributes}
 
 
-def test_the_last_record_is_dated_to_the_modification_time_of_the_file():
+def test_the_last_record_is_assigned_the_modification_time_of_the_file():
     window, _ = read(content("seekable"))
     assert WRITTEN - 10**9 < window.end_unix_ns <= WRITTEN + 1
 
@@ -320,7 +320,7 @@ def test_the_samples_in_a_truncated_file_are_read():
     assert problems[0] == "data is missing or damaged: the file is truncated"
 
 
-def test_the_samples_of_a_killed_recording_are_read():
+def test_samples_are_read_from_a_recording_whose_perf_process_was_killed():
     """If perf is killed, the data size in the header remains 0."""
     whole = made(sample(7, 3, USER, 1))
     window, problems = read(whole[:48] + bytes(8) + whole[56:])

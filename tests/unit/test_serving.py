@@ -139,7 +139,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_other_clients():
         read, last_read = bytearray(), server._server._answering
         first = next(iter(last_read))
         for _ in range(MAX_CONNECTIONS // 2):
-            time.sleep(0.2)  # stalled clients have been silent longer than the reader
+            time.sleep(0.2)  # so that the reader is not the client that has been idle longest
             read += reader.read(1 << 20)
             wait_until(lambda: min(last_read, key=last_read.__getitem__) is not first)
             assert status(find_port(server), PUT) == 405
@@ -177,7 +177,7 @@ def ask_health(request, endpoint="127.0.0.1:0"):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:80", "10.1.2.3"])
-def test_health_checks_by_address_are_answered(host):
+def test_health_checks_whose_host_header_is_an_address_or_localhost_are_answered(host):
     assert ask_health(f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n") == 200
 
 

@@ -193,7 +193,7 @@ def test_setup_searches_for_a_python_if_the_system_python_is_unusable(clone, els
 
 
 @pytest.mark.system
-def test_only_an_explicitly_given_python_is_considered(clone, elsewhere, older):
+def test_if_python_is_set_no_other_interpreter_is_considered(clone, elsewhere, older):
     done = set_up(clone, "show", PYTHON=str(older / "python3"))
     assert done.returncode == 1
     assert re.search(r"error: PYTHON cannot be used: .* \(3\.9\.2\) is older.*\nfix: ", done.stderr)
@@ -282,7 +282,7 @@ def test_a_failing_step_aborts_the_setup(clone):
 
 @pytest.mark.long
 @pytest.mark.system
-def test_a_clone_is_reinstalled_only_after_a_change(clone):
+def test_setup_reinstalls_a_clone_only_after_a_change(clone):
     def installs(*words):
         done = set_up(clone, *words)
         assert done.returncode == 0, done.stderr
@@ -299,7 +299,7 @@ def test_a_clone_is_reinstalled_only_after_a_change(clone):
 
 
 @pytest.mark.system
-def test_script_options_are_validated(clone):
+def test_setup_rejects_an_unknown_option(clone):
     done = set_up(clone, "--test", "show")
     assert done.returncode == 1
     assert done.stderr.startswith("error: no option --test\nfix: ")

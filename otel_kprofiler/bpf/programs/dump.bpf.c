@@ -33,7 +33,7 @@ enum row_flags {
 /* dump.py parses this struct. Scheduler clocks and boottime have different origins. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
-	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
+	u64 monotonic_ns; /* value of CLOCK_MONOTONIC at `time_ns` */
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread was last switched in; 0: unknown */
 	u64 ran_ns;	  /* run time since `arrived_ns`, excluding interrupts and stolen time */
@@ -142,7 +142,10 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Finds the task's ids in the profiler's pid namespace; returns whether it has ids there. */
+/*
+ * Finds the task's tgid and tid in the profiler's pid namespace. Returns 0 if the task is not in
+ * that namespace.
+ */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {

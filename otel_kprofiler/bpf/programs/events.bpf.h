@@ -13,12 +13,12 @@ struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */
 	u64 cpus;	/* number of cpu_lines per event */
-	u64 tracepoints; /* whether programs run at raw tracepoints too (tracepoint.bpf.h) */
+	u64 tracepoints; /* whether programs are also attached to raw tracepoints (tracepoint.bpf.h) */
 };
 
 /* Part of struct perf_event_attr, from its sample_period member on. */
 struct event_attributes {
-	u64 period; /* period, or the sampling rate (EVENT_FREQUENCY) */
+	u64 period; /* period, or sampling rate if EVENT_FREQUENCY is set */
 	u64 sample_type;
 	u64 read_format;
 	u64 flags;
@@ -71,9 +71,10 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 }
 
 /*
- * Sets a sample's value: the number of events that it represents. For an event with a period,
- * this is the period; overflows that did not run the program count as missed. For an event with a
- * rate, whose period varies, this is the number of events since the last run on this CPU.
+ * Sets a sample's value: the number of events that it represents. The value is the period if the
+ * event has a fixed period; overflows that did not run the program are counted as missed. If the
+ * event has a rate, its period varies, and the value is the number of events since the program last
+ * ran on this CPU.
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {

@@ -31,7 +31,7 @@ enum {
 
 /* Written by locks.py; change both together. */
 struct lock_layout {
-	u64 number; /* number of the event, from 1 */
+	u64 number; /* event number, starting at 1 */
 	u64 by;	    /* enum user_frames */
 	u64 python;
 	u64 bucket_mask;  /* number of buckets minus 1 */
@@ -55,7 +55,10 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Per-CPU counters in separate cache lines. Written only by their CPU; mapped by user space. */
+/*
+ * Per-CPU counters in separate cache lines. Each CPU writes only its own counters; user space maps
+ * them.
+ */
 struct lock_line {
 	u64 no_room;   /* waits for which no entry was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
@@ -123,7 +126,7 @@ INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
 	return 0;
 }
 
-/* Records which thread holds a lock, if the lock's fields identify it. */
+/* Records the thread that holds a lock, if the lock stores its owner. */
 INLINE void note_holder(const struct config *options, struct lock_wait *wait, u64 lock, u32 flags)
 {
 	u64 owner = 0, offset = 0;
@@ -205,7 +208,7 @@ INLINE int is_own_process(void)
 {
 	struct namespace_ids ids = {};
 
-	/* An exiting thread has an id, but no namespace. */
+	/* While a thread exits, its id can be read, but not its pid namespace. */
 	if (lock_layout.own_inode == INITIAL_NAMESPACE)
 		return bpf_get_current_pid_tgid() >> 32 == lock_layout.own_tgid;
 	return !bpf_get_ns_current_pid_tgid(lock_layout.own_device, lock_layout.own_inode, &ids,

@@ -3,7 +3,7 @@
  * Allows the sampler's code to read the state of a sleeping thread while running in the process
  * that requests the dump: the code uses `other.task` in place of the current task.
  *
- * Reads the thread's memory through the kernel's direct map of all memory, by walking the page
+ * Reads the thread's memory through the kernel's direct map of physical memory, by walking the page
  * tables as the processor does (on x86-64 only). The walk takes none of the process's locks, faults
  * in no pages, never waits, and needs only the task iterator. bpf_copy_from_user_task() (Linux
  * 5.18) takes mmap_lock, faults pages in and waits. That helper would hang on exactly the processes
@@ -37,7 +37,7 @@ struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of a page table entry that hold the physical address */
 	u64 tried;	   /* number of start addresses tried, in steps of 1 GiB downward from the page table */
-	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
+	u64 proof_at;	   /* address in the profiler process at which `proof` is stored */
 	u64 proof;
 };
 
@@ -51,7 +51,7 @@ struct other {
 	u64 ids;       /* in the format of bpf_get_current_pid_tgid() */
 	u64 registers; /* address of the user registers */
 	u64 user_pc;
-	u64 table;     /* top-level page table; 0: no memory to read */
+	u64 table;     /* address of the top-level page table; 0 if no memory can be read */
 	u64 pieces_at; /* address of `pieces` */
 	struct kept_page kept[KEPT_PAGES];
 	u8 pieces[2 * PAGE_SIZE]; /* a copy of bytes that span two pages */
@@ -115,7 +115,10 @@ GLOBAL u64 find_byte(u64 address)
 	return 0;
 }
 
-/* Returns the kernel address of at most a page of the other task's memory; 0: not resident. */
+/*
+ * Returns a kernel address at which up to a page of the other task's memory can be read; 0 if it is
+ * not resident.
+ */
 GLOBAL u64 find_bytes(u64 address, u64 bytes)
 {
 	struct other *own = get_other();

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Assigns ids to CPython code objects, and describes each object to user space when first seen. The
- * frames of an interrupted thread hold references to its code objects, which are thus intact.
+ * frames of an interrupted thread keep its code objects alive.
  */
 #pragma once
 
 #include "python_types.bpf.h"
 
-/* Offsets from the start of an object; the same in all versions. */
+/* Offsets from the start of an object, which are the same in all CPython versions. */
 enum {
 	TYPE_WORD = 1,
 	CODE_SIZE_AT = 16, /* code units */
-	STRING_LENGTH_AT = 16, /* length; then hash, state */
+	STRING_LENGTH_AT = 16, /* length, followed by hash and state */
 	TABLE_SIZE_AT = 16, /* size in bytes, followed by the hash and the content */
 	TABLE_CONTENT_AT = 32,
 };
@@ -215,7 +215,10 @@ GLOBAL int describe_code(u32 index)
 	return outcome;
 }
 
-/* Describes the code objects first seen in this CPU's sample, which must be in the ring. */
+/*
+ * Writes descriptions of the code objects first seen in this CPU's sample. The sample must already
+ * be in the ring.
+ */
 INLINE void describe_codes(void)
 {
 	struct python_work *w = get_python_work();

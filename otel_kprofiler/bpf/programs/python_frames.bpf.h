@@ -111,7 +111,7 @@ INLINE int check_place(struct python_work *w, const struct python_layout *l, u64
 	return at + bytes > used ? PYTHON_UNUSED : GO_ON;
 }
 
-/* Reads one frame of a function; returns an outcome, or GO_ON. */
+/* Reads the frame of a function; returns GO_ON, or the outcome that ends the walk. */
 INLINE int read_function(struct python_work *w, const struct python_layout *l, const u8 *frame,
 			 u64 at, u32 owner)
 {
@@ -201,7 +201,10 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* On first use, binds a process to its program; returns whether the process still runs it. */
+/*
+ * Stores the program of a process on the first call; returns whether the process still runs that
+ * program.
+ */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)

@@ -5,10 +5,10 @@
  *   thread state -> contextvars.Context -> HAMT -> OpenTelemetry's Context, a dictionary
  *   -> span -> span context
  *
- * The service does not report new spans. The thread is stopped, and CPython with a GIL writes each
- * reference atomically, after the object that it refers to. HAMTs and OpenTelemetry contexts are
- * immutable once they are referenced. Each object's type is checked. If anything is unexpected, no
- * span is recorded.
+ * The profiled service does not report spans to the profiler. The thread is stopped, and CPython
+ * with a GIL writes each reference atomically, after the object that it refers to. HAMTs and
+ * OpenTelemetry contexts are immutable once they are referenced. Each object's type is checked. If
+ * anything is unexpected, no span is recorded.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
@@ -32,7 +32,7 @@ enum {
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: pointers to the values and the dictionary precede the object */
 	VALUES_TAGGED,	   /* 3.12: a tagged word points to the values or a dictionary */
-	VALUES_INLINE,	   /* 3.13: after the object, unless marked invalid */
+	VALUES_INLINE,	   /* 3.13: the values follow the object, unless they are marked invalid */
 };
 
 struct span_class {
@@ -274,7 +274,10 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 	return 0;
 }
 
-/* Returns the span context of a span, from its attribute values or its dictionary. */
+/*
+ * Returns the address of a span's context, found in the span's inline values or __dict__; 0 if not
+ * found.
+ */
 GLOBAL u64 find_span_context(u64 span)
 {
 	const struct span_path *path = get_span_path();

@@ -6,10 +6,10 @@
  * kernel rarely holds the GIL. Other threads may change the list during the search, so a state is
  * used only if it belongs to this thread and is in the list.
  *
- * With subinterpreters, a thread may have a state in each of several interpreters, each with
- * frames. From 3.13 on, a bit marks the state that the thread used last, with or without the GIL.
- * In older versions, a thread may use a state that has another thread's id, so only the states of
- * the main interpreter, the last in the list of interpreters, are examined.
+ * With subinterpreters, a thread may have a thread state, with frames of its own, in each of
+ * several interpreters. From 3.13 on, a bit marks the state that the thread used last, with or
+ * without the GIL. In older versions, a thread may use a state that has another thread's id, so
+ * only the states of the main interpreter, the last in the list of interpreters, are examined.
  */
 #pragma once
 
@@ -75,8 +75,9 @@ INLINE u32 innermost_tid(const struct python_config *c)
 }
 
 /*
- * Advances in the list to the interpreter at an address, or to the last if the address is 0;
- * returns 0 on success. If the address is not in the list, the interpreter may have been freed.
+ * Walks the list to the interpreter at the given address, or to the last interpreter if the address
+ * is 0. Returns 0 on success. If the address is not in the list, the interpreter may have been
+ * freed.
  */
 GLOBAL int go_to_interpreter(u64 wanted)
 {

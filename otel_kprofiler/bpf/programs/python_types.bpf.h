@@ -83,7 +83,7 @@ struct python_layout {
 	u64 frame_instruction;
 	u64 frame_owner;
 	u64 frame_entry;
-	u64 frame_header; /* bytes before a frame's variables; 0: included in code_frame_words */
+	u64 frame_header; /* size of a frame's header; 0 if code_frame_words includes the header */
 	u64 entry_owner;  /* frames with this or a higher owner value mark a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;
@@ -211,7 +211,7 @@ struct code_key {
 
 /* A code object whose id appears in samples. */
 struct code_state {
-	u64 check;   /* identifies the object; mixed with the id to detect element reuse */
+	u64 check;   /* object's identity, mixed with the id to detect reuse of this map element */
 	u64 id;
 	u64 pending; /* number of the sample with which the description will be sent; 0: already sent */
 };
@@ -251,7 +251,7 @@ struct python_work {
 	struct thread_state found;
 	u64 frame; /* address of the next frame to visit */
 	u64 seen;  /* number of function frames so far */
-	u64 open;  /* index + 1 of the last word if C may have called its frame; else 0 */
+	u64 open;  /* index + 1 of the last word, if put_entry() may still mark it; else 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */
 	u64 window_at;

@@ -108,7 +108,7 @@ struct cpu_line {
 	u64 target;    /* omitted: not one of the selected processes, names or cgroups */
 	u64 age;       /* omitted: the process is too young */
 	u64 empty;     /* omitted: the only collected stack has no frames */
-	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
+	u64 in_flight; /* time of the record being written; IN_FLIGHT: not yet known; 0: none */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
 	u64 counted;   /* event count at the last run; unused for cpu-clock */
@@ -164,7 +164,7 @@ struct record {
 /* The sampler's last run on a CPU, from which missed runs are counted. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
-	s64 late_ns; /* sum of the runs' delays, minus the periods counted as missed */
+	s64 late_ns; /* sum of the delays of all runs, minus the periods already counted as missed */
 };
 
 struct scratch {
@@ -281,8 +281,8 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 #include "targets.bpf.h"
 
 /*
- * Writes the user stack to `at`; returns its size in bytes, or 0. Sets the record's `user_bytes` to
- * this size, or to an error code.
+ * Writes the user stack to `at`; returns the stack's size in bytes, or 0 if it cannot be collected.
+ * Sets the record's `user_bytes` to this size, or to an error code.
  */
 INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct record *record,
 			      u8 *at, u64 limit, enum user_frames by)
@@ -396,7 +396,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* Not an error: the interrupt hit code whose stack is not collected. */
+	/* Not an error: the CPU was in the mode (user or kernel) whose stacks are not collected. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;
@@ -446,7 +446,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	return WRITTEN;
 }
 
-/* Returns whether the current thread passes the filters; writes its ids into the record. */
+/* Stores the current thread's ids in the record; returns whether the thread passes the filters. */
 INLINE int is_followed(const struct config *options, struct record *record, int *in_namespace)
 {
 	u64 ids = bpf_get_current_pid_tgid();

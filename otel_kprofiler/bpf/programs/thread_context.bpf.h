@@ -3,8 +3,8 @@
  * Reads the thread context of the interrupted thread (OTEP 4947), which is a record that a
  * thread-local variable points to. User space locates the pointer (processes/thread_pointer.py),
  * and bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c
- * after its structs. In Node.js, the thread-local variable is a struct that leads to the record
- * (v8_context.bpf.h). In Go programs, the variable leads to the goroutine's labels
+ * after its struct definitions. In Node.js, the thread-local variable is a struct that leads to the
+ * record (v8_context.bpf.h). In Go programs, the variable leads to the goroutine's labels
  * (go_labels.bpf.h).
  */
 
@@ -41,7 +41,7 @@ struct context_head {
 enum {
 	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
 	FIRST_ATTRIBUTES = 100, /* bytes of attributes read together with the head (128 in total) */
-	DTV_BYTES = 512, /* bytes of a vector that are read at once */
+	DTV_BYTES = 512, /* bytes of a DTV that are read at once */
 	IS_VALID = 1,
 	SLOTS = 32768, /* number of bits in `context_slots`; must match thread_contexts.py */
 };

@@ -160,7 +160,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	} else if (row->cfa_kind >= CFA_GOROUTINE) {
 		u64 goroutine, depth;
 
-		/* address of struct g, and the frame's distance from the stack's end */
+		/* the address of struct g and the frame's distance from the end of the stack */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		goroutine = w->pair[row->cfa_kind == CFA_GOROUTINE];

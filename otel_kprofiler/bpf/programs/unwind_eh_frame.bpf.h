@@ -43,7 +43,7 @@ enum {
 	DW_OP_plus_uconst = 0x23,
 	DW_OP_breg0 = 0x70,
 	DW_EH_PE_FORMAT = 0x0f,
-	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
+	FRAMES_SLACK = 512, /* number of zero bytes that follow .eh_frame in a table */
 	WORK_PER_SEARCH = 20, /* cost of a search, including reads of the FDE and its CIE */
 	WORK_PER_SEARCH_STEP = 4, /* cost of a search step, which reads another cache line */
 	ENTRY_BYTES = 64, /* total size of the dynamic linker's _start and _dl_start_user */
@@ -74,7 +74,9 @@ INLINE u64 peek(const struct unwind_work *w, u64 position)
 	return *(const u64 *)((const u8 *)w->window + position);
 }
 
-/* Decodes the LEB128 at the low end of x; returns its length, or 0 if over four bytes. */
+/*
+ * Decodes the LEB128 at the low end of x; returns its length, or 0 if it is longer than four bytes.
+ */
 INLINE u32 uleb(u64 x, u64 *value)
 {
 	*value = x & 0x7f;
@@ -260,8 +262,8 @@ INLINE u32 set_expression(struct unwind_work *w, const struct unwind_config *c, 
 enum progress { PROGRAM_DONE, PROGRAM_GOES_ON, PROGRAM_FAILED };
 
 /*
- * Runs some instructions of the CFA program at `position`. The program is done at its end, or when
- * the next row is beyond the target.
+ * Runs some instructions of the CFA program at `position`. Execution is complete at the end of the
+ * program, or when the next row is beyond the target address.
  */
 GLOBAL int run_operations(void)
 {
@@ -542,8 +544,8 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 }
 
 /*
- * Handles an address without a rule. At the entry point, whose frame is the outermost, sets a row
- * that ends the stack, and returns RULE_FOUND. Elsewhere, returns RULE_NONE.
+ * Handles an address for which the table has no rule. At the entry point, whose frame is the
+ * outermost, sets a row that ends the stack, and returns RULE_FOUND. Elsewhere, returns RULE_NONE.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {

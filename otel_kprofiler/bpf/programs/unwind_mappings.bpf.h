@@ -205,8 +205,8 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 
 /*
  * Returns whether the anonymous memory between `start` and `end` lies between two mappings of one
- * file that are as far apart in memory as in the file. This memory is the file's text, copied to
- * huge pages by the process. Overwrites node[] with one of the mappings.
+ * file that are as far apart in memory as in the file. A process creates this layout when it copies
+ * the file's text to huge pages. Overwrites node[] with one of the mappings.
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
 {

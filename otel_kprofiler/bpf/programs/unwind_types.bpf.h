@@ -4,8 +4,8 @@
  *
  * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
  * and the BPF program interprets them. unwind.py reads and writes the structs up to
- * `unwind_config`; keep the two files in sync. Nothing here depends on the architecture: registers,
- * alignment and instruction encodings are part of the settings.
+ * `unwind_config`; keep the two files in sync. This file does not depend on the architecture:
+ * registers, alignment and instruction encodings are part of the settings.
  */
 #pragma once
 
@@ -167,7 +167,7 @@ enum cfa_kinds {
 	CFA_PLT,	  /* x86-64 PLT entry: register + offset, or register + offset + 8 after the push */
 	CFA_ELSEWHERE,	  /* register + offset; for this and the following kinds, the CFA is on another stack */
 	CFA_GOROUTINE,	  /* computed from two words that Go's asmcgocall saves on x86-64 */
-	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, for arm64, where the words are in reverse order */
+	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, but for arm64, where the words are reversed */
 };
 
 enum register_rules {
@@ -276,7 +276,7 @@ struct unwind_work {
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
-	u64 preserved[MAX_PRESERVED]; /* addresses of saved registers; 0: in `block`; 1: lost */
+	u64 preserved[MAX_PRESERVED]; /* addresses of saved registers; 0: not saved, but in `block`; 1: lost */
 	/* the members below are copied into the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];

@@ -15,7 +15,7 @@ enum {
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,
-	USER_STACK_BYTES = 1536, /* more than the largest stack */
+	USER_STACK_BYTES = 1536, /* exceeds the size of the largest stack */
 };
 
 /* Reasons why a stack ends. */

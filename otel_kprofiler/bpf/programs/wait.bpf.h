@@ -11,7 +11,10 @@
 
 SCRATCH(late_begin, struct record);
 
-/* Reads a member of the tracepoint's task, or of a struct that this task points to. */
+/*
+ * Accesses a member of a task, or of a struct that the task points to, by its offset in
+ * wait_layout.
+ */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
 /* Returns the clock of a task's current or last run queue, or 0 if unknown. */
@@ -85,7 +88,7 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Finds a free index in `threads` for a task's thread; NO_THREAD if there is none. If several CPUs
+ * Claims a free index in `threads` for a task; returns NO_THREAD if there is none. If several CPUs
  * claim an index at the same time, a CPU obtains the index only if it observes no other claim.
  */
 GLOBAL int claim_place(u64 task)
@@ -836,11 +839,11 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Runs periodically for every task. Records when a woken thread began to wait for a CPU. If a wait
- * is certain to be sampled, but its start was not reported, reports the start late, so that a stuck
- * thread is seen before its wait ends. The number of late starts is limited, to reserve space in
- * the ring. Unlike the sched_switch programs, this program can be interrupted, so it uses a
- * separate record.
+ * Runs periodically for every task. Records when a woken thread began to wait for a CPU. Also
+ * reports the start of a wait that will certainly be sampled and whose start was not reported, so
+ * that a stuck thread appears before its wait ends. The number of late starts is limited, to
+ * reserve space in the ring. Unlike the sched_switch programs, this program can be interrupted, so
+ * it uses a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
@@ -898,7 +901,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
 	    thread->off_since_ns != since)
 		return 0;
-	thread->likely = thread->threshold; /* the start was written with probability 1 */
+	thread->likely = thread->threshold; /* late starts are always written: the probability is 1 */
 	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }

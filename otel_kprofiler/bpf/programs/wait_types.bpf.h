@@ -67,7 +67,7 @@ enum {
  * program, so that it can read members of the tracepoint's task without a helper.
  */
 struct wait_layout {
-	u64 pid; /* in task_struct, unless a comment names another struct */
+	u64 pid; /* offsets in task_struct, unless a comment names another struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
 	u64 iowait; /* the byte that contains the in_iowait bit, which iowait_mask selects */
@@ -87,7 +87,7 @@ struct wait_layout {
 const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
-	u64 epoch;	  /* 0: paused; changes after each pause */
+	u64 epoch;	  /* number of the current epoch, which begins after a pause; 0: paused */
 	u64 threshold_ns; /* all longer waits are sampled; a multiple of 256 ns; 0: no sampling */
 	u64 min_ns;	  /* shorter waits are never sampled */
 	u64 begin_ns;	  /* minimum average interval between reported starts on a CPU */
@@ -113,7 +113,7 @@ struct wait_line {
 	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
-	u64 set_ns;    /* when the offset was set, on the clock of struct thread; 0: no offset */
+	u64 set_ns;    /* when the offset was set (on the clock of struct thread); 0: not set */
 	u64 task; /* the last task switched in on this CPU; 0: unknown */
 	u64 place; /* the task's index in `threads`; NO_THREAD: not tracked, or not known yet */
 	u64 switched_ns; /* when the task was switched in */
@@ -126,10 +126,10 @@ struct wait_line {
 };
 
 /*
- * A thread that has left a CPU, and its totals. Times are on the scheduler's clock (rq_clock(),
- * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
- * line contains the members used at every context switch; the second contains the members updated
- * for each wait.
+ * A thread that has left a CPU at least once, and the totals of its waits. Times are on the
+ * scheduler's clock (rq_clock(), kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock
+ * cannot be read. The first cache line contains the members used at every context switch; the
+ * second contains the members updated for each wait.
  */
 struct thread {
 	u64 task;	  /* address of the thread's task_struct */

@@ -171,7 +171,7 @@ def _read_proc_modules(
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
-        if names:  # otherwise, the kernel may lack module support
+        if names:  # if kallsyms lists no module, the kernel may lack module support
             problems.append(f"{PROC_MODULES}: {error.strerror or error}")
         listed, bad = [], 0
     if bad:

@@ -25,7 +25,7 @@ _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
 _UNDERSCORE = 0x5F
 _NO_LONG: Final[dict[int, int]] = {}  # shared by all tables
-_LONG = 255  # length byte for names of at least 255 bytes, whose lengths are in a dictionary
+_LONG = 255  # length byte of names of 255 bytes or more; a dictionary stores their lengths
 
 
 class Symbol(NamedTuple):

@@ -119,8 +119,7 @@ class Timeline:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        # keyed by the module's generation, and by whether the code is core code rather than init
-        # code
+        # by the module's generation and whether the code is core code, as opposed to init code
         self._lifetimes: dict[tuple[int, bool], _Lifetime] = {
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()

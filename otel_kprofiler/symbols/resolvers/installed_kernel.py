@@ -50,6 +50,6 @@ class InstalledKernel:
             try:
                 if open_elf(path).build_id == build_id:
                     return ElfSymbols(path)
-            except (OSError, KProfilerError):  # not a kernel file
+            except (OSError, KProfilerError):  # unreadable, or not a kernel image
                 continue
         return None

@@ -37,7 +37,7 @@ class ReadingBudget:
         self.limit_bytes = limit_bytes
         self.make_space: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
-        self._reader: int | None = None  # the thread that reads a file
+        self._reader: int | None = None  # the thread that is reading a file
         self._held = 0
         self._mine = _Mine()
 

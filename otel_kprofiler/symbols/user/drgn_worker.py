@@ -84,7 +84,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
             except LookupError:
                 file, line = "", 0
             lines.append((frame.function_name or "?", file, line))
-        with suppress(LookupError):  # the name in DWARF has neither namespaces nor parameters
+        with suppress(LookupError):  # unlike DWARF names, symbols include namespaces and parameters
             lines[-1] = (program.symbol(address + bias).name, *lines[-1][1:])
         return lines if len(lines) > 1 or lines[0][1] else []
 

@@ -311,7 +311,7 @@ class JitDump(JitFile[Record]):
         mapping = next((each for each in mappings if each.path.endswith(name)), None)
         self._is_mapped = mapping is not None
         if mapping is None:
-            raise FileNotFoundError(f"process {self._process.tgid} has no jitdump")
+            raise FileNotFoundError(f"process {self._process.tgid} has not mapped a jitdump file")
         pid = self._process.tgid
         key = FileKey(mapping.inode, mapping.device, 0)
         request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid)

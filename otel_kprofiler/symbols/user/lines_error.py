@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 class LinesProblem(enum.Enum):
     """The reason why lines cannot be read. Each value is the key of a counter in ``/status``."""
 
-    DAMAGED = "damaged"  # also for DWARF that is unreadable, and for unknown failures
+    DAMAGED = "damaged"  # also for unreadable DWARF and for unknown errors
     TOO_LARGE = "too_large"
     MEMORY = "memory"
     CPU_TIME = "cpu_time"

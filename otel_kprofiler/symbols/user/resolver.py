@@ -96,7 +96,7 @@ class _KnownFile:
         # Final frames used since the last call to forget(), and final frames last used before it.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # Interim frames, whose names or source lines may still be read; grouped like final frames.
+        # Likewise, interim frames, whose names or source lines may still be read.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 
@@ -294,7 +294,7 @@ class UserResolver(Stateless):
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # stacks unwound by frame pointers alone refer to no files
-        self._kept = 0  # number of cached words, and of frames kept when older words were dropped
+        self._kept = 0  # number of cached words, plus frames kept after dropping older words
 
     @property
     def version(self) -> int:

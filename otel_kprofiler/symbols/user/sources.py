@@ -205,7 +205,7 @@ def _open_cache(path: str | None, name: str) -> CacheDirectory:
     parent = path or find_cache_path(os.environ, os.geteuid())
     hint = "set XDG_CACHE_HOME to a directory that only this user can write"
     if parent is None:
-        raise HostError("there is no directory for downloads and source lines", hint=hint)
+        raise HostError("no cache directory is available for downloads and source lines", hint=hint)
     try:
         return CacheDirectory(os.path.join(parent, name), MAX_CACHE_BYTES)
     except OSError as error:

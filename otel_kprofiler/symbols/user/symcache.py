@@ -95,7 +95,7 @@ class SymCache:
                 )
             except struct.error:  # the table is corrupt
                 break
-            if function == _NONE:  # no function here
+            if function == _NONE:  # no function at this address
                 break
             lines.append(Line(*self._name(function), self._path(file), line))
         if len(lines) == 1 and not lines[0].file:

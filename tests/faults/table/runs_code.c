@@ -1,4 +1,4 @@
-/* Runs code in mappings of files: a jump to itself, in one thread per path.
+/* Maps each file, writes an endless loop to the mapping, and runs the loop in a thread.
 
    The mappings are private, so that the files do not change. */
 #define _GNU_SOURCE

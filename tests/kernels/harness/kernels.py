@@ -97,7 +97,7 @@ class DebianKernel:
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            # The headers' tools run on the host, even if the headers are for another machine.
+            # The kbuild tools run on the host, even if the headers are for another architecture.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         return KernelFiles(

@@ -81,7 +81,7 @@ class ChurnJudge:
         elif seen.frames[0].unresolved is Unresolved.CODE_UNKNOWN:
             report.unknown += 1
         elif seen.frames[0].function == "work":
-            report.right += 1  # the mark is not reset yet
+            report.right += 1  # `work` has not reset the mark yet
         elif seen.frames[0].function != name:
             report.add_wrong("another function", seen)
         elif not first <= seen.frames[0].lines[0].line <= last:

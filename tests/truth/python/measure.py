@@ -154,7 +154,7 @@ def measure(
         samples_per_second=HZ,
         target_pids=tuple(target.pid for target in targets),
         python_frames=127,
-        stacks="both",  # also samples user mode, in which frames are created
+        stacks="both",  # also sample in user mode, where Python creates frames
         user_unwinding="frame_pointers",
     )
     sampler = EbpfSampler(config, loader=loader)

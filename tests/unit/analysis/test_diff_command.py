@@ -42,7 +42,7 @@ def run(*words):
     return CliRunner().invoke(command, words)
 
 
-def test_the_largest_increase_is_listed_first_with_both_shares(files):
+def test_the_largest_increase_is_listed_first_with_both_percentages(files):
     done = run(*files, "--by", "syscall")
     assert done.exit_code == 0
     lines = done.output.splitlines()
@@ -106,7 +106,7 @@ def test_the_sample_kind_to_compare_can_be_selected(files):
     assert "no sample matches --kind off_cpu" in str(run(*files, "--kind", "off_cpu").exception)
 
 
-def test_equal_profiles_have_no_changes(files):
+def test_a_diff_of_identical_profiles_reports_no_changes(files):
     done = run(files[0], files[0])
     assert "nothing changed by more than chance" in done.output
     assert all(line.startswith("~") for line in done.output.splitlines()[3:])
@@ -167,7 +167,7 @@ def test_a_page_shows_both_profiles_one_after_the_other(files, tmp_path):
     }  # fmt: skip
 
 
-def test_a_page_for_two_intervals_contains_only_those_intervals(files, tmp_path):
+def test_a_page_that_compares_two_intervals_contains_only_their_samples(files, tmp_path):
     path = tmp_path / "change.html"
     times = ("--time-before", "0s..5s", "--time-after", "10s..20s")
     assert run("-o", str(path), *times, files[0]).exit_code == 0

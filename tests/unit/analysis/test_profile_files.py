@@ -190,7 +190,7 @@ def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
         assert error.message  # noqa: PT017 - any cut is allowed to be whole
 
 
-def test_pprof_values_of_other_types_become_separate_sample_kinds():
+def test_a_pprof_file_with_off_cpu_time_becomes_an_off_cpu_profile():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     waits = [WindowSample(make_stack("schedule"), 7, "main", 0, None, [START], [5000])]
     window = make_window(START, START + 1, ({}, waits), kind=off_cpu, period_ns=0)

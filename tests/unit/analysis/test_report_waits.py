@@ -58,7 +58,7 @@ def report(*arguments):
     return invoke(command, *arguments)
 
 
-# ± is √(2 (3² + 3² + 1²)), because waits longer than the threshold have no error.
+# The ± value is √(2 (3² + 3² + 1²)); waits longer than the threshold contribute no error.
 TOTALS = (
     "all waits: 10,014.0 ms exactly (runnable 4.0, interruptible 10,008.0, uninterruptible 2.0); "
     "by samples 10,011.0 ± 6.2 ms"

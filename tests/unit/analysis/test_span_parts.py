@@ -75,7 +75,7 @@ def synchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_synchronous_spans_sum_to_their_durations(synchronous):
+def test_the_parts_of_a_synchronous_span_sum_to_its_duration(synchronous):
     assert parts(synchronous) == {
         "user code": 3, "kernel": 3, "wait: sleep": 4, "wait: futex": 6,
     }  # fmt: skip
@@ -99,7 +99,7 @@ def asynchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_asynchronous_spans_include_other_work_of_the_thread(asynchronous):
+def test_the_parts_of_an_asynchronous_span_include_other_work_on_its_thread(asynchronous):
     assert parts("--span", A.span_id.hex(), asynchronous) == {
         "user code": 3, "other tasks": 3 + 1 + 4, "event loop waited": 10,
         "other spans of the trace": 2,

@@ -134,7 +134,7 @@ def test_a_record_of_an_unknown_kind_is_rejected():
         parse(pack(kind=77))
 
 
-def test_an_unreadable_start_time_is_unknown():
+def test_a_start_time_of_zero_is_parsed_as_unknown():
     assert parse(pack(start=0)).start_time_ns is None
 
 

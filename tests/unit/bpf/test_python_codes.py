@@ -86,7 +86,7 @@ def test_arbitrary_bytes_decode_to_a_string(width):
     assert isinstance(code.function, str)
 
 
-def test_process_records_are_parsed_between_code_objects():
+def test_process_records_between_code_object_records_are_parsed():
     seen = in_ring(struct.pack("<QII3Q", 7, 2, 5, 11, 12, 13))
     first, second, third = parse(description(), seen, description())
     assert second == ProcessSeen(tgid=5, image=7, program=(11, 12, 13))

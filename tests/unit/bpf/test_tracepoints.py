@@ -45,7 +45,7 @@ def test_no_tracepoints_are_listed_if_the_kernel_has_none():
     assert list_tracepoints(btf(("request", 8, []))) == set()
 
 
-def test_the_recursion_count_of_a_file_that_is_not_a_bpf_program_is_0():
+def test_count_recursions_returns_0_for_a_file_that_is_not_a_bpf_program():
     with open("/dev/null") as file:
         assert count_recursions(file.fileno()) == 0
     assert count_recursions(-1) == 0

@@ -121,7 +121,7 @@ def test_registers_are_at_the_top_of_a_kernel_stack_for_every_page_size(page_kib
     assert kernel_offsets.stack_top_registers == stack_kib * 1024 - 168
 
 
-def test_older_kernels_with_a_red_black_tree_are_supported():
+def test_kernels_that_keep_mappings_in_a_red_black_tree_are_supported():
     members = [
         ("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10), ("end_code", 72, 0),
     ]  # fmt: skip

@@ -165,5 +165,5 @@ def test_elapsed_time_of_an_ongoing_wait_is_computed(since, woken, state, passed
     assert SLEEPING._replace(off_since_ns=since, woken_ns=woken, state=state).passed(1500) == passed
 
 
-def test_a_kernel_whose_structs_lack_members_is_rejected():
+def test_a_kernel_whose_structs_lack_required_members_is_rejected():
     assert find_wait_offsets(KernelTypes(object_btf())) is None

@@ -72,7 +72,7 @@ def test_samples_without_a_user_stack_are_excluded():
     assert whole_share(sample([KERNEL_SIDE]), sample([USER_SIDE])) == 1
 
 
-def test_the_remark_names_the_program_with_the_most_incomplete_stacks():
+def test_the_remark_names_the_program_that_has_the_most_incomplete_user_stacks():
     node = [sample([USER_SIDE], NO_RULE, count=8), sample([USER_SIDE], NO_RULE, 1, LIBC)]
     sh = [sample([USER_SIDE], PENDING, 3, LIBC), sample([USER_SIDE], count=20)]
     assert remark(node=node, sh=sh) == (

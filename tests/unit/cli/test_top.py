@@ -235,7 +235,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert screen(state, shown)[-1] == "/SYS"
     wanted = ["__x64_sys_sendto", "__x64_sys_read", "do_syscall_64"]
     assert sorted(names(state, shown)) == sorted(wanted)
-    press(state, shown, ENTER, "T")  # T is no longer typed into the filter
+    press(state, shown, ENTER, "T")  # after Enter, T is a command again
     assert names(state, shown) == ["do_syscall_64", "__x64_sys_read", "__x64_sys_sendto"]
     assert screen(state, shown)[-1].startswith("/SYS  ")
     press(state, shown, "S", ESCAPE)

@@ -48,7 +48,7 @@ def test_the_remark_names_the_file_with_the_most_unresolved_frames():
     )
 
 
-def test_the_remark_on_code_without_a_file_suggests_a_perf_map():
+def test_a_perf_map_is_suggested_for_unresolved_code_that_is_not_in_a_file():
     assert count((1, [nameless(None, Unresolved.NO_FILE)])).remark() == (
         "100% of unresolved user frames: the code is in memory without a file, such as "
         "JIT-compiled code; let the compiler write a perf map (docs/symbols.md)"

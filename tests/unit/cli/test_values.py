@@ -67,7 +67,7 @@ def test_every_format_shows_values_of_zero(tmp_path, suffix, values):
 
 @pytest.mark.parametrize("command", [["report"], ["diff"], ["view", "--no-browser"]])
 @pytest.mark.parametrize("kind", [KIND, ON_CPU])
-def test_negative_values_are_rejected_with_a_fix(tmp_path, command, kind):
+def test_negative_values_are_rejected_with_a_hint(tmp_path, command, kind):
     path = write(tmp_path / "difference.otlp", [5, -10, -1], kind)
     files = [path, path] if command == ["diff"] else [path]
     done = run(*command, *files)

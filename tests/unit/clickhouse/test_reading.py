@@ -48,7 +48,7 @@ def test_patterns_that_may_match_truncation_frames_are_applied_by_the_client(fun
     assert not list(filter_conditions(Filter(functions=("read", function)), "t"))
 
 
-def test_merged_samples_keep_their_count_sum_and_first_and_last_time():
+def test_merging_preserves_the_count_the_sum_and_the_first_and_last_time_of_samples():
     assert _spread(ON_CPU, 1, 1, [5, 5]) == ([5], [])
     assert _spread(ON_CPU, 2, 2, [5, 9]) == ([5, 9], [])
     times, values = _spread(ON_CPU, 7, 7, [5, 9])

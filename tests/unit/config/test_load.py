@@ -92,7 +92,7 @@ def test_values_of_variables_are_converted_and_errors_name_the_variable():
         (MINIMAL + "x: !!binary aa\n", "is not supported"),
     ],
 )
-def test_invalid_keys_outside_the_receiver_are_reported(text, message):
+def test_invalid_keys_outside_the_receiver_section_are_reported(text, message):
     assert any(message in problem for problem in problems(text))
 
 
@@ -283,5 +283,5 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
 
 
 @pytest.mark.parametrize(("written", "read"), [("off", 0), ("false", 0), ("0", 0), ("9", 9)])
-def test_the_key_python_frames_accepts_a_number_or_off(written, read):
+def test_python_frames_accepts_a_number_or_off(written, read):
     assert load(with_receiver(f"python_frames: {written}")).config.receiver.python_frames == read

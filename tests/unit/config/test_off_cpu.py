@@ -61,7 +61,7 @@ def test_the_off_cpu_environment_variable_accepts_each_documented_value(text, ex
     assert make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text})).sampler.off_cpu == expected
 
 
-def test_the_off_cpu_variable_of_services_rejects_unknown_values():
+def test_otel_kprofiler_off_cpu_rejects_unknown_values():
     with pytest.raises(ConfigError) as caught:
         read_settings({"OTEL_KPROFILER_OFF_CPU": "sometimes"})
     assert [problem.key for problem in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]

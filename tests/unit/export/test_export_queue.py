@@ -135,7 +135,7 @@ def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch, mon
     monkeypatch.setattr(queue, "_settled", lambda last: begun.set() or settled(last))
     flush = call_in_thread(queue.force_flush, 60_000)
     assert begun.wait(60)
-    for _ in range(9):  # drops batches, for which the flush must not wait
+    for _ in range(9):  # drops batches; the flush must not wait for them
         queue.put(batch())
     time.sleep(0.05)
     assert not flush.done()
@@ -187,7 +187,7 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     assert check(queue)[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 
-def test_the_on_export_callback_is_called_once_per_export_and_may_fail(open_queue, batch, caplog):
+def test_the_on_export_callback_runs_once_per_export_even_if_it_raises(open_queue, batch, caplog):
     seen = []
 
     def observer(result, seconds):

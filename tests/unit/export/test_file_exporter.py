@@ -99,7 +99,9 @@ def test_unwritable_paths_are_rejected_immediately(tmp_path, path):
     assert caught.value.hint
 
 
-def test_a_partial_record_is_truncated(open_file, batch, tmp_path, monkeypatch, caplog):
+def test_a_partially_written_record_is_removed_from_the_file(
+    open_file, batch, tmp_path, monkeypatch, caplog
+):
     """On a full disk, a write may be partial. The rest of the file must remain readable."""
     exporter = open_file(form=Form.PROTOBUF)
     exporter.export(batch(b"first"))
@@ -232,7 +234,7 @@ def test_samples_are_counted_as_lost_while_another_file_exists_at_the_path(
     assert not exporter.export(batch()).lost
 
 
-def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, tmp_path):
+def test_new_files_have_mode_600_and_rotation_preserves_a_changed_mode(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1))
     path = tmp_path / "out.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

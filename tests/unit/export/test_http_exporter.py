@@ -335,7 +335,7 @@ def test_a_request_is_not_resent_if_reading_its_response_times_out(
     reading, timer, read = threading.Event(), threading.Timer, http._read_body
 
     def expire(abort):
-        assert reading.wait(60)  # an attempt that times out before the body is read is retried
+        assert reading.wait(60)  # an earlier timeout would cause a retry
         abort()
 
     monkeypatch.setattr(http, "_read_body", lambda response: reading.set() or read(response))

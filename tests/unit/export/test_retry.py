@@ -103,7 +103,7 @@ def test_a_permanent_error_ends_retries(clock):
     assert run(clock, [RETRY, refused], RetryPolicy())[0] == (refused, LossCause.REJECTED)
 
 
-def test_an_attempt_that_fails_during_shutdown_counts_as_shutdown():
+def test_samples_are_counted_as_lost_to_shutdown_if_an_attempt_fails_during_shutdown():
     stop = threading.Event()
     stop.set()
     outcome = attempt_until_settled(

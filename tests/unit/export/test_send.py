@@ -177,7 +177,7 @@ def test_files_that_are_not_otlp_are_rejected_before_sending_starts(
     assert http_receiver.requests == []
 
 
-def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, capsys):
+def test_sending_fails_if_a_file_does_not_exist_or_no_url_is_given(http_receiver, tmp_path, capsys):
     status, _, err = run(capsys, "none.otlp", http_receiver.endpoint)
     assert status == 1
     assert err[0] == "error: cannot read none.otlp: No such file or directory"

@@ -183,7 +183,7 @@ def test_corruption_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path
     queue.shutdown(0)
 
 
-def test_numbers_of_delivered_batches_are_not_reused(tmp_path, open_spool):
+def test_batch_numbers_are_not_reused_after_delivery(tmp_path, open_spool):
     spool, stored = fill(tmp_path, 2)
     spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
     abandon(spool)
@@ -196,7 +196,7 @@ def test_numbers_of_delivered_batches_are_not_reused(tmp_path, open_spool):
 
 
 @pytest.mark.parametrize("size", [0, 5, 60])
-def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, open_spool, size):
+def test_an_unreadable_segment_is_treated_as_evidence_of_a_kill(tmp_path, open_spool, size):
     _, path = written(tmp_path, 3)
     os.truncate(path, size)
     again = Spool(str(tmp_path))
@@ -325,7 +325,7 @@ def test_a_spool_file_whose_number_is_out_of_range_is_ignored(tmp_path, caplog, 
 def test_the_error_for_exhausted_segment_numbers_names_the_spool_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
     with pytest.raises(
-        ExportError, match=r"04611686018427387903\.spool has the highest possible number"
+        ExportError, match=r"04611686018427387903\.spool has the maximum segment number"
     ):
         Spool(str(tmp_path))
 
@@ -540,7 +540,9 @@ def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, open_spool, monkeyp
     assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
 
 
-def test_settling_a_whole_segment_frees_space_on_a_full_disk(tmp_path, open_spool, monkeypatch):
+def test_settling_every_batch_of_a_segment_frees_space_on_a_full_disk(
+    tmp_path, open_spool, monkeypatch
+):
     spool, stored = fill(tmp_path, 3)
     (first,) = segments(tmp_path)
     real = os.pwrite

@@ -295,5 +295,5 @@ def test_the_firefox_profiler_reads_the_profile(reader, windows, tmp_path):
         ("", ""),
     ],
 )
-def test_only_hexadecimal_build_ids_yield_an_id_for_symbol_servers(build_id, breakpad_id):
+def test_a_breakpad_id_is_generated_only_for_hexadecimal_build_ids(build_id, breakpad_id):
     assert _breakpad_id(build_id) == breakpad_id

@@ -30,7 +30,7 @@ from tests.wire import fields
 pytestmark = pytest.mark.system
 
 
-def test_speedscope_files_follow_the_schema(windows):
+def test_speedscope_files_conform_to_the_schema(windows):
     """The file follows file-format-schema.json, and each sample is in the profile of its CPU."""
     document = json.loads(speedscope(windows, name="x"))
     frames = document["shared"]["frames"]

@@ -84,7 +84,7 @@ OTHERS = {
     "/user.slice/user-1000.slice/session-3.scope": {"unit": "session-3.scope"},
     "/machine.slice/machine-debian.scope": {"unit": "machine-debian.scope"},
     "/lxc.payload.web/system.slice/nginx.service": {},
-    # processes that belong to a container, but run outside it
+    # processes outside containers: in a pod's own cgroup, and helpers such as conmon
     f"{KUBEPODS}-pod{SLICED}.slice": {"pod": UID},
     f"{KUBEPODS}-pod{SLICED}.slice/crio-conmon-{ID}.scope": {
         "pod": UID,

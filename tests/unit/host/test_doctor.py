@@ -186,7 +186,7 @@ def test_a_low_open_file_limit_is_reported_as_a_limitation(soft, hard, level, fi
     assert result.fix.startswith(fix)
 
 
-def test_a_low_open_file_limit_explains_why_the_sampler_cannot_start():
+def test_the_reason_why_the_sampler_cannot_start_is_a_low_open_file_limit():
     failed = HostError("setting up the sampler: too many open files", hint="ulimit")
     host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
     result = findings(host, try_sampler=raising(failed))

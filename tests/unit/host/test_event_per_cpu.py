@@ -79,7 +79,7 @@ def test_a_cpu_going_offline_while_its_event_is_opened_is_not_an_error(online):
     assert host.update() == ([0, 1], [], {})
 
 
-def test_an_unreadable_cpu_list_leaves_all_events_open(online):
+def test_all_events_remain_open_if_the_cpu_list_cannot_be_read(online):
     host = make(online)
     host.update()
     online.unlink()

@@ -74,7 +74,7 @@ def test_the_error_for_an_event_that_cannot_be_opened_states_the_reason(
     assert message[1] in error.hint
 
 
-def test_no_event_error_is_returned_for_errors_unrelated_to_the_event(tmp_path):
+def test_an_os_error_unrelated_to_the_event_yields_no_event_error(tmp_path):
     attributes = EventSpec("page-faults", 1).attributes
     error = OSError(errno.EMFILE, "x")
     assert find_event_error(error, "page-faults", attributes, host(tmp_path, [])) is None

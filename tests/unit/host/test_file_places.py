@@ -34,7 +34,7 @@ def test_missing_directories_contain_no_files(tmp_path):
     assert [*FilePlaces([str(tmp_path / "missing"), ""]).find(1)] == []
 
 
-def test_the_directories_that_matched_most_recently_are_kept(tmp_path):
+def test_the_most_recently_matched_directories_are_kept(tmp_path):
     files = []
     places = FilePlaces()
     for number in range(MAX_DIRECTORIES + 1):

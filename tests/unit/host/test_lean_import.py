@@ -31,7 +31,7 @@ def package(tmp_path, monkeypatch, request):
         del sys.modules[module]
 
 
-def test_only_modules_in_use_are_imported(package):
+def test_importing_a_module_alone_does_not_import_other_modules_of_its_package(package):
     assert import_module_alone(f"{package}.wanted").VALUE == 7
     assert f"{package}.heavy" not in sys.modules
     assert "LOADED" not in vars(sys.modules[package])
@@ -47,7 +47,7 @@ def test_a_package_works_normally_after_a_lean_import(package):
         results["whole"].nothing  # noqa: B018
 
 
-def test_a_submodule_becomes_an_attribute_without_importing_other_modules(package):
+def test_a_lean_import_sets_the_submodule_attribute_and_imports_no_unrelated_modules(package):
     import_module_alone(f"{package}.other")
     assert sys.modules[package].wanted.VALUE == 7
     assert f"{package}.heavy" not in sys.modules
@@ -95,5 +95,5 @@ with IPRoute() as routes:
 """
 
 
-def test_pyroute2_works_normally_after_a_lean_import():
+def test_pyroute2_works_normally_after_one_of_its_modules_was_imported_alone():
     assert int(run_python(PYROUTE2)) >= 1

@@ -88,7 +88,7 @@ def test_a_child_cannot_exceed_its_memory_limit(run):
     assert run(code, LIMITS._replace(memory_bytes=160 * MIB)) == b"62914560\n"
 
 
-def test_no_child_is_started_with_too_little_memory(run):
+def test_no_child_is_started_if_too_little_memory_is_left(run):
     limits = LIMITS._replace(memory_bytes=MIB, least_bytes=2 * MIB)
     with pytest.raises(ChildFailed) as caught:
         run("sys.exit('started')", limits)

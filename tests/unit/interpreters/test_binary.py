@@ -60,7 +60,7 @@ def test_none_is_returned_for_files_that_are_not_python_interpreters():
     assert find_interpreter(ImageSource(b"\x7fELF" + bytes(100))) is None
 
 
-def test_addresses_in_the_file_match_the_running_interpreter(own_file):
+def test_addresses_read_from_the_interpreters_file_match_the_running_interpreter(own_file):
     interpreter = find_interpreter(ImageSource(own_file))
     own = open_own()
     assert own.interpreter == interpreter
@@ -86,7 +86,7 @@ def test_files_without_the_required_symbols_are_rejected(own_file):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="_PyRuntime itself has the version")
-def test_files_without_a_version_are_rejected(own_file):
+def test_python_binaries_without_a_version_are_rejected(own_file):
     content = renamed(own_file, b"\0Py_Version\0", b"\0Xy_Version\0")
     assert refusal(content) is Refusal.UNKNOWN_VERSION
 

@@ -76,7 +76,7 @@ def test_an_eval_loop_without_a_cold_part_is_one_range(tmp_path, machine):
 
 @pytest.mark.system
 @machines
-def test_malformed_unwind_information_hides_only_the_cold_part(tmp_path, machine):
+def test_only_the_hot_part_is_found_if_the_unwind_information_is_malformed(tmp_path, machine):
     path = build(tmp_path, RARE, machine)
     result, symbol = find(path)
     assert len(result) == 2

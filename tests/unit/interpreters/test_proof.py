@@ -22,7 +22,8 @@ def test_every_installed_interpreter_is_verified(minor):
         assert ran.stdout.strip() == python.version, ran.stderr
 
 
-# Members that are unused in some versions, or equal to the adjacent member.
+# Members whose wrong values are not always detected: some versions do not use them, or the adjacent
+# member is equal.
 UNSEEN = {
     *("flags", "interpreters_head", "interpreter_next", "thread_bytes", "thread_status"),
     *("cframe_frame", "frame_bytes", "frame_entry", "frame_header", "entry_owner"),

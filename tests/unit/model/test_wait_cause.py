@@ -80,7 +80,7 @@ def test_threads_already_asleep_are_assigned_the_correct_wait_cause(name, cause)
     """Stacks of sleeping threads lack functions in .sched.text, such as those that take locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
-    if cause == "kernel_lock":  # less specific without scheduler frames
+    if cause == "kernel_lock":  # the cause is less specific without scheduler frames
         assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
         assert result.label == cause
@@ -113,7 +113,7 @@ def test_the_thread_state_takes_precedence_over_the_stack(state, flags, cause):
     assert find_cause(state, captured("page_fault"), **flags) is cause
 
 
-def test_preempted_threads_wait_for_a_cpu():
+def test_preempted_threads_are_recorded_as_waiting_for_a_cpu():
     assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
 
 
@@ -125,7 +125,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [
-        # The innermost evidence decides.
+        # The innermost recognized function determines the cause.
         (["io_schedule", "shrink_node", "try_to_free_pages", "handle_mm_fault"], "memory_reclaim"),
         (["schedule", "__mutex_lock", "pipe_write", "vfs_write"], "kernel_lock"),
         (["io_schedule", "filemap_fault", "handle_mm_fault", "pipe_read"], "page_fault"),

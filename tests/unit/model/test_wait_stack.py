@@ -124,7 +124,7 @@ GET = ("Queue.get", "/usr/lib/python3.11/queue.py")
         (user("Unsafe_Park", "java.util.concurrent.FutureTask.get()"), WaitCause.FUTEX),
     ],
 )  # fmt: skip
-def test_pool_threads_without_work_are_idle(side, cause):
+def test_waits_of_pool_threads_without_work_are_classified_as_idle(side, cause):
     stack_cause = find_stack_cause(WaitState.INTERRUPTIBLE, Stack((FUTEX, side)))
     assert stack_cause is cause
     assert stack_cause.is_idle is (cause is WaitCause.POOL)

@@ -98,7 +98,7 @@ def one_frame_window(window, *frames):
     return with_samples(window, [sample])
 
 
-def test_profiles_have_a_kind_a_period_and_an_interval(window):
+def test_each_profile_has_a_sample_type_a_period_and_an_interval(window):
     reader = Reader(encoded(window).payload)
     assert len(reader.profiles) == 2
     for profile in reader.profiles:
@@ -114,7 +114,7 @@ def test_profiles_have_a_kind_a_period_and_an_interval(window):
         assert profile.duration_nano == window.end_unix_ns - window.start_unix_ns
 
 
-def test_event_kinds_have_no_period(window):
+def test_profiles_that_count_events_have_no_period(window):
     reader = Reader(encoded(with_kind(window, ProfileKind("events", "events", "count"))).payload)
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
@@ -163,7 +163,7 @@ def test_mappings_include_the_address_range_and_ids_of_their_module(window):
     }
 
 
-def test_an_address_outside_its_modules_range_has_a_mapping_without_a_range(window):
+def test_the_mapping_of_an_address_outside_its_module_has_no_range(window):
     module = window.profiles[0].resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
@@ -479,7 +479,7 @@ def test_a_resource_shared_by_two_profile_kinds_counts_once_toward_the_size_limi
     assert len(encode_window(both, form=form, max_bytes=size).batches) == 1
 
 
-def test_the_json_form_follows_the_otlp_mapping(window):
+def test_json_payloads_conform_to_the_json_mapping_of_otlp(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     assert profile["timeUnixNano"] == str(window.start_unix_ns)

@@ -194,7 +194,7 @@ def test_json_and_protobuf_requests_yield_the_same_names():
     assert "stringTable" not in json.loads(named.data)["dictionary"]
 
 
-def test_locations_that_differ_only_in_their_reason_remain_separate():
+def test_locations_that_differ_only_in_the_unresolved_reason_are_not_merged():
     message = peer_message()
     dictionary = message.dictionary
     dictionary.string_table.append("otel_kprofiler.unresolved")

@@ -29,7 +29,7 @@ def test_a_written_profile_can_be_read_back(shop, capsys):
     assert capsys.readouterr().out == "on_cpu shop price 3\n"
 
 
-def test_only_the_invalid_message_violates_a_rule(capsys):
+def test_the_checker_reports_a_rule_violation_only_for_the_invalid_message(capsys):
     given = run_example(EXAMPLES, "Check payloads")
     assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
 

@@ -70,7 +70,7 @@ def test_consistent_sample_counts_violate_no_rule(mutable):
     assert mutable.broken_rules() == set()
 
 
-def test_consistent_waits_violate_no_rule(mutable):
+def test_consistent_wait_attributes_violate_no_rule(mutable):
     wait(mutable, state="interruptible", cause="pipe", is_ended=False)
     assert mutable.broken_rules() == set()
 

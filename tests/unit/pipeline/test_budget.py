@@ -149,7 +149,7 @@ def test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames(parts):
     assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
 
 
-def test_identifying_a_process_is_charged_to_its_budget_without_resolving_stacks(parts):
+def test_identifying_a_process_is_charged_to_its_budget_but_resolves_no_stacks(parts):
     given, began_ns = sample(GOOD), parts.time.ns
     parts.budgets.identify([given, given])
     assert parts.time.ns - began_ns == parts.resources.cost_ns

@@ -127,7 +127,7 @@ def test_samples_are_held_while_their_processes_are_identified(parts):
     assert counts(windows) == [3], "the window did not end the wait"
 
 
-def test_a_pipeline_waits_for_more_samples_after_the_first(parts):
+def test_after_the_first_sample_the_pipeline_waits_for_more_samples(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.first_after_s = 0.1
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_the_sample_counts_add_up_after_stopping(parts):
     assert {window.profiles[0].totals.stream_id for window in windows} == {totals.stream_id}
 
 
-def test_a_miscount_in_the_kernel_is_reported_as_a_gap(parts):
+def test_samples_counted_by_the_kernel_but_never_received_are_reported_as_a_gap(parts):
     pipeline, sampler, *_ = parts
     sampler.ready = [raw(1)]
     sampler.counts = lambda: {"on_cpu": SamplerCounts(3, {}, 1, {})}
@@ -323,7 +323,7 @@ def test_a_full_window_closes_before_the_next_sample_and_loses_no_samples(parts)
     start = time.boot
     sampler.ready = [raw(start + offset) for offset in (1, 2, 3, 3, 4, 4, 4, 7, 8, 9, 10)]
     pipeline.step(1)
-    del windows[0]  # closed when the settings changed
+    del windows[0]  # the window closed by the change of settings
     assert counts(windows) == [4, 4]
     sampler.ready = [raw(time.boot + offset) for offset in range(1, 7)]
     pipeline.stop()

@@ -119,7 +119,7 @@ def test_identical_addresses_are_resolved_separately_in_each_process(recording):
     assert names.closed
 
 
-def test_addresses_are_resolved_at_the_samples_timestamp(recording):
+def test_addresses_are_resolved_as_of_the_samples_timestamp(recording):
     before, _, after, _ = play(recording, resolvers={USER_SIDE: Names(known_from_ns=115)})
     assert functions(before) == ["work", "", ""]
     assert before.frames[1].unresolved is Unresolved.NOT_YET_KNOWN

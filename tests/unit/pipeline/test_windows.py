@@ -104,7 +104,7 @@ def test_window_jitter_stays_within_its_bounds(unit):
     assert 800 <= WindowSchedule(1000, jitter=0.2).length_ns(unit) <= 1200
 
 
-def test_the_gate_waits_a_limited_time_for_the_slowest_stream():
+def test_the_gate_waits_at_most_max_wait_ns_for_the_slowest_stream():
     gate = EventTimeGate(max_wait_ns=100)
     assert gate.passed_ns(samples_ns=1000, symbols_ns=950, now_ns=1000) == 950
     assert gate.passed_ns(samples_ns=1000, symbols_ns=10, now_ns=1000) == 900

@@ -80,7 +80,7 @@ MANY_REQUESTS = 60_000
         ],
     ),
 )
-def test_profiles_of_500_processes_have_distinct_labels_and_all_samples(
+def test_merging_500_processes_loses_no_samples_and_yields_distinct_labels(
     of_processes, samples_of_processes, grain, max_bytes
 ):
     merged = merge_resources(of_processes, grain, HOST.keys())
@@ -164,7 +164,7 @@ def test_values_that_python_considers_equal_stay_distinct():
     assert profile.sample_count == 5
 
 
-def test_a_process_has_one_resource_across_profile_kinds(of_processes):
+def test_a_process_has_the_same_resource_in_every_profile(of_processes):
     on_cpu, off_cpu = merge_resources(of_processes, Grain.HOST, HOST.keys()).profiles
     assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
 

@@ -69,7 +69,7 @@ def mount(uid, name):
     return f"90 80 8:1 {root} /dev/termination-log rw - ext4 /dev/sda1 rw\n"
 
 
-def test_a_kubelet_mount_identifies_only_containers_of_the_same_pod(host):
+def test_a_kubelet_mount_identifies_a_container_only_if_the_pod_matches(host):
     for pid, uid in ((5, UID), (6, UID.replace("c", "d"))):
         host(f"/proc/{pid}/cgroup", f"0::{POD.replace(ID, f'{pid:064x}')}\n")
         host(f"/proc/{pid}/mountinfo", mount(uid, "cart"))
@@ -130,7 +130,7 @@ def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host
     host("/proc/self/mountinfo", "")
     places = host.places()
     assert places.read(5) == {"container.id": ID}
-    assert places.read(6) == {}  # a service of the host's systemd, or of a container's
+    assert places.read(6) == {}  # ambiguous: a unit of the host or of a container
 
 
 def test_mounts_identify_the_container_in_a_private_cgroup_namespace(host):

@@ -393,7 +393,7 @@ def test_clock_synchronization_does_not_change_the_process_creation_time(proc):
     before = result.get(raw(5, 10**10)).attributes["process.creation.time"]
     source.offset += 10**9
     clock.sync()
-    result.get(raw(6, 1))  # evicts the first
+    result.get(raw(6, 1))  # evicts process 5
     assert result.get(raw(5, 10**10)).attributes["process.creation.time"] == before
 
 

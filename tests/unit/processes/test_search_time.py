@@ -50,7 +50,7 @@ def test_the_time_limit_of_a_search_does_not_include_waiting_for_a_cpu():
 
 
 @pytest.mark.system
-def test_time_waiting_for_a_cpu_is_measured_for_the_thread():
+def test_run_delay_is_measured_per_thread():
     if not os.path.exists("/proc/thread-self/schedstat"):
         pytest.skip("this kernel does not measure run delay (CONFIG_SCHED_INFO)")
     allowed = os.sched_getaffinity(0)

@@ -74,7 +74,7 @@ def test_attributes_have_the_same_limits_as_labels():
     assert again["3"] == "new"
 
 
-def test_the_local_root_name_is_kept_in_addition_to_the_labels():
+def test_the_local_root_name_does_not_count_toward_the_label_limit():
     names = (*map(str, range(20)), LOCAL_ROOT)
     entries = [entry(number, b"x") for number in range(20)]
     labels = decode(*entries, entry(20, b"GET /"), names=read_key_map(schema(names)))
@@ -94,7 +94,7 @@ def test_the_local_root_name_is_kept_in_addition_to_the_labels():
         ({"http.route": "/orders", LOCAL_ROOT: "checkout"}, "checkout"),
     ],
 )
-def test_the_local_root_is_named_after_its_attribute_or_the_route(labels, root):
+def test_the_local_root_name_is_taken_from_its_attribute_or_the_http_route(labels, root):
     link = SpanLink(b"\1" * 16, b"\2" * 8)
     kept = tuple((name, value) for name, value in labels.items() if name != LOCAL_ROOT)
     assert name_root(link, tuple(labels.items())) == (link._replace(local_root=root), kept)

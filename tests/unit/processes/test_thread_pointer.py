@@ -98,7 +98,7 @@ def test_static_tls_is_an_offset_from_the_thread_pointer(image_of, name):
 
 
 @pytest.mark.parametrize("name", ["general_dynamic", "general_dynamic_symbolic", "sysv_hash"])
-def test_general_dynamic_tls_is_an_offset_in_a_module(image_of, name):
+def test_general_dynamic_tls_is_located_by_module_and_offset(image_of, name):
     assert image_of(name).find() == ContextPlace(0, 1, **DYNAMIC)
 
 
@@ -177,7 +177,7 @@ def test_a_slow_search_does_not_unregister_a_process(tmp_path, monkeypatch, limi
 
 
 @pytest.mark.parametrize("announcements", [(True,), (False, True), (False, True, False, True)])
-def test_a_process_that_no_longer_announces_contexts_is_unregistered(tmp_path, announcements):
+def test_a_process_that_stops_announcing_contexts_is_unregistered(tmp_path, announcements):
     registered = Registered()
     threads = thread_contexts.PublishedThreads(Access(), registered)
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:

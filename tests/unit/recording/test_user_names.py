@@ -125,7 +125,7 @@ def test_code_that_never_had_a_name_is_not_recorded():
         lambda row: row[5][0].__setitem__(4, []),
     ],
 )
-def test_malformed_code_rows_are_rejected(damage):
+def test_malformed_rows_with_code_names_are_rejected(damage):
     rows = recorded_code((5, made("a")))
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):

@@ -17,7 +17,7 @@ def plan(types, *texts):
     return plan_locks(config, lambda: types)
 
 
-def test_the_lock_event_is_numbered_and_has_the_same_stacks_as_the_cpu_clock():
+def test_lock_events_are_numbered_and_collect_the_same_stacks_as_cpu_clock_samples():
     planned = plan(make_types("contention_begin", "contention_end"), "faults", "lock-contention")
     assert (planned.number, planned.spec.rate) == (2, 99)
     for program, by in (

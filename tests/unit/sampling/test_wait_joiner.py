@@ -21,7 +21,7 @@ from otel_kprofiler.sampling.own_threads import OwnThreads
 from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS, ThresholdControl
 
 SECOND = 10**9
-BOOT = 50 * SECOND  # ahead of CLOCK_MONOTONIC
+BOOT = 50 * SECOND  # CLOCK_BOOTTIME minus CLOCK_MONOTONIC
 SLEEPING = WaitState.INTERRUPTIBLE
 BOTH = WAIT_HAS_BEGUN | WAIT_KEPT
 
@@ -236,7 +236,7 @@ def test_samples_of_ongoing_waits_stay_within_the_budget_and_sum_to_the_total(se
     assert sum(one.value for one in samples) == pytest.approx(500 * (now - 1000), abs=4 * error)
 
 
-def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
+def test_the_last_sample_of_a_wait_is_weighted_for_a_raised_threshold():
     """The rest of the wait was sampled with probability 500 / 2000, so its weight is four."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])

@@ -19,7 +19,7 @@ def current():
     return None if number is None else dict(process_labels.find(number))
 
 
-def test_labels_nest_and_end_with_their_block():
+def test_labels_can_be_nested_and_apply_only_within_their_block():
     assert current() is None
     with labels(tenant="acme", region=None):
         assert current() == {"tenant": "acme", "region": "None"}

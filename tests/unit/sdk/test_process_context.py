@@ -387,7 +387,7 @@ def test_a_context_read_times_out_if_process_memory_is_unresponsive(process, tmp
     os.close(os.open(directory / "mem", os.O_RDWR))
 
 
-def test_contexts_are_read_even_while_reading_another_process_hangs(process, tmp_path):
+def test_contexts_are_read_while_a_read_of_another_process_hangs(process, tmp_path):
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
     released = []
     hanging, *_ = [process(pid=key.tgid) for key in keys]

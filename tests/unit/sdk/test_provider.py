@@ -300,7 +300,7 @@ logger_provider: {processors: [{simple: {exporter: {otlp_http: {
 
 
 @pytest.mark.parametrize("text", CONFIGURED)
-def test_declarative_configuration_uses_the_receiver_of_the_other_signals(text, tmp_path):
+def test_declarative_configuration_sends_profiles_to_the_receiver_of_other_signals(text, tmp_path):
     path = tmp_path / "sdk.yaml"
     path.write_text(f"file_format: '1.1'\n{text}\n")
     assert read_configuration_file({"OTEL_CONFIG_FILE": str(path)}) == CONFIGURED[text]

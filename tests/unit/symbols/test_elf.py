@@ -101,7 +101,7 @@ def module(tmp_path):
         (0x94, "second", ".text"),
         (0x95, "second", ".text.unlikely"),  # split off by the compiler
         (0xA5, None, ""),
-        (0xC0, None, ""),  # aligned to 64, before the first function
+        (0xC0, None, ""),  # start of the 64-byte-aligned section, before its first function
         (0xD0, "leave", ".exit.text"),
         (0xE0, None, ""),
         (1 << 63, None, ""),
@@ -196,7 +196,7 @@ def test_symbols_of_a_stripped_file_are_read_from_the_installed_debug_file(tmp_p
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF", b"text", MODULE[:70], lzma.compress(b"x" * 99)[:40]]
 )
-def test_the_error_for_a_file_that_is_not_elf_names_it(tmp_path, content):
+def test_the_error_for_a_file_that_is_not_an_elf_file_contains_its_path(tmp_path, content):
     path = tmp_path / "broken.ko"
     path.write_bytes(content)
     with pytest.raises(KProfilerError, match=r"broken\.ko"):

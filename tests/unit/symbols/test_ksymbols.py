@@ -320,7 +320,7 @@ def test_the_symbol_history_is_bounded_in_size_and_age():
     assert name_at(result, A, step_ns * last) is None, "too old to keep"
 
 
-def test_frames_have_the_kind_of_their_symbol(live):
+def test_a_frame_has_the_same_kind_as_its_symbol(live):
     symbolizer, source = live
     name = "bpf_prog_2222222222222222_new"
     program = BpfProgram(7, "kprobe", "2" * 16, 5, "vfs_read")

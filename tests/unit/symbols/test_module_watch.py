@@ -216,7 +216,7 @@ def test_frames_in_a_new_module_are_unnamed_until_its_symbols_are_read(host, sym
 
 
 @pytest.mark.system
-def test_the_search_for_a_nameless_module_ends_after_a_fixed_number_of_attempts(host, symbolizer):
+def test_the_search_for_a_modules_symbols_ends_after_a_fixed_number_of_attempts(host, symbolizer):
     host.load("fresh", announce=False)
     (host.root / "proc/kallsyms").write_text(CORE)
     opened = host.kallsyms_opened

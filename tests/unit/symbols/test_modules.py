@@ -184,7 +184,7 @@ def test_file_ids_match_the_keys_of_symbol_stores():
     assert make_file_id("f8e1cf0f60558098edaec164ac7749df") == "026a2d6a60ee6b4eb8ec85adf2e76f4d"
 
 
-def test_each_build_without_a_build_id_has_a_distinct_file_id():
+def test_file_ids_of_modules_without_build_ids_depend_on_name_kernel_and_srcversion():
     ids = {
         make_file_id(None, "m", "kernel1", ""),
         make_file_id(None, "m", "kernel2", ""),

@@ -109,7 +109,7 @@ def test_a_frame_is_provisional_until_its_description_arrives(codes, stacks):
     assert stacks.resolve(taken) is after
 
 
-def test_a_frame_that_cannot_be_described_is_never_provisional(codes, stacks):
+def test_a_frame_whose_code_cannot_be_described_is_not_provisional(codes, stacks):
     codes.add(describe(1))
     stack = stacks.resolve(sample(raw((NO_CODE, 5), (1, 0))))
     assert stack.frames[0].unresolved is Unresolved.CODE_UNKNOWN

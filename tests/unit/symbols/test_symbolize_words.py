@@ -42,7 +42,7 @@ def addresses(lines):
     return [line.split()[0] for line in lines]
 
 
-def test_a_name_with_an_offset_resolves_to_its_address(symbolize):
+def test_a_symbol_plus_offset_resolves_to_an_address(symbolize):
     status, (line,), _ = symbolize("vfs_read+0x10")
     assert status == 0
     assert line.startswith("0xffffffff81000110  vfs_read+0x10  vmlinux+0x110  ")

@@ -135,7 +135,7 @@ def test_a_process_sampled_by_an_ancestors_profiler_still_publishes_its_spans():
     )
 
 
-def test_interpreters_without_the_cpython_api_are_rejected_with_a_fix():
+def test_the_error_for_an_interpreter_without_the_cpython_api_suggests_a_fix():
     log = run(
         """
         import ctypes
@@ -175,7 +175,7 @@ def test_a_warning_explains_once_why_spans_have_no_links():
     assert line.startswith("WARNING samples will not be linked to spans: the sampler cannot read")
 
 
-def test_a_service_reports_that_its_memory_cannot_be_searched():
+def test_a_service_reports_that_the_search_of_its_memory_takes_too_long():
     run(
         """
         from otel_kprofiler.host import Access

@@ -18,5 +18,5 @@ PROGRAM = b"ffffffffc0001000 t bpf_prog_0011223344556677_x\t[bpf]\n"
         (CORE + b"ffffffffc0001000 t bpf_prog_0_list_symbols\t[bpf]\n", CORE),
     ],
 )
-def test_the_last_symbol_is_listed_once_and_the_iterator_program_is_omitted(given, kept):
+def test_a_repeated_last_symbol_and_the_iterator_program_are_omitted(given, kept):
     assert clean_symbols(given) == kept

@@ -112,7 +112,7 @@ def test_callers_of_code_without_tables_are_unwound_by_their_frame_records(built
     at = records.stack
     words = {
         0: at + 96, 8: records.middle,  # the function without tables, whose locals end at 64
-        96: at + 224, 104: records.bottom,  # in the middle of a frame from 64 to 224
+        96: at + 224, 104: records.bottom,  # a record in the middle of its frame (64 to 224)
         224: 0, 232: records.main,
     }  # fmt: skip
     stack = records.unwind(words, JIT)

@@ -89,7 +89,7 @@ def test_an_instruction_reached_with_different_stack_depths_has_no_unwind_state(
     assert not states(flow)
 
 
-def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
+def test_code_after_a_call_that_does_not_return_has_no_unwind_state():
     # 0: push; je 9; call 11, which does not return. 9: pop; ret. 11: ud2
     flow = follow("50 7406 e803000000 90 58 c3 0f0b", 0)
     assert states(flow)[9] == State(16, 0, None)
@@ -118,7 +118,7 @@ def test_a_tail_call_that_leaves_data_on_the_stack_yields_no_unwind_state():
 
 
 def test_switch_cases_are_analyzed_backwards_from_their_return_instruction():
-    # 0: push rbx; jmp *rax. 3: mov; pop; ret, which is reached only through the jump table
+    # 0: push rbx; jmp *rax. 3: mov; pop; ret (reached only through the jump table)
     flow = follow("53 ffe0 89c3 5b c3", 0)
     assert 3 not in states(flow)
     flow.add_rest()

@@ -32,7 +32,7 @@ def test_gaps_are_the_code_outside_functions_with_unwind_rules():
     assert gaps == [(text.address, first), (last, text.address + text.size)]
 
 
-def test_all_code_of_a_file_without_tables_is_a_gap():
+def test_all_code_is_a_gap_in_a_file_without_unwind_tables():
     gaps, text = find("personality.so", with_tables=False)
     assert gaps == [(text.address, text.address + text.size)]
 

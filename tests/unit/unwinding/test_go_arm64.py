@@ -102,7 +102,7 @@ def test_the_second_of_two_instructions_that_pop_a_frame_has_no_unwind_rule():
     ]  # fmt: skip
 
 
-def test_a_leaf_without_a_frame_returns_to_x30():
+def test_a_leaf_function_without_a_frame_returns_to_the_address_in_x30():
     assert rows(Made(b"main.leaf", pack_words(*[NOP] * 15, RETURN), ((64, 0),))) == [
         (0, (SP, 0), KEPT, None)
     ]
@@ -159,7 +159,7 @@ def test_x29_of_the_caller_is_unknown_in_a_function_that_overwrites_it():
     assert assembly([0xAA1F03FD, NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), LOST, None)]
 
 
-def test_outermost_functions_end_the_stack_but_the_signal_handler_does_not():
+def test_a_stack_ends_at_a_function_marked_as_outermost_unless_it_is_sigtramp():
     words = [*PROLOGUE, CALL, *EPILOGUE]
     assert assembly(words, flags=ASSEMBLY | TOP) == [(0, (SP, 0), KEPT, LOST)]
     assert assembly(words, name=b"runtime.sigtramp", flags=ASSEMBLY | TOP) == [*BODY, RETURNED]
@@ -179,7 +179,7 @@ def test_systemstack_is_unwound_through_the_frame_pointer_of_the_previous_stack(
     ]
 
 
-def test_code_has_no_rule_once_systemstack_has_dropped_its_frame():
+def test_no_unwind_rule_applies_after_systemstack_drops_its_frame():
     words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE, 0xF84307FE, SET_FP, NOP]
     *_, returned, again, dropped = switching(
         b"runtime.systemstack", [*words, *[NOP] * 2], ((4, 0), (40, 48), (44, 0), (64, 48))
@@ -308,7 +308,7 @@ def test_vdso_calls_are_unwound_through_the_frame_pointer():
     assert switching(b"runtime.nanotime1", changed) == WITHOUT
 
 
-def test_unwinding_a_go_callback_continues_where_the_goroutine_called_c():
+def test_unwinding_a_callback_from_c_continues_at_the_goroutines_call_to_c():
     words = [*PROLOGUE, MOVE, CALL, *EPILOGUE]
     assert switching(b"runtime.cgocallback", words) == [*BODY, RETURNED]
 

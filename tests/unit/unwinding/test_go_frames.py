@@ -167,7 +167,7 @@ def test_the_caller_of_c_code_is_unknown_if_asmcgocall_is_not_recognized():
         assert [ra for *_, ra in calling_c(kept)[0]] == [UNKNOWN]
 
 
-def test_unwinding_a_go_callback_continues_where_the_goroutine_called_c():
+def test_unwinding_a_callback_from_c_continues_at_the_goroutines_call_to_c():
     code = PUSH + bytes(10) + LOAD + bytes(10)
     called = Made(b"runtime.cgocallback", code, ((1, 0), (31, 32), (32, 0)), flags=6)
     assert [(at, cfa) for at, cfa, *_ in rows(called)] == [
@@ -295,8 +295,8 @@ def _compare(known, made, return_address):
     for row, rule in zip(ours, rules, strict=True):
         other = theirs[bisect.bisect_right(starts, row["pc"]) - 1]
         assert row["cfa"].offset == other["cfa"].offset, hex(row["pc"])
-        # If our rule finds the return address at sp, the linker's rule is the same, or is absent
-        # where a register holds the return address.
+        # If our rule reads the return address at sp, the linker's rule must do the same, or be
+        # absent because the return address is in a register.
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
     return 1

@@ -82,7 +82,7 @@ def test_terminators_between_entries_of_two_object_files_are_skipped():
         b"\xff\xff\xff\xff" + bytes(20),  # a 64-bit length
         struct.pack("<II", 1000, 0),  # beyond the section
         struct.pack("<II", 2, 0),
-        entry(bytes(8), back=400),  # a CIE before the section
+        entry(bytes(8), back=400),  # CIE pointer to an address before the section
         entry(bytes(8), back=4),  # not a CIE, but the entry itself
         cie(b"zX") + entry(bytes(12), back=28),
         cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # an indirect pointer
@@ -147,9 +147,7 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path):
     assert caught.value.refusal is Refusal.FAILED
 
 
-def test_eh_frame_sections_that_take_too_much_cpu_time_for_their_size_are_rejected(
-    tmp_path, monkeypatch
-):
+def test_an_eh_frame_section_that_exceeds_its_cpu_time_limit_is_rejected(tmp_path, monkeypatch):
     script = tmp_path / "endless.py"
     script.write_text("while True: pass")
     monkeypatch.setattr(frame_index, "__file__", str(script))
@@ -179,7 +177,7 @@ def test_rejected_eh_frame_sections_are_not_indexed_again_until_they_change(tmp_
         assert index().entries == 1
 
 
-def test_eh_frame_sections_are_indexed_again_after_an_attempt_that_took_too_long(tmp_path):
+def test_an_eh_frame_section_is_indexed_again_after_a_timeout(tmp_path):
     children, frames = Children(), cie()
     frames += fde(frames, 0x3000)
     with pytest.raises(TableRefused, match="took over"):

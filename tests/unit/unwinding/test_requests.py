@@ -88,7 +88,7 @@ def test_the_number_of_open_files_is_bounded(requests):
     assert not any(map(is_open, fds))
 
 
-def test_closing_wakes_workers_and_closes_files_opened_afterwards(requests):
+def test_stopping_wakes_workers_and_files_opened_later_are_closed(requests):
     got = []
     worker = threading.Thread(target=lambda: got.append(requests.take()))
     worker.start()
@@ -100,7 +100,7 @@ def test_closing_wakes_workers_and_closes_files_opened_afterwards(requests):
     assert not is_open(late.code.file.fd)
 
 
-def test_file_opening_alternates_between_processes(requests):
+def test_requests_to_open_files_alternate_between_processes(requests):
     for inode in range(1, 100):
         requests.put(request(inode))
     requests.put(request(100, tgid=2))

@@ -457,7 +457,7 @@ def read_all(client):
             pass
 
 
-def test_calls_that_clients_reset_immediately_use_little_memory(receivers, clients):
+def test_calls_reset_immediately_by_clients_use_little_memory(receivers, clients):
     assert is_taken(receivers)
     start = highest = read_resident_bytes(os.getpid())
     for _ in range(4):

@@ -174,7 +174,7 @@ def test_samples_of_repeated_requests_are_counted_once(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_the_values_of_identical_samples_in_a_request_are_added(store):
+def test_the_values_of_identical_samples_in_a_request_are_summed(store):
     twice = window(
         [ResourceSamples(resource(7), [sample(READ, [NOW - 5]), sample(READ, [NOW - 5])])]
     )
@@ -185,7 +185,7 @@ def test_the_values_of_identical_samples_in_a_request_are_added(store):
 def test_losses_are_counted_once_per_window(store):
     lost = window([], lost={"ring_full": 3, "other": 4})
     store.add([lost])
-    store.add([lost, *WINDOWS])  # the same window again, as if sent in two parts
+    store.add([lost, *WINDOWS])  # the same window again, as if split into two requests
     assert answer(store, Query(), NOW)["summary"].endswith("7 lost")
     assert answer(store, Query(last_s=0.5), NOW)["summary"] == "no samples"
 

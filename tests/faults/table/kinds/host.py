@@ -154,7 +154,7 @@ SCENARIOS = [
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory except 2 GB is in use", memory),
     one("file systems are mounted and unmounted", repeatedly(mount_and_unmount)),
-    one("a real-time process occupies a CPU",  # it leaves 5 % of the CPU's time to other processes
+    one("a real-time process occupies a CPU",  # other processes receive 5 % of the CPU's time
         tool("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done")),
     one("process ids are reused within a second", low_pids),
 ]  # fmt: skip

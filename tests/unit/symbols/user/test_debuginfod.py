@@ -176,7 +176,7 @@ def test_a_hostile_server_is_skipped_and_the_next_server_is_queried(
     assert finder.fetch(build_id) is None
     assert len(hostile.asked) == count
     now[0] = 6.0
-    if name in {"status 500", "a page"}:  # these are requested again soon
+    if name in {"status 500", "a page"}:  # these requests are soon retried
         assert finder.fetch(build_id) is None
         assert len(hostile.asked) == 2 * count
         now[0] = 12.0

@@ -60,7 +60,7 @@ def host():
     return Host()
 
 
-def test_a_jit_name_is_pending_until_the_perf_map_is_read_after_the_sample(host):
+def test_a_jit_name_is_pending_until_the_perf_map_has_been_read_after_the_sample(host):
     assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
     host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "hot")
     host.read()
@@ -79,7 +79,7 @@ def test_a_map_is_not_used_for_a_later_process_with_the_same_pid(host):
     assert (host.ask(ONE), host.ask(TWO)) == ("old", Unresolved.NO_FILE)
 
 
-def test_a_large_perf_map_is_read_in_parts(host):
+def test_a_large_perf_map_is_read_in_several_steps(host):
     host.ask(ONE)
     host.maps[ONE].parts = 3
     host.names.read_one()

@@ -105,7 +105,7 @@ def test_lines_are_looked_up_by_address():
 
 
 @pytest.mark.parametrize("file", [b"/tmp/a b/h.js", b"h.js"])
-def test_file_names_freed_by_v8_are_taken_from_function_names(file):
+def test_file_names_that_v8_has_freed_are_recovered_from_function_names(file):
     freed = (b"\xfa\0\0x" * 9)[: len(file)]
     body = lines(0x100, *[(0x140 + at, 1 + at, freed) for at in range(9)])[16:]
     records = (header(padding=V8), record(2, 1, body + bytes(-len(body) % 8)))

@@ -115,7 +115,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
         elif len(expected) == 1 and not expected[0][2]:  # the function is only in the symbol table
             assert not found or found == expected, hex(address)
         elif found and found == expected[1:]:
-            stale += 1  # the row marks the previous function's end
+            stale += 1  # the row only marks the end of the previous function
         else:
             assert found == expected, hex(address)
             compared += 1
@@ -402,7 +402,7 @@ def test_caching_names_across_files_uses_little_memory(cache, opened, tmp_path):
     assert kept_bytes < 6 << 20  # for 14 million characters
 
 
-def test_corrupt_symcaches_are_read_or_rejected(build, cache, opened):
+def test_opening_a_corrupt_symcache_either_succeeds_or_reports_an_error(build, cache, opened):
     SymbolicLines(cache).open(opened(build("pie")))
     (name,) = os.listdir(cache.path)
     content = Path(cache.path, name).read_bytes()[24:]

@@ -264,7 +264,7 @@ def test_functions_receive_source_lines_once_their_file_system_responds(known):
     assert not side.is_provisional
 
 
-def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(known):
+def test_functions_are_kept_if_their_file_is_evicted_before_source_lines_are_read(known):
     """A file may be evicted before its lines are read."""
     names = Names()
     names.files[LIBC] = {0x30000: READ._replace(is_interim=True)}
@@ -293,7 +293,7 @@ def test_frames_of_an_evicted_file_are_named_after_the_file_is_read_again(known)
     assert not resolved.of(SAMPLE).is_provisional
 
 
-def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(known):
+def test_symbols_in_use_are_requested_repeatedly_to_prevent_their_eviction(known):
     """Symbols that are not requested are evicted first."""
     names = Names()
     names.files[LIBC] = {0x30000: READ}
