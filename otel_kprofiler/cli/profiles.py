@@ -141,7 +141,7 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
     refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        notify(f"skipped damaged data: {problem.message}{more}")
+        notify(f"skipped corrupt data: {problem.message}{more}")
     return windows
 
 
@@ -153,7 +153,7 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
         try:
             unpacked += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(unpacked))
         except zlib.error as error:
-            notify(f"skipped damaged data: {error}")
+            notify(f"skipped corrupt data: {error}")
             break
         if unpacker.unconsumed_tail:
             raise PayloadError(f"the decompressed file exceeds {_MAX_UNPACKED_BYTES >> 30} GiB")

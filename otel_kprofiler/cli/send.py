@@ -122,7 +122,7 @@ class _Delivery:
 
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
         def report(error: PayloadError) -> None:
-            self._report_damage(f"{path}: skipped damaged data: {error.message}")
+            self._report_damage(f"{path}: skipped corrupt data: {error.message}")
 
         for payload in parse_payloads(data, report):
             try:

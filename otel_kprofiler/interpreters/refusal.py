@@ -15,7 +15,7 @@ class Refusal(enum.Enum):
     NO_SYMBOLS = "a build of CPython without the required symbols"
     NOT_PROVED = "the frames read from this process's memory differ from those that Python reports"
     NOT_OPENED = "a file that this process may not open, or that no longer exists"
-    DAMAGED = "an ELF file that is damaged or cannot be read"
+    DAMAGED = "an ELF file that is malformed or cannot be read"
 
 
 class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted

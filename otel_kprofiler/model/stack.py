@@ -140,7 +140,7 @@ class Unresolved(enum.Enum):
     NO_NAME = "the file has no name for the function"
     SYMBOLS_PENDING = "the file's symbols have not been read yet"
     SYMBOLS_DROPPED = "the file's symbols were not read due to a memory or time limit"
-    SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
+    SYMBOLS_REFUSED = "the symbols of the file are malformed or too large"
     NO_PROCESS = "no process was given for the address"
     PROCESS_GONE = "the process has exited or executed another program"
     PROCESS_HIDDEN = "this process may not read the mappings of the process that ran the code"

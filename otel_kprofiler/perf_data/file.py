@@ -157,7 +157,7 @@ class Reader:
         while position + _RECORD.size <= end:
             type_, misc, size = _RECORD.unpack_from(data, position)
             if size < _RECORD.size or position + size > end:
-                self.problem = self.problem or f"the record at byte {position:,} is damaged"
+                self.problem = self.problem or f"the record at byte {position:,} is malformed"
                 return
             body = position + _RECORD.size
             if type_ < _ATTR:

@@ -126,7 +126,7 @@ def read_records(reader: Reader) -> list[Record]:
                 records += decoder.decode(raw)
             except (PayloadError, struct.error):
                 at = raw.start
-                reader.problem = reader.problem or f"the record at byte {at:,} is damaged"
+                reader.problem = reader.problem or f"the record at byte {at:,} is malformed"
     records.sort(key=_BY_TIME)
     return records
 

@@ -92,7 +92,7 @@ def read_perf_data(
         problem = f" ({reader.problem})" if reader.problem else ""
         raise PayloadError(f"the perf.data file contains no samples{problem}")
     if reader.problem:
-        notify(f"data is missing or damaged: {reader.problem}")
+        notify(f"data is missing or corrupt: {reader.problem}")
     recording.remark(notify)
     last_ns = records[-1].time_ns
     offset_ns = reader.file.clock_offset_ns

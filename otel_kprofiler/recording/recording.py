@@ -295,7 +295,7 @@ class EventReader(Generic[_T]):
                     raise ValueError(f"an event of {len(payload)} bytes is too large")
                 items += self._parse(json.loads(payload))
             except DAMAGED as error:
-                raise KProfilerError(f"the recording is damaged: {error}") from error
+                raise KProfilerError(f"the recording is corrupt: {error}") from error
         return items, self._complete_ns
 
 

@@ -120,7 +120,7 @@ class CapturedFiles:
         except (tarfile.TarError, ArithmeticError, EOFError, RecursionError, ValueError) as error:
             raise KProfilerError(
                 f"{local} is not a readable tar archive: {error}",
-                hint="copy the file again; it is damaged or incomplete",
+                hint="copy the file again; it is corrupt or incomplete",
             ) from error
 
 

@@ -40,7 +40,7 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
             except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
                 raise KProfilerError(
                     f"{path} cannot be decompressed: {error}",
-                    hint="copy the file again; it is damaged or incomplete",
+                    hint="copy the file again; it is corrupt or incomplete",
                 ) from error
             check_size(path, len(unpacked))
             return unpacked

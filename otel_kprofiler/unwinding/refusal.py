@@ -21,7 +21,7 @@ class Refusal(enum.Enum):
     CHANGED = "the file changed while it was being read"
     UNREADABLE = "the file could not be read"
     NOT_ELF = "not an ELF file for 64-bit code of this machine"
-    DAMAGED_HEADERS = "the ELF headers are damaged"
+    DAMAGED_HEADERS = "the ELF headers are malformed"
     NO_TEXT = "the file has no executable segment"
     MANY_TEXTS = "the file has too many executable segments"
     NO_FRAMES = "the file has no .eh_frame"

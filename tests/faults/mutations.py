@@ -204,7 +204,7 @@ MUTATIONS = [
     Mutation("suspend", PIPELINE, "                    windows.skip_to(min(passed_ns, earliest_ns))\n", "                    pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - _MAX_STALL_NS)\n", "", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._missed_checks += 1\n", "", "tests/unit/test_agent_limits.py"),
-    Mutation("a foreign file in place of an output", "otel_kprofiler/export/file.py", "        except ExportError as error:\n            # The path now", "        except ZeroDivisionError as error:\n            # Another", "tests/unit/export/test_file_exporter.py::test_samples_are_counted_as_lost_while_another_file_exists_at_the_path"),
+    Mutation("a foreign file in place of an output", "otel_kprofiler/export/file.py", "        except ExportError as error:\n            # The file was", "        except ZeroDivisionError as error:\n            # Another", "tests/unit/export/test_file_exporter.py::test_samples_are_counted_as_lost_while_another_file_exists_at_the_path"),
     Mutation("foreign signals", RUN, "        signal.signal(number, signal.SIG_IGN)\n", "        pass\n", f"{FREEZES}::test_unrelated_signals_neither_kill_nor_disturb_the_agent"),
     Mutation("unread standard error", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_an_unread_standard_error_does_not_block_the_agent"),
     Mutation("unread notification socket", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),

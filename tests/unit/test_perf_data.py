@@ -317,7 +317,7 @@ def test_the_error_for_an_unreadable_recording_states_the_reason(data, message):
 def test_the_samples_in_a_truncated_file_are_read():
     window, problems = read(made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))[:-20])
     assert window.sample_count == 1
-    assert problems[0] == "data is missing or damaged: the file is truncated"
+    assert problems[0] == "data is missing or corrupt: the file is truncated"
 
 
 def test_samples_are_read_from_a_recording_whose_perf_process_was_killed():
@@ -325,7 +325,7 @@ def test_samples_are_read_from_a_recording_whose_perf_process_was_killed():
     whole = made(sample(7, 3, USER, 1))
     window, problems = read(whole[:48] + bytes(8) + whole[56:])
     assert window.sample_count == 1
-    assert problems[0] == "data is missing or damaged: perf record was killed"
+    assert problems[0] == "data is missing or corrupt: perf record was killed"
 
 
 class TestNames:

@@ -107,10 +107,10 @@ def test_java_and_native_frames_keep_their_frame_type(tmp_path):
 
 
 DAMAGES = {
-    "cut message": (lambda data: data[:-9], "skipped damaged data"),
-    "cut length": (lambda data: data + b"\0\0", "skipped damaged data"),
+    "cut message": (lambda data: data[:-9], "skipped corrupt data"),
+    "cut length": (lambda data: data + b"\0\0", "skipped corrupt data"),
     "overwritten": (
-        lambda data: data.replace(b"java", b"\xff\xff\xff\xff", 1), "skipped damaged data",
+        lambda data: data.replace(b"java", b"\xff\xff\xff\xff", 1), "skipped corrupt data",
     ),
 }  # fmt: skip
 
@@ -125,12 +125,12 @@ def test_intact_messages_are_read_and_malformed_messages_are_reported(tmp_path, 
 
 def test_a_truncated_json_line_is_skipped(tmp_path):
     lines = WRITE["otlp-json"]([window(0), window(1)])
-    assert load_samples(read(tmp_path, lines[:-30], ["skipped damaged data"])).count == 4
+    assert load_samples(read(tmp_path, lines[:-30], ["skipped corrupt data"])).count == 4
 
 
 def test_complete_messages_of_a_truncated_gzip_file_are_read(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
-    expected = ["the compressed data is truncated", "skipped damaged data"]
+    expected = ["the compressed data is truncated", "skipped corrupt data"]
     assert load_samples(read(tmp_path, (parts[0] + parts[1])[:-40], expected)).count == 4
 
 

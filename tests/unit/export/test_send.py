@@ -256,8 +256,8 @@ def test_corrupt_data_in_a_file_is_skipped_and_reported(http_receiver, tmp_path,
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1
-    assert "skipped damaged data" in err[0]
-    assert err[-2] == "error: the damaged parts were not sent"
+    assert "skipped corrupt data" in err[0]
+    assert err[-2] == "error: the corrupt data was not sent"
     assert received(http_receiver) == names(0)
 
 

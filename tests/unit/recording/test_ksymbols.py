@@ -74,6 +74,6 @@ def test_a_malformed_event_stream_in_a_recording_is_an_error(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.raw", "a") as archive:
         archive.writestr("events/code/000001", bytes(8) + b"\4\0\0\0[[1]")
     recording = Recording(str(tmp_path / "x.raw"))
-    with pytest.raises(KProfilerError, match="damaged"):
+    with pytest.raises(KProfilerError, match="corrupt"):
         ReplayedKsymbols(recording).poll(1 << 62)
     recording.close()

@@ -155,7 +155,7 @@ def test_wait_totals_are_replayed_once_after_all_samples(tmp_path, tree):
     [[1, 2, [1, 2, 3, 4], 5, 6], [1, 2, [1, 2, 3, 4, -5], 5, 6], [1, 2, 3], 7, [1, 2, 3, 4, 5]],
 )
 def test_malformed_wait_totals_are_rejected(recorded, row):
-    with pytest.raises(KProfilerError, match="damaged"):
+    with pytest.raises(KProfilerError, match="corrupt"):
         Recording(with_header(recorded, waits=[row]))
 
 
@@ -200,6 +200,6 @@ def test_malformed_records_are_rejected(tmp_path):
     writer.add_records(ring_record(1, [1])[:-4], 1)
     writer.finish(FACTS)
     recording = Recording(str(tmp_path / "damaged"))
-    with pytest.raises(KProfilerError, match="damaged"):
+    with pytest.raises(KProfilerError, match="corrupt"):
         ReplaySampler(recording).drain()
     recording.close()

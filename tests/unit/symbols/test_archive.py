@@ -87,5 +87,5 @@ def test_malformed_module_data_in_a_recording_is_an_error():
         def blocks(self, _):
             return iter([(5, b'[{"new": 3}]')])
 
-    with pytest.raises(KProfilerError, match="damaged"):
+    with pytest.raises(KProfilerError, match="corrupt"):
         ReplayedModules(Damaged()).poll(9)
