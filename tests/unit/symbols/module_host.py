@@ -8,6 +8,7 @@ from pathlib import Path
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.tracking.module_uevents import NoEvents, parse_uevent
+from tests.waiting import wait_until
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 
@@ -114,6 +115,13 @@ class Host:
         self.write()
         if announce:
             self.events.announce("remove", name)
+
+    def finish_scan(self):
+        """Waits until the watch has finished a scan that may already have begun."""
+        for _ in range(3):  # a scan follows two receipts
+            receipts = self.events.receipts
+            self.events.wake()
+            wait_until(lambda before=receipts: self.events.receipts > before)
 
 
 def read_captured():

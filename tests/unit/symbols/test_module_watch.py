@@ -28,6 +28,7 @@ def symbolizer(host):
     result = KernelSymbolizer.live(host.files, modules=watch)
     result.watch = watch
     settle(result)
+    host.finish_scan()  # a scan in progress could see a module before a test announces it
     yield result
     result.close()
 
