@@ -335,7 +335,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     for what, samples in counts.items():
         if what != "taken" and samples:
             yield f"… {what}", f"{samples:,}"
-    yield "… passed on by the Collector", f"{sink.samples:,}"
+    yield "… forwarded by the Collector", f"{sink.samples:,}"
     yield "requests", f"{requests:,}, merged into {sink.requests:,}"
     per_day = DAY_S / interval_s / requests
     yield "data per host per day, gzip", f"{packed * per_day / 1e6:.1f} MB"
@@ -353,7 +353,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     if returned:
         first = [min(time for time in host.arrivals if time > returned) for host in hosts]
         most, _ = busiest(first, returned, max(first) + 1)
-        spread = f"within {max(first) - returned:.0f} s, at most {most} of {len(hosts)} in a second"
+        spread = f"within {max(first) - returned:.0f} s, at most {most} of {len(hosts)} hosts/s"
         yield "first request of each host after the Collector's restart", spread
     yield "maximum delay of the load generator", f"{fleet.late_s:.2f} s"
 

@@ -131,7 +131,7 @@ _PAGE: Final = """\
 *This page is generated from the schema by `make generated`. Do not edit it.*
 
 `otel-kprofiler run -c agent.yaml` reads one YAML file in the format of the OpenTelemetry
-Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key, and
+Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key.
 [`config/schema.json`](../config/schema.json) allows editors to complete and check keys.
 
 - `otel-kprofiler validate -c agent.yaml` reports all errors in one run, with their lines and

@@ -1,4 +1,4 @@
-"""Escapes untrusted names for files and terminals, and formats counts and long texts.
+"""Escapes untrusted names for files and terminals, formats counts, and truncates long text.
 
 File names are bytes. Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes. Output for people (terminals, tables,

@@ -1,4 +1,4 @@
-"""Starts and stops the agent's own metrics, loading the OpenTelemetry SDK only if needed."""
+"""Exports the agent's own metrics, and loads the OpenTelemetry SDK only if needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers and callees of a function."""
+"""Determines the callers and callees of a function."""
 
 from collections.abc import Callable
 from typing import Final

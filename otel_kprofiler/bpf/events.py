@@ -1,4 +1,4 @@
-"""Finds the offsets in kernel structs that lead to a perf event's attributes (``events.bpf.h``)."""
+"""Finds the kernel struct offsets for reading a perf event's attributes (``events.bpf.h``)."""
 
 import struct
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""The memory layout of span contexts, which the sampler reads in the sampling interrupt."""
+"""Defines the memory layout of span contexts, which the sampler reads in the interrupt."""
 
 from typing import NamedTuple
 

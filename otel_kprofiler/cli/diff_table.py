@@ -1,4 +1,4 @@
-"""Formats the output of ``diff`` as text or as plain values for JSON."""
+"""Formats the output of ``diff`` as text or as JSON-serializable values."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""``otel-kprofiler``: dispatches commands, and reports errors as cause, fix and exit status."""
+"""``otel-kprofiler``: dispatches commands, and reports each error's cause, fix and exit status."""
 
 import contextlib
 import difflib

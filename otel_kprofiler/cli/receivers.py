@@ -1,4 +1,4 @@
-"""Opens the receivers of ``record --export`` and ``send``, and checks that they accept profiles."""
+"""Connects ``record --export`` and ``send`` to receivers, and checks that they accept profiles."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs a recording until its time limit, the exit of its command, or a signal."""
+"""Records until the time limit is reached, the command exits, or a signal arrives."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Reports the percentages of unnamed kernel and user frames, and the file with most of them."""
+"""Reports the percentages of unnamed kernel and user frames, and the file affected most."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Determines which parts of samples a report needs, and thus which samples can be merged."""
+"""Determines which sample fields a report needs, and therefore which samples can be merged."""
 
 from __future__ import annotations
 

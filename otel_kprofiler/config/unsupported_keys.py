@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
-    "interpreters": "Python is unwound (see python_frames), but other interpreted languages are "
+    "interpreters": "Python frames are unwound (python_frames), but other interpreted frames are "
     "not; remove this setting",
-    "tracers": "Python is unwound (see python_frames), but other interpreted languages are not; "
+    "tracers": "Python frames are unwound (python_frames), but other interpreted frames are not; "
     "remove this setting",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "kernel and user probes are not supported; remove this setting, or sample a "
     "tracepoint with events",
     "include_env_vars": "only service attributes from OTEL_SERVICE_NAME and "
     "OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may hold secrets; set fixed "
-    "attributes under resource",
+    "attributes with the resource key",
     "send_error_frames": "unresolved frames are always exported, as addresses with the reason why "
     "they have no name; remove this setting",
     "frame_cache_size": "resolved stacks are cached as long as their symbols are valid, and the "

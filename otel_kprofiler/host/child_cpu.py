@@ -1,4 +1,4 @@
-"""Measures the CPU time of child processes, and limits it according to the size of their input."""
+"""Measures the CPU time of child processes, and limits it based on their input size."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Explains errors caused by a lack of file descriptors."""
+"""Explains errors caused by running out of file descriptors."""
 
 import errno
 from typing import Final

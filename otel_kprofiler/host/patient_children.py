@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, and abandons children on hanging file systems."""
+"""Waits for child processes that read files, and abandons children blocked on hung file systems."""
 
 import subprocess
 import threading

@@ -1,4 +1,4 @@
-"""Defines tracepoints as events: their names, settings and values.
+"""Defines the events for tracepoints: their names, settings and values.
 
 Events are named as in ``perf list``, with or without the subsystem.
 """

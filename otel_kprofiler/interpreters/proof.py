@@ -1,4 +1,4 @@
-"""Verifies a CPython layout in this process, by reading memory as the BPF program does.
+"""Verifies a CPython layout against this process, reading memory as the BPF program does.
 
 Nearly all memory read belongs to the calling thread, so it does not change during a read. The
 links to other threads change whenever a thread starts or exits, so the links are reread until two

@@ -1,4 +1,4 @@
-"""The interface for naming the code in a recording."""
+"""Defines the interface for symbolizing addresses in a recording."""
 
 from typing import Protocol
 

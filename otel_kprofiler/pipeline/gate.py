@@ -1,4 +1,4 @@
-"""The event-time gate: a sample waits until every symbol stream has passed the sample's timestamp.
+"""Holds each sample until every symbol stream has passed the sample's timestamp.
 
 Samples, module events and BPF symbol records arrive separately. If a sample were resolved as soon
 as it was read, the symbols could be older or newer than the sample.

@@ -1,4 +1,4 @@
-"""Describes in one line what is sampled, and what settings or missing capabilities exclude."""
+"""States in one line what is sampled, and what is excluded by settings or missing capabilities."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final

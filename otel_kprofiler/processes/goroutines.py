@@ -1,4 +1,4 @@
-"""Locates goroutine labels in a process; the location depends on the version of its Go runtime.
+"""Locates goroutine labels in a process, at offsets that depend on its Go version.
 
 A Go program contains a note with its build id and, in writable data, a block with its Go version
 (debug/buildinfo). Each thread has a thread-local variable ``g``, a pointer to the current

@@ -1,4 +1,4 @@
-"""Shares one Resource per cgroup, user and program among processes whose details are not read."""
+"""Provides one Resource per cgroup, user and program for processes whose details are not read."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Provides the host's files from a recording."""
+"""Provides the files of the recorded host."""
 
 import errno
 import os

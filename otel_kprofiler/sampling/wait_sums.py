@@ -1,4 +1,4 @@
-"""Computes each process's off-CPU time since the previous read of its threads' totals."""
+"""Computes the off-CPU time of each process since its threads' totals were last read."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""The environment variables that ``environment.py`` reads.
+"""Defines the environment variables that ``environment.py`` reads.
 
 Each variable is also an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and

@@ -1,4 +1,4 @@
-"""The settings of an embedded profiler, adapted to its process."""
+"""Adapts the settings of an embedded profiler to the process that it runs in."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Follows the path from a thread's state to its current span in memory, as the sampler does.
+"""Follows pointers from a thread's state to its current span, as the sampler does.
 
 :mod:`.span_path` uses this module to compare the path with the interpreter's view before the
 sampler follows the path. The structs are those of CPython 3.11 to 3.14 (pycore_context.h,

@@ -1,4 +1,4 @@
-"""Provides bounded caches without locks."""
+"""Provides bounded caches that are thread-safe without locks."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

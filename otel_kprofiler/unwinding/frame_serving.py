@@ -1,4 +1,4 @@
-"""Builds tables for one file after another, in a child process that is started only once.
+"""Builds unwind tables, one file at a time, in a child process that is started only once.
 
 Runs in child processes, so it imports only a few modules of this package.
 """

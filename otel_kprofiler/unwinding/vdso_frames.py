@@ -1,4 +1,4 @@
-"""Builds unwind tables for arm64's vDSO, which lacks them, from the machine code of its functions.
+"""Builds unwind tables for the arm64 vDSO, which has none, from its machine code.
 
 In Linux 6.1 and 6.12, the functions that read clocks do not change the registers that hold the
 return address, the frame pointer and the stack pointer (``arch/arm64/kernel/vdso``).

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Dumps threads, including sleeping threads: an iterator over tasks writes a row for each thread of
- * the targets, and writes its stacks to the ring in the sampler's record format. The sampler's
- * code collects the stacks (other_task.bpf.h).
+ * Dumps threads, including sleeping threads: a task iterator writes a row for each thread of the
+ * target processes, and writes the thread's stacks to the ring in the sampler's record format. The
+ * sampler's code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread slept during the whole read if its
  * context switch count is unchanged after the read and it is not on a CPU.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Assigns ids to CPython code objects, and describes each object to user space when first seen. The
- * frames of an interrupted thread keep its code objects alive.
+ * Assigns ids to CPython code objects, and sends a description of each object to user space when
+ * the object is first seen. The frames of an interrupted thread keep its code objects alive.
  */
 #pragma once
 

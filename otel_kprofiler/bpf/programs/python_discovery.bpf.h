@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reports sampled processes that are not registered; user space determines whether they run
+ * Reports each unregistered process that is sampled, so that user space can check whether it runs
  * CPython. A process is reported once, and again when it executes another program or maps new code.
  * If a process keeps mapping and unmapping code, reports about it become less frequent. If a
  * short-lived program without an interpreter runs repeatedly, it is reported once a minute.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Maps, settings and state for reading CPython frames. python.py and python_codes.py read
+ * Defines the maps, settings and state for reading CPython frames. python.py and python_codes.py read
  * and write the structs up to `code_description`; change both together.
  */
 #pragma once

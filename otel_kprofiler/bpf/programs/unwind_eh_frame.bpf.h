@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Interprets .eh_frame: search table, CIE, FDE and their CFA programs.
+ * Interprets .eh_frame: its search table, CIEs, FDEs and CFA programs.
  *
  * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Tables are not trusted: offsets are confined
  * to .eh_frame, loops are bounded, and an unknown instruction ends a CFA program. Besides sp, fp

@@ -1,4 +1,4 @@
-"""Resolves kernel stacks with frames in BPF programs and other code outside modules."""
+"""Resolves kernel stacks that contain frames in BPF programs or in other code outside modules."""
 
 from collections.abc import Sequence
 from operator import attrgetter

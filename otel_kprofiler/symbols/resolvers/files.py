@@ -1,4 +1,4 @@
-"""Reads the segments and symbols of user-space binaries for resolvers, once for all processes."""
+"""Reads the segments and symbols of each user-space binary once, for all processes that map it."""
 
 import logging
 from collections.abc import Iterator

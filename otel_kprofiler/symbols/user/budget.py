@@ -1,4 +1,4 @@
-"""Limits the memory held while symbols are read. Finished tables are limited by the loader."""
+"""Limits the memory used while symbols are read. Finished tables are limited by the loader."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Converts the DWARF of a file to a SymCache, in a child process.
+"""Converts a file's DWARF data to a SymCache in a child process.
 
 Reads the file from standard input, and writes the result to standard output and the cause of a
 failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can

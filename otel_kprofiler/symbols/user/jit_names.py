@@ -1,4 +1,4 @@
-"""Names runtime-generated code from descriptions that are read in the background."""
+"""Names runtime-generated code from perf maps and jitdumps, which are read in the background."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reopens files with evicted symbols."""
+"""Reopens files whose symbols have been evicted."""
 
 import os
 import time

@@ -158,7 +158,7 @@ SCENARIOS = [
     *[loop(f"{name}, 2,000 a second", signals(getattr(signal, name)), SIGNAL) for name in SIGNALS],
     loop("50,000 real-time signals in one burst", queued, SIGNAL),
     loop("no descriptor is free", limited(resource.RLIMIT_NOFILE, 1, forks)),
-    loop("files are limited to 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
+    loop("file size is limited to 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
     loop("no process can be started", limited(resource.RLIMIT_NPROC, 0)),
     loop("stack of 64 KiB", limited(resource.RLIMIT_STACK, 65536)),
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
@@ -170,7 +170,7 @@ SCENARIOS = [
         lambda thread: os.setpriority(os.PRIO_PROCESS, thread, 19)), alone=True),
     loop("all threads on one CPU, alongside eight busy processes", scheduled(
         lambda thread: os.sched_setaffinity(thread, {0})), alone=True),
-    loop("cgroup with a fifth of a CPU",
+    loop("cgroup limited to a fifth of a CPU",
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
     loop("cgroup with 2 CPU shares", in_cgroup("cpu", shares=2), others="the agent hardly runs"),
     loop("cgroup with 256 MB of memory", in_cgroup("memory", limit_in_bytes=256 << 20)),

@@ -163,7 +163,7 @@ SCENARIOS = [
     *[Scenario(BROKEN, name, running(make)) for name, make in DAMAGES.items()],
     Scenario(BROKEN, "8 GiB of holes", sparse),
     Scenario(BROKEN, "file changes while it is being read", changing),
-    Scenario(BROKEN, "file is truncated to a page while mapped, 20 times", truncated),
+    Scenario(BROKEN, "mapped file is truncated to one page, 20 times", truncated),
     Scenario(BROKEN, "file is removed while mapped", unlinked),
     Scenario(MEMORY, "300 small files", many, alone=True),
     *[Scenario(BROKEN, f"name {text}", running(program, name=name))

@@ -84,7 +84,7 @@ ATTACKS = {
     "requests as fast as two processes can send them": clients(GET + "\\r\\n'"),
     "requests whose sender resets the connection": program(RESETS),
     "500 clients that each leave 50 responses unread": program(UNREAD),
-    "requests with the host name of another site": clients(
+    "requests whose Host header names another site": clients(
         "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
     "a request with NUL and line feeds in its URL": clients(
         "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),

@@ -24,7 +24,7 @@ STATUSES = {
 RETRY_AFTER = {
     "1": "a delay of one second", "Thu, 01 Jan 2099 00:00:00 GMT": "a delay until the year 2099",
     "-5": "a negative delay", "soon": "a malformed delay",
-    "9" * 400: "a delay with 400 digits", "\u00b2": "a superscript digit",
+    "9" * 400: "a 400-digit delay", "\u00b2": "a superscript digit",
 }  # fmt: skip
 
 
@@ -238,7 +238,7 @@ SPOOLED = (
 
 SCENARIOS = [
     *[http(f"{code} {text}", status(code)) for code, text in STATUSES.items()],
-    *[http(f"429 that requests {text}", status(429, Retry_After=value))
+    *[http(f"429 with {text} in Retry-After", status(429, Retry_After=value))
       for value, text in RETRY_AFTER.items() if value.isascii()],
     *[http(name, answer) for name, answer in ANSWERS.items()],
     http("accepts requests of at most 20 kB", too_large),

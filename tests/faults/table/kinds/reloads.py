@@ -51,7 +51,7 @@ FILES = {
     "is not YAML": text("a: [b, {"),
     "is not UTF-8": text(b"a: \xff\xfe\xfa"),
     "has an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
-    "has a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),
+    "specifies a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),
     "has aliases that expand to 3 billion values": text(BOMB),
     "has 100,000 levels of nesting": text("[" * 100_000),
     "has a tag that creates Python objects": text("!!python/object/apply:os.system [reboot]"),
@@ -62,7 +62,7 @@ FILES = {
     "is a terminal's device": lambda path: path.symlink_to("/dev/ptmx"),
     "is random bytes": lambda path: path.write_bytes(os.urandom(4096)),
     "is truncated": text('{"receivers": {"kprofiler": {"samples_per_second": 9'),
-    "names an exporter that does not exist":
+    "refers to an exporter that does not exist":
         text("service: {pipelines: {profiles: {exporters: [x]}}}"),
 }  # fmt: skip
 
@@ -134,7 +134,7 @@ CHANGES = {
     "rate changed to 1, 997 and 19": changed(
         *(sampler(samples_per_second=n) for n in (1, 997, 19))
     ),
-    "stacks key changed to kernel, user and both": changed(
+    "captured stacks changed to kernel, user and both": changed(
         *(sampler(stacks=s) for s in ("kernel", "user"))
     ),
     "symbol names turned off and on": changed(sampler(user_symbols="off")),
@@ -143,10 +143,10 @@ CHANGES = {
     ),
     "ring enlarged fourfold": changed(sampler(map_scale_factor=2)),
     "targets changed to a nonexistent process": changed(sampler(target_pids=[4194303])),
-    "windows changed to 200 ms and 5 s": changed(
+    "window length changed to 200 ms and 5 s": changed(
         *(sampler(reporter_interval=t) for t in ("200ms", "5s"))
     ),
-    "resources key changed to executable and service": changed(
+    "Resource granularity changed to executable and service": changed(
         *(sampler(resources=r) for r in ("executable", "service"))
     ),
     "unreachable receiver added": changed(another),
