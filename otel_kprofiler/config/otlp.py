@@ -228,8 +228,8 @@ class _Client(Exporter):
     attributes: AttributesKey = "inline"
     unnamed_frames: Literal["addresses", "names"] = Field(
         default="addresses",
-        description="How to send frames without a function name. addresses: with file and address only, "
-        "for back ends that symbolize. names: also with a name composed of file, address and "
+        description="How to send frames without a function name. addresses: with file and address "
+        "only, for back ends that symbolize. names: also with a name composed of file, address and "
         "reason, such as vmlinux+0x1234 [no_symbol], for back ends that drop unnamed frames, such "
         "as Pyroscope.",
     )

@@ -259,7 +259,7 @@ def test_unknown_variables_are_ignored_with_a_single_warning(caplog):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "did you mean OTEL_KPROFILER_STACKS?" in record.message
-    assert "OTEL_KPROFILER_TRACERS: Python is unwound" in record.message
+    assert "OTEL_KPROFILER_TRACERS: Python frames are unwound" in record.message
     assert "; remove this setting" in record.message
 
 
