@@ -78,7 +78,7 @@ def test_only_source_files_are_read(tmp_path):
         ("key.pem", "its name does not look like a source file's"),
         ("shadow", "its name does not look like a source file's"),
         ("a.py", "is not a regular file"),
-        ("b.c", "is not text"),
+        ("b.c", "is not a text file"),
         ("large.c", "is larger than 2 MiB"),
         ("pipe.py", "is not a regular file"),
         ("missing.py", "cannot be read: No such file or directory"),
