@@ -139,7 +139,7 @@ def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
             return make(file)
-    except (ValueError, OSError, MemoryError, struct.error) as error:
+    except (ValueError, OverflowError, OSError, MemoryError, struct.error) as error:
         raise SystemExit(str(error) or type(error).__name__) from error
 
 
