@@ -32,12 +32,29 @@ _FIRST_LOOK_S: Final = 0.5
 _BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
 _SCAN_SHARE: Final = 200
+_MAX_PAUSE_S: Final = 30.0
 _CAPACITY: Final = 8192
 _MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
 
 _THREAD: Final = "kprofiler-contexts"
 
 _log = logging.getLogger(__name__)
+
+
+class _Program(NamedTuple):
+    """A program that was read.
+
+    Attributes:
+        executable: the name of the executable file.
+        has_variables: whether the environment may contain service attributes.
+        first_read_s: when the process was first read, in monotonic time.
+        not_before_s: when the process may be read again.
+    """
+
+    executable: str
+    has_variables: bool
+    first_read_s: float
+    not_before_s: float
 
 
 class Claims(NamedTuple):
@@ -102,7 +119,7 @@ class ProcessContexts:
         self._answer_timeout_s = answer_timeout_s
         self._known: OrderedDict[ProcessKey, Claims] = OrderedDict()
         self._known_bytes = 0
-        self._not_before: dict[int, float] = {}
+        self._programs: dict[ProcessKey, _Program] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
         self._stack_starts: OrderedDict[ProcessKey, int] = OrderedDict()
@@ -137,6 +154,7 @@ class ProcessContexts:
         with self._changed:
             if self._closed or (self._thread is None and not self._start()):
                 return
+            self._programs.pop(key, None)
             if stack_start:
                 self._stack_starts[key] = stack_start
                 if len(self._stack_starts) > _CAPACITY:
@@ -214,6 +232,7 @@ class ProcessContexts:
 
     def _forget(self, key: ProcessKey) -> None:
         self._gone.add(key)
+        self._programs.pop(key, None)
         if self._threads:
             self._threads.release(key)
 
@@ -252,9 +271,9 @@ class ProcessContexts:
 
     def _read_claims(self, key: ProcessKey) -> Claims | None:
         started = time.monotonic()
-        last_claims = self._known.get(key)
+        last_claims, program = self._known.get(key), self._programs.get(key)
         last_published = last_claims.published if last_claims else None
-        if last_published is None and started < self._not_before.get(key.tgid, 0):
+        if last_published is None and program and started < program.not_before_s:
             return last_claims
         try:
             published = self._read_context(key, last_published)
@@ -264,18 +283,23 @@ class ProcessContexts:
         if last_claims and published and published is last_published:
             return last_claims
         claims = Claims(published, {})
-        if "service.name" not in claims.attributes:
+        has_variables = not program or program.has_variables
+        if has_variables and "service.name" not in claims.attributes:
             claims = Claims(published, read_environment(self._files, key.tgid))
-        program = read_program(self._files, key.tgid, self._read_executable(key.tgid))
-        if program:
-            claims = Claims(published, {**claims.environment, PROGRAM: program})
-        self._check(key)
-        took = time.monotonic() - started
-        # Processes that are slow to read, for example because of many mappings, are read less
-        # often.
-        if len(self._not_before) > _CAPACITY:
-            self._not_before.clear()
-        self._not_before[key.tgid] = started + took * _SCAN_SHARE
+            has_variables = bool(claims.environment)
+        executable = program.executable if program else self._read_executable(key.tgid)
+        if name := read_program(self._files, key.tgid, executable):
+            claims = Claims(published, {**claims.environment, PROGRAM: name})
+        if claims.attributes or not program:
+            self._check(key)
+        # Most programs publish a context soon after their start. Processes that are slow to read,
+        # for example because of many mappings, are read less often.
+        first_s = program.first_read_s if program else started
+        took_s = time.monotonic() - started
+        pause_s = max(took_s * _SCAN_SHARE, min((started - first_s) / 4, _MAX_PAUSE_S))
+        if len(self._programs) > _CAPACITY:
+            self._programs.clear()
+        self._programs[key] = _Program(executable, has_variables, first_s, started + pause_s)
         return claims if claims.attributes or published else None
 
     def _read_executable(self, pid: int) -> str:

@@ -370,6 +370,39 @@ def test_an_exited_process_keeps_its_service_name_until_the_window_closes(proces
     assert not resources._contexts._known
 
 
+def test_processes_without_a_context_are_read_less_often_the_longer_they_run(process, monkeypatch):
+    now_s = [1.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("otel_kprofiler.processes.contexts.time", clock)
+    directory = process(name="/tmp/other")
+    (directory / "environ").write_bytes(b"OTEL_SERVICE_NAME=first\0")
+    contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=60)
+    key = ProcessKey(5, 300 * TICK_NS)
+
+    def read_name_at(seconds):
+        now_s[0] = seconds
+        return contexts.look([key])[key]["service.name"]
+
+    contexts.expect(key)
+    assert read_name_at(2) == read_name_at(102) == "first"  # the next read is at 127 s
+    process()
+    assert [read_name_at(seconds) for seconds in (126, 128)] == ["first", "svc"]
+    contexts.close()
+
+
+def test_the_environment_is_read_again_once_another_program_is_sampled(process):
+    directory = process(name="/tmp/other")
+    (directory / "environ").write_bytes(b"HOME=/root\0")
+    contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=60)
+    key = ProcessKey(5, 300 * TICK_NS)
+    contexts.expect(key)
+    assert contexts.look([key]) == {}
+    (directory / "environ").write_bytes(b"OTEL_SERVICE_NAME=svc\0")
+    contexts.expect(key)  # after execve(2)
+    assert contexts.look([key]) == {key: {"service.name": "svc"}}
+    contexts.close()
+
+
 def test_a_context_read_times_out_if_process_memory_is_unresponsive(process, tmp_path, caplog):
     caplog.set_level("INFO")
     directory = process()

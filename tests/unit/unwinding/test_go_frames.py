@@ -88,7 +88,7 @@ def test_a_function_that_does_not_start_with_a_push_has_not_saved_rbp():
     assert first == second == ("UNDEFINED", None)
 
 
-def test_functions_with_equal_frame_sizes_may_differ_in_whether_they_save_rbp():
+def test_frame_sizes_alone_do_not_determine_whether_a_function_saves_rbp():
     without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
     assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
     assert rows(without_push, ORDINARY) == rows()
@@ -167,7 +167,7 @@ def test_the_caller_of_c_code_is_unknown_if_asmcgocall_is_not_recognized():
         assert [ra for *_, ra in calling_c(kept)[0]] == [UNKNOWN]
 
 
-def test_unwinding_a_go_callback_continues_where_the_goroutine_called_c():
+def test_unwinding_a_callback_from_c_continues_at_the_goroutines_call_to_c():
     code = PUSH + bytes(10) + LOAD + bytes(10)
     called = Made(b"runtime.cgocallback", code, ((1, 0), (31, 32), (32, 0)), flags=6)
     assert [(at, cfa) for at, cfa, *_ in rows(called)] == [
@@ -187,7 +187,7 @@ def test_vdso_calls_are_unwound_through_r12():
 
 
 @pytest.mark.parametrize("name", [b"runtime.asyncPreempt", b"runtime.cgocallback"])
-def test_functions_that_no_instruction_calls_are_marked_as_signal_frames(name):
+def test_functions_not_entered_by_a_call_instruction_are_marked_as_signal_frames(name):
     file, table, segments = go_file([*[ORDINARY] * 10, ORDINARY._replace(name=name)])
     entries = decode(make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64).frames)
     assert "S" in str(entries.pop(max(entries)).cie.header.augmentation)
@@ -285,7 +285,8 @@ def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
-    assert len(entries) <= compared + 60  # functions that switch stacks or drop large frames
+    # functions that switch stacks or pop large frames are not compared
+    assert len(entries) <= compared + 60
 
 
 def _compare(known, made, return_address):
@@ -300,8 +301,8 @@ def _compare(known, made, return_address):
     for row, rule in zip(ours, rules, strict=True):
         other = theirs[bisect.bisect_right(starts, row["pc"]) - 1]
         assert row["cfa"].offset == other["cfa"].offset, hex(row["pc"])
-        # If our rule finds the return address at sp, the linker's rule is the same, or is absent
-        # where a register holds the return address.
+        # If our rule reads the return address at sp, the linker's rule must do the same, or be
+        # absent because the return address is in a register.
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
     return 1
@@ -387,7 +388,7 @@ FRAME_SIZES = st.lists(
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0), (70, 40), (4, 8), (1, 0), (9, 0)], b"")
 @example([(1, 0), (4, 8), (60, 40), (4, 8), (1, 0)], b"")
 @example([(20, 0)], b"")
-def test_packed_and_parsed_frame_sizes_yield_the_same_shapes(lengths, damage):
+def test_packed_frame_sizes_yield_the_same_shape_as_parsed_frame_sizes(lengths, damage):
     sizes = [(end, size) for end, (_, size) in zip(
         itertools.accumulate(length for length, _ in lengths), lengths, strict=True
     )]  # fmt: skip
