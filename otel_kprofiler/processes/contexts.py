@@ -296,7 +296,7 @@ class ProcessContexts:
         # for example because of many mappings, are read less often.
         first_s = program.first_read_s if program else started
         took_s = time.monotonic() - started
-        pause_s = max(took_s * _SCAN_SHARE, min((started - first_s) / 4, _MAX_PAUSE_S))
+        pause_s = max(took_s * _SCAN_SHARE, min((started - first_s) / 2, _MAX_PAUSE_S))
         if len(self._programs) > _CAPACITY:
             self._programs.clear()
         self._programs[key] = _Program(executable, has_variables, first_s, started + pause_s)

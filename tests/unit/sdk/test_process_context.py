@@ -384,9 +384,9 @@ def test_processes_without_a_context_are_read_less_often_the_longer_they_run(pro
         return contexts.look([key])[key]["service.name"]
 
     contexts.expect(key)
-    assert read_name_at(2) == read_name_at(102) == "first"  # the next read is at 127 s
+    assert read_name_at(2) == read_name_at(42) == "first"  # the next read is at 62 s
     process()
-    assert [read_name_at(seconds) for seconds in (126, 128)] == ["first", "svc"]
+    assert [read_name_at(seconds) for seconds in (61, 63)] == ["first", "svc"]
     contexts.close()
 
 
