@@ -170,7 +170,7 @@ def step_log(tmp_path):
     return directory
 
 
-@pytest.mark.parametrize("kind", ["asyncio", "wsgi-instrumented", *further("wsgi")])
+@pytest.mark.parametrize("kind", ["wsgi-instrumented", *further("asyncio", "wsgi")])
 def test_span_links_agree_with_the_service_log_and_the_traces(
     kind, open_collector, samples_of, step_log, tmp_path
 ):

@@ -31,7 +31,7 @@ int main(int count, char **words) { return outer(count) + outer((int)(long)words
 VALUES = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1 << 64) - 1]
 
 
-@pytest.fixture(scope="module", params=["4", "5"])
+@pytest.fixture(scope="module", params=["5", *further("4")])
 def program(request, tmp_path_factory):
     """Compiles a small program, and returns its content and the offset ranges of its DWARF."""
     path = tmp_path_factory.mktemp("dwarf") / "program"

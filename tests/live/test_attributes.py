@@ -59,7 +59,7 @@ def run_agent(receiver, directory, *, exporter="", of_receiver=""):
         return agent.stop()["exporters"], agent.log
 
 
-@pytest.mark.parametrize("grain", ["process", "host", *further("executable")])
+@pytest.mark.parametrize("grain", ["process", *further("host", "executable")])
 def test_strict_receivers_find_no_violations_in_the_agents_profiles(receiver, tmp_path, grain):
     exporters, log = run_agent(
         receiver,

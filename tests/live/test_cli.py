@@ -21,7 +21,7 @@ from otel_kprofiler.cli.main import main
 from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.otlp import check_file, read_profiles
 from tests.commands import COMMAND, run_checked, run_command
-from tests.further import further_of
+from tests.further import further, further_of
 from tests.public import as_nobody
 from tests.waiting import wait_until
 from tests.windows import read_samples
@@ -123,7 +123,7 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
     assert modes == [0o600, 0o600, 0o666 & ~umask]
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("by", [signal.SIGTERM, *further(signal.SIGINT, signal.SIGHUP)])
 def test_the_output_is_written_when_a_signal_ends_the_recording(tmp_path, by):
     path = tmp_path / "x.otlp"
     part = tmp_path / "x.otlp.part"

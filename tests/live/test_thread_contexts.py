@@ -132,7 +132,7 @@ def run_hostile(run):
     return lambda kind: run("hostile", kind, None, "variable.c")
 
 
-@pytest.mark.parametrize("kind", ["whole", "early", "far"])
+@pytest.mark.parametrize("kind", ["far", *further("whole", "early")])
 def test_a_context_in_the_v8_heap_is_found(run, kind):
     with Reader(b"heap") as reader:
         run("heap", kind, NODEJS_SCHEMA)
@@ -143,8 +143,8 @@ def test_a_context_in_the_v8_heap_is_found(run, kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        "none", "other", "undefined", "number", "field",
-        "too_far", "loop", "odd", "wild_table", "wild_value",
+        "none", "other", "loop", "wild_value",
+        *further("undefined", "number", "field", "too_far", "odd", "wild_table"),
     ],
 )  # fmt: skip
 def test_v8_heap_objects_that_are_not_contexts_yield_no_span(run, kind):
@@ -157,7 +157,7 @@ def test_v8_heap_objects_that_are_not_contexts_yield_no_span(run, kind):
         assert reader.sampler.contexts.release(pid)  # the process was registered
 
 
-@pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])
+@pytest.mark.parametrize("kind", further_between(["none", "wild", "kernel", "invalid", "itself"]))
 def test_pointers_that_do_not_lead_to_a_context_yield_no_span(run_hostile, kind):
     with Reader(b"hostile") as reader:
         run_hostile(kind)

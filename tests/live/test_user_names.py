@@ -23,9 +23,7 @@ def variants(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize(
-    "workload", further_of(WORKLOADS, ("replaced library", "exec", "reused pid"))
-)
+@pytest.mark.parametrize("workload", further_of(WORKLOADS, ("replaced library", "reused pid")))
 def test_frames_are_not_named_after_earlier_or_later_code_at_the_same_address(variants, workload):
     frames = named = 0
     until = time.monotonic() + 60
