@@ -31,7 +31,7 @@ class CompiledModules(BuildHookInterface[Any]):
     """Adds compiled modules to the wheel, next to their sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, except in an editable installation, where edits would have no effect."""
+        """Compile the modules, except in editable installs, where edits must take effect."""
         if version == "editable":
             return
         self._target = TemporaryDirectory()

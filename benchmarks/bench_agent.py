@@ -102,7 +102,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 class Case(NamedTuple):
-    """A load, the agent's receiver keys, and the goals."""
+    """A load, the agent's receiver settings, and the performance goals."""
 
     name: str
     receiver: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""Compares the cost of the agent's defaults with ``stacks: kernel`` and with five times the rate.
+"""Compares the agent's cost by default, with ``stacks: kernel``, and at five times the rate.
 
 All agents run at the same time under the same load, so that the ratios do not depend on the load.
 """
@@ -23,7 +23,7 @@ _AGENTS: Final[Mapping[str, Mapping[str, object]]] = {
     "defaults at 99 Hz": {"samples_per_second": 99},
 }
 _SETTLE_S: Final = 15.0
-"""The time from the agents' first requests until the symbols of running programs are read."""
+"""Time allowed for reading the symbols of running programs after the agents' first requests."""
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -82,7 +82,7 @@ def app(environ, start_response):
 
 
 class Service(NamedTuple):
-    """A service under gunicorn with one worker whose profiler can be started and stopped."""
+    """A gunicorn service with a single worker, whose profiler can be started and stopped."""
 
     port: int
     pid: int
@@ -145,7 +145,7 @@ class Cost(NamedTuple):
 
 
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
-    """Measures the cost of a request with the profiler and without it.
+    """Measures the cost of a request with and without the profiler.
 
     The services receive requests alternately, so that disturbances affect both of them. The ratio
     is the median over adjacent batches of requests. The profiler is stopped while the plain service
@@ -230,7 +230,7 @@ def change_us(first: Any, second: Any | None) -> float:
 
 
 def span_changes() -> Iterator[Row]:
-    """Yields the time to change the thread's current span, without and with a running profiler."""
+    """Yields the overhead of a running profiler when a thread's current span changes."""
     tracer = TracerProvider().get_tracer("bench")
     root = set_span_in_context(tracer.start_span("root"))
     child = set_span_in_context(tracer.start_span("child", root), root)
@@ -293,7 +293,7 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 
 
 def holds(seconds: float, rate: int) -> Iterator[Row]:
-    """Yields the longest CPU time for which the draining thread holds the GIL.
+    """Yields the draining thread's longest CPU time between releases of the GIL.
 
     Excludes existing objects from garbage collection, because their number depends on the service.
     """

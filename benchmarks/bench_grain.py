@@ -1,4 +1,4 @@
-"""Measures label sets, bytes and encoding time by Resource granularity, with 500 processes."""
+"""Compares Resource granularities by label sets, bytes and encoding time, with 500 processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make_windows(count: int) -> Iterator[Window]:
 
 
 def count_series(windows: Sequence[Window]) -> int:
-    """Returns the number of distinct label sets: a Resource's attributes and the profile kind."""
+    """Returns the number of distinct combinations of profile kind and Resource attributes."""
     return len({
         (profile.kind.name, frozenset(group.resource.attributes.items()))
         for window in windows

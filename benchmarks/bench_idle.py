@@ -1,7 +1,7 @@
-"""CPU time and wake-ups of an agent with nothing to sample, by thread.
+"""Measures CPU time and wake-ups, by thread, of an agent that has nothing to sample.
 
-The first two cases sample only one process, which sleeps or wakes now and then, as on an idle host.
-Neither of these cases needs a quiet machine. The last case uses the defaults and is meaningful only
+The first two cases sample only one process, which sleeps or wakes occasionally, as on an idle host.
+Neither of these cases requires an idle host. The last case uses the defaults and is meaningful only
 on an idle host, because other work adds samples.
 """
 

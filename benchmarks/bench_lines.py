@@ -55,7 +55,7 @@ def microseconds_each(run: Callable[..., object], values: Sequence[object], roun
 
 
 def demangle_rows(rounds: int) -> Iterator[Row]:
-    """Yields the microseconds per name, without a cache."""
+    """Yields the demangling time per name, in microseconds, without a cache."""
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     exported = output("nm", "-D", "--format=posix", library).splitlines()
     cxx = [line.split()[0].partition("@")[0] for line in exported if line.startswith("_Z")]
@@ -126,7 +126,7 @@ def line_rows(folder: str, rounds: int) -> Iterator[Row]:
 
 
 def go_rows(rounds: int) -> Iterator[Row]:
-    """Measures lines and inlined calls for ``go``, with one address in each function."""
+    """Measures line and inlining lookups in the ``go`` binary, at one address per function."""
     path = shutil.which("go")
     if not path:
         return

@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 
 def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
-    """Samples programs with names that start with ``comm``, for the given time."""
+    """For the given time, samples programs whose names start with ``comm``."""
     ends, until = Counter[StackEnd](), time.monotonic() + seconds
     used, taken = program_usage()[0], sampler.counts()["on_cpu"].taken
     while (left := until - time.monotonic()) > 0:
@@ -131,7 +131,7 @@ def thousand(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def too_small(folder: Path, quick: bool) -> Iterator[Row]:
-    """Samples a program with enough memory for its tables, then with memory for a fifth of them."""
+    """Samples a program with enough memory for all its tables, then for only a fifth of them."""
     command = costly.build(folder, "short entries", files=12, entries=25_000)
     with processes([command]):
         for megabytes in (64, 2):

@@ -101,7 +101,7 @@ def perf_record() -> Iterator[None]:
 
 
 def ping_pong(seconds: float) -> float:
-    """Returns the context switches per second of two processes on one CPU that exchange a byte."""
+    """Returns the context switches per second of two processes that exchange a byte on one CPU."""
     pin = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     command = [*pin, sys.executable, "-S", "-c", PING_PONG, str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -154,7 +154,7 @@ GO_BYTES = {"raw": 110, "gzip": 38}
 """The bytes per sample that opentelemetry-ebpf-profiler needs for kernel and user stacks."""
 
 KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
-"""Goal, in bytes per sample, for samples that have only a kernel stack."""
+"""Target size, in bytes per sample, of samples with only a kernel stack."""
 
 
 def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:
@@ -163,7 +163,7 @@ def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields results for a window of kernel stacks, then for one with kernel and user stacks."""
+    """Yields results for kernel stacks only, and then for kernel and user stacks."""
     runs = 5 if quick else 25
     for user in (False, True):
         window = mixed_load_window(user=user)

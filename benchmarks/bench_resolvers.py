@@ -1,4 +1,4 @@
-"""The library's resolvers: the first lookup in a process, whole stacks, single addresses."""
+"""Benchmarks the resolvers: the first lookup in a process, whole stacks, single addresses."""
 
 import os
 import random

@@ -74,7 +74,7 @@ def table_rows(path: str, kernel: str) -> Iterator[Row]:
 
 
 def microseconds_each(run: Callable[[int], object], values: list[int], rounds: int) -> float:
-    """Returns the µs per value in the fastest of several passes, including the loop itself."""
+    """Returns the µs per value in the fastest of several passes, including loop overhead."""
     best = min(seconds(lambda: [run(value) for value in values]) for _ in range(rounds))
     return best / len(values) * 1e6
 

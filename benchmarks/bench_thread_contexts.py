@@ -1,4 +1,4 @@
-"""Measures the cost of reading a thread context, and of publishing one at a span change."""
+"""Measures the cost of reading thread contexts, and of publishing them at span changes."""
 
 from __future__ import annotations
 

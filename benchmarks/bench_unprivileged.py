@@ -1,4 +1,4 @@
-"""Compares the samples that a user without capabilities can take with those that ``record`` takes.
+"""Compares samples taken by a user without capabilities with samples taken by ``record``.
 
 With ``perf_event_paranoid`` at 2, the kernel samples a user's processes in user mode only, with
 frame-pointer call chains.
@@ -50,14 +50,14 @@ name."""
 
 
 class Seen(NamedTuple):
-    """The number of samples of a process, and of samples with a complete user stack."""
+    """A process's number of samples, and how many of them have a complete user stack."""
 
     samples: int
     whole: int
 
 
 def see_without_capabilities(pid: int, seconds: float) -> Seen:
-    """Samples a process, using only perf events, as the user who owns it."""
+    """Samples a process as its unprivileged owner, using only perf events."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,7 +139,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields, per load, the percentages of kernel time, and of complete stacks with each method."""
+    """Yields, for each load, the percentages of kernel time and of complete stacks by method."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

@@ -125,7 +125,7 @@ def index_ms(path: str) -> tuple[float, int]:
 
 
 def storm(seconds: float) -> Iterator[Row]:
-    """Runs 50 new binaries a second while all CPUs are sampled, then the same binaries again."""
+    """Runs 50 new binaries per second while all CPUs are sampled, and then runs them again."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         first = os.path.join(folder, "program")

@@ -118,7 +118,7 @@ def cut_off(seconds: float) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Measures all methods alternately at two rates, so that other load affects all equally."""
+    """Measures all methods alternately at two rates, so that other load affects them equally."""
     with mixed_load(1000):
         yield cut_off(10 if quick else 60)
     rounds, seconds = (2, 3.0) if quick else (ROUNDS, 6.0)

@@ -33,7 +33,7 @@ def ours(path: str) -> FunctionTable:
 
 
 def by_pyelftools(path: str) -> list[tuple[int, int, str]]:
-    """Reads only the symbols, without stubs or missing bounds."""
+    """Reads only the symbols; does not name stubs or infer missing bounds."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
@@ -51,7 +51,7 @@ def by_symbolic(path: str) -> Any:
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """Returns the duration of the fastest run in ms. Collects garbage before each run."""
+    """Returns the duration of the fastest run, in ms. Collects garbage before each run."""
     times = []
     for _ in range(runs):
         gc.collect()

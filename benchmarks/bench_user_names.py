@@ -1,4 +1,4 @@
-"""Measures the fraction of named user frames under a mixed load and in a service under gunicorn."""
+"""Measures the fraction of user frames that are named, for a mixed load and a gunicorn service."""
 
 import contextlib
 import http.client

@@ -32,7 +32,7 @@ HZ = 499
 
 @contextlib.contextmanager
 def programs(folder: Path) -> Iterator[dict[str, int]]:
-    """Runs the programs during the block, and yields their process ids by description."""
+    """Runs the programs during the block, and yields their pids, keyed by description."""
     compiled = str(folder / "chain")
     options = ["-O1", "-fno-omit-frame-pointer", "-x", "c", "-", "-o", compiled]
     subprocess.run(["gcc", *options], input=CHAIN, text=True, check=True)

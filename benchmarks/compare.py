@@ -52,7 +52,7 @@ class Side(NamedTuple):
     tree: Path
 
     def run(self, *arguments: str) -> bytes:
-        """Runs Python with the packages of this tree, and returns its standard output."""
+        """Runs Python with the packages of this source tree, and returns its standard output."""
         environment = {**os.environ, "PYTHONPATH": str(self.tree)}
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -69,7 +69,7 @@ class RowKey(NamedTuple):
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to its name and values in each run. The last number of a run is the ratio."""
+"""Maps each row to a (name, values) pair for each run. The last number of a run is the ratio."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Checks any profiler's stacks: finds function starts, and recognizes outermost functions.
+"""Finds function starts and outermost functions, to check the stacks of any profiler.
 
 Shares no code with the package's unwinder: pyelftools finds the segments, and this module reads
 only the search table of ``.eh_frame_hdr`` and single entries of ``.eh_frame``.
@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 
 _BLOCK = 4096
 _ENTRY_BYTES = 64
-"""Assumed length of an entry point without a table entry, such as the dynamic linker's."""
+"""Assumed size of entry-point code that has no unwind information, such as the dynamic linker's."""
 _UNDEFINED_RETURN = b"\x07\x10"
 """DW_CFA_undefined for the x86-64 return address: the function has no caller."""
 
@@ -68,12 +68,12 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Returns the start of the function at an address; if there is none, the address itself."""
+        """Returns the start of the function at an address; the address itself if not found."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 
     def is_outermost(self, address: int) -> bool:
-        """Returns whether an address is in ``_start`` or in a function without a caller."""
+        """Returns whether an address is in ``_start``, or in a function that has no caller."""
         if self._entry <= address < self._entry + _ENTRY_BYTES:
             return True
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1

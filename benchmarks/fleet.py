@@ -156,7 +156,7 @@ class Host:
 
 
 class Sink(grpc.GenericRpcHandler):
-    """The receiver to which the Collector exports: counts requests, bytes and samples."""
+    """The receiver to which the Collector exports; counts requests, bytes and samples."""
 
     def __init__(self) -> None:
         self.samples = self.requests = self.bytes = 0
@@ -239,7 +239,7 @@ def busiest(times: Sequence[float], start: float, end: float) -> tuple[int, floa
 
 
 class Fleet:
-    """All hosts, driven by one thread."""
+    """All simulated hosts, driven by one thread."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts

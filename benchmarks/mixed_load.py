@@ -1,7 +1,7 @@
 """A mixed load for a fixed time: compute, pipes, short-lived processes, file reads and writes.
 
 ``python -m benchmarks.mixed_load SECONDS``. Needs only Python, so that the load is the same on
-every machine. Each part uses about one CPU.
+every machine. Each component uses about one CPU.
 """
 
 import json

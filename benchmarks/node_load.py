@@ -1,7 +1,7 @@
 """``python -m benchmarks.node_load SECONDS``: the services of a node, mostly idle.
 
 Runs 30 Go programs and 20 C++ programs, each from a separate file, and 20 Python processes. Each
-process works for a few milliseconds, three times a second.
+process is busy for a few milliseconds, three times a second.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ _WAITING = "sink += Nest<12>::run(v); if (!(round & 63)) usleep(300000);"
 
 
 def _build(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Builds the compiled programs, and yields each with its number of copies."""
+    """Builds the compiled programs, and yields each program's path and number of copies."""
     folder.joinpath("main.go").write_text(GO)
     folder.joinpath("service.cpp").write_text(
         "#include <unistd.h>\n" + CPP.replace("sink += Nest<12>::run(v);", _WAITING)

@@ -181,13 +181,13 @@ def expected_overlap(one: Counter, other: Counter) -> float:
 
 
 def known(callers: Counter, others: Counter) -> float:
-    """Returns the fraction of frequent ``callers``, by samples, that are also in ``others``."""
+    """Returns the sample-weighted fraction of frequent ``callers`` that are also in ``others``."""
     frequent = Counter({key: count for key, count in callers.items() if count >= 5})
     return sum(c for key, c in frequent.items() if key in others) / max(1, frequent.total())
 
 
 def compare(ours: Stacks, theirs: Stacks, files: Files) -> Iterator[Row]:
-    """Yields rows for each program: complete stacks, leaves, and caller addresses."""
+    """Yields rows that compare complete stacks, leaves and caller addresses for each program."""
     for program in sorted(PROGRAMS & ours.by_program.keys() & theirs.by_program.keys()):
         counts = [side.by_program[program].total() for side in (ours, theirs)]
         if min(counts) < LEAST_SAMPLES:

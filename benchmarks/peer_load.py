@@ -65,7 +65,7 @@ for (;;) { JSON.parse(JSON.stringify(tree(9))); "abc def".repeat(200).split(" ")
 """
 
 PROGRAMS = {"cpp-load", "python3.11", "bash", "clang", "clang-14", "node", "openssl"}
-"""The names of the executables that the load runs."""
+"""The names of the executables that the workload runs."""
 
 
 def _commands(folder: Path) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Twenty Python processes that run different functions in deep stacks for a fixed time.
+"""Runs twenty Python processes with different functions and deep stacks for a fixed time.
 
 ``python -m benchmarks.python_load SECONDS``.
 """

@@ -10,7 +10,7 @@ from otel_kprofiler.export import PROFILES
 
 
 class Receiver:
-    """A gRPC server on a free loopback port. ``requests`` holds (monotonic seconds, bytes)."""
+    """A gRPC server on a free loopback port. ``requests`` lists (monotonic time, payload) pairs."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[float, bytes]] = []

@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """One measurement.
 
-    ``ratio`` compares two values measured in the same run, because absolute times say little on a
-    shared machine. ``goal`` is the limit that the value, or the ratio, should satisfy.
+    ``ratio`` compares two values measured in the same run, because absolute times vary on a shared
+    machine. ``goal`` is the limit that the value, or the ratio, should satisfy.
     """
 
     what: str

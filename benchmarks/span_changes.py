@@ -1,4 +1,4 @@
-"""Measures context changes before and after this process starts publishing its spans.
+"""Measures the cost of context changes before and after this process starts publishing spans.
 
 ``python -m benchmarks.span_changes`` prints a JSON object that maps each kind of change to its cost
 in nanoseconds.

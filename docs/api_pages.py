@@ -1,4 +1,4 @@
-"""Documents a package's public names as reStructuredText, linking to those of other packages.
+"""Documents a package's public names as reStructuredText, with links to other packages' names.
 
 By default, autodoc would omit constants, and names that a package imports from other packages or
 only on first use.

@@ -40,7 +40,7 @@ CONTENTS = {
 """Pages in the navigation, by heading, as paths relative to docs/."""
 
 LANGUAGES = {".yaml": "yaml", ".py": "python", ".sh": "sh", "": "sh"}
-"""Syntax highlighting by suffix in linked directories. Files with other suffixes are text."""
+"""Languages of files in linked directories, by suffix. Files with other suffixes are text."""
 
 project = "otel-kprofiler"
 author = "The otel-kprofiler authors"
@@ -72,7 +72,7 @@ def add_names(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the navigation to the home page, because README.md contains none."""
+    """Append the navigation to the home page, because README.md contains no toctree."""
     if page == root_doc:
         for heading, names in CONTENTS.items():
             pages = "\n".join(posixpath.normpath(f"docs/{name}") for name in names.split())

@@ -1,4 +1,4 @@
-"""A service that processes orders slowly. The tutorial, docs/tutorial.md, finds the causes.
+"""A service that processes orders slowly. docs/tutorial.md shows how to find the causes.
 
 python slow_orders.py            one order after another, and every second how long they took
 python slow_orders.py --mended   without the problems that the tutorial finds

@@ -1,6 +1,6 @@
 """A WSGI service that sends traces, metrics and kernel profiles under one Resource.
 
-Run the service in this directory. Each worker is profiled::
+Run the service from this directory. Each worker is profiled::
 
     OTEL_SERVICE_NAME=files OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 \
     OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf OTEL_KPROFILER_SAMPLES_PER_SECOND=99 \

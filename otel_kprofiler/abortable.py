@@ -52,7 +52,7 @@ class AbortableAdapter(HTTPAdapter):
             return self._exchange
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the connection pool, and tracks the sockets of its connections."""
+        """Returns the connection pool, modified to track the sockets of its connections."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         make = type(pool).ConnectionCls
 
@@ -95,7 +95,7 @@ class AbortableAdapter(HTTPAdapter):
     def abort(self, exchange: int | None = None) -> None:
         """Abort every running exchange as if the receiver had disconnected.
 
-        If the number of an ``exchange`` is given, does nothing if a later exchange has begun.
+        Does nothing if ``exchange`` is given and a later exchange has begun.
         """
         with self._lock:
             if exchange not in (None, self._exchange):

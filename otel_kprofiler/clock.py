@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""Minimum offset change, in nanoseconds, that is a clock step rather than a measurement error."""
+"""Minimum offset change, in nanoseconds, treated as a clock step, not a measurement error."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
 """2020-01-01 in Unix time. A clock that shows an earlier time has not been set since boot."""
 CATCH_UP: Final = 2

@@ -91,7 +91,7 @@ class Reporter:
             threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
 
     def __call__(self, window: Window) -> None:
-        """Queue a window for encoding, unless it is empty. Never blocks if ``background``.
+        """Queue a window for encoding, unless it is empty. Never blocks if ``background`` is set.
 
         Samples that the window lists as lost at shutdown also count as lost for each exporter.
         """
@@ -151,7 +151,7 @@ class Reporter:
             ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns each exporter's sample counts, all taken at the same instant."""
+        """Returns a consistent snapshot of all exporters' sample counts."""
         with self._changed:
             return tuple(map(self._account, self._not_offered))
 
@@ -369,7 +369,7 @@ def _totals(window: Window) -> dict[str, StreamTotals]:
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """Returns a window with totals that include the samples not sent to the receiver."""
+    """Returns a copy of the window with totals that include samples not sent to the receiver."""
     profiles = [
         _profile_for_receiver(
             profile,

@@ -1,4 +1,4 @@
-"""The errors of otel-kprofiler: a single hierarchy, in which each error has a cause and a fix.
+"""The exception hierarchy of otel-kprofiler. Each error states its cause and how to fix it.
 
 ::
 
@@ -12,8 +12,8 @@
     ├── ExportError                          an output cannot be written
     └── PayloadError                         data that is not valid OTLP profiles
 
-A frame that cannot be resolved is data (:class:`otel_kprofiler.model.Unresolved`),
-never an exception.
+A frame that cannot be resolved is marked as :class:`otel_kprofiler.model.Unresolved`; no exception
+is raised.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A forked child has a single thread and shares its parent's kernel objects. An object that must react
 to a fork registers its hooks, and specifies the step in which they run.
 
-If C code calls ``fork()``, Python does not run the hooks in the child; :func:`catch_up` does. uWSGI
-calls :func:`catch_up` in its workers. Outside uWSGI, each function that may be a service's first
-call into this package calls :func:`catch_up` before taking a lock, joining a thread or using the
-parent's memory.
+If C code calls ``fork()``, Python does not run the hooks in the child; :func:`catch_up` runs them
+instead. uWSGI calls :func:`catch_up` in its workers. Outside uWSGI, each function that may be a
+service's first call into this package calls :func:`catch_up` before taking a lock, joining a thread
+or using the parent's memory.
 """
 
 import concurrent.futures.thread  # noqa: F401 - its hook frees a lock before ours
@@ -42,7 +42,7 @@ class ForkAware:
     """An object with fork hooks; see :func:`register`."""
 
     def before_fork(self) -> None:
-        """Take locks in the parent, so that the child sees consistent data."""
+        """Acquire locks in the parent, so that the child sees consistent data."""
 
     def after_fork_in_parent(self) -> None:
         """Release the locks in the parent, even if the fork failed."""
@@ -146,8 +146,9 @@ class _Registry:
     def register(self, step: ForkStep, member: ForkAware) -> None:
         """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
 
-        The first call, not the import, registers with ``os.register_at_fork``. In a child, the
-        hooks run after the hooks of an OpenTelemetry SDK that was set up earlier.
+        ``os.register_at_fork`` is called on the first registration, not when this module is
+        imported. In a child, the hooks run after the hooks of an OpenTelemetry SDK that was set up
+        earlier.
         """
         self.catch_up()
         with self._lock:

@@ -18,8 +18,8 @@ class Readable(Protocol):
 def read_up_to(stream: Readable, limit: int) -> bytes:
     """Returns the rest of a stream, at most ``limit`` bytes. Raises ``OSError``.
 
-    ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
-    fails on a host with less memory, even if the file is small.
+    In CPython, ``read(limit)`` of a buffered reader allocates ``limit`` bytes before it reads. On a
+    host with less memory, this allocation fails, even if the file is small.
     """
     chunks = []
     while limit and (chunk := stream.read(min(limit, _CHUNK_BYTES))):

@@ -28,7 +28,7 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to log the record, after appending the number of suppressed messages."""
+        """Returns whether to log the record, and appends the number of suppressed messages."""
         if record.levelno < logging.WARNING:
             return True
         pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))

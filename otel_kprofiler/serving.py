@@ -22,7 +22,7 @@ from otel_kprofiler.repeats import RepeatFilter
 
 MAX_CONNECTIONS: Final = 16
 MAX_HEADER_BYTES: Final = 32 << 10
-"""Maximum total size of a request's headers. Proxies forward at most 8 to 16 KiB."""
+"""Maximum total size of a request's headers. Common proxies forward at most 8 to 16 KiB."""
 _FREE_WAIT_S: Final = 2.0
 _LOOK_S: Final = 0.2
 _STALLED_S: Final = 1.0
@@ -201,9 +201,10 @@ class HttpHandler(BaseHTTPRequestHandler):
             rest = rest[_PIECE_BYTES:]
 
     def is_named(self, *names: str) -> bool:
-        """Returns whether ``Host`` is an address, ``localhost``, the server's host or in ``names``.
+        """Returns whether the ``Host`` header contains an address or an accepted name.
 
-        Any other name may belong to a site that directs browsers to this server (DNS rebinding).
+        ``localhost``, the server's host and ``names`` are accepted. Any other name may belong to a
+        site that directs browsers to this server (DNS rebinding).
         """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""

@@ -1,3 +1,3 @@
-"""The package version; defined only here."""
+"""The single definition of the package version."""
 
 __version__ = "0.1.0"

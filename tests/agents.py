@@ -12,7 +12,7 @@ from tests.public import get_public_python
 
 
 def parse_account(line):
-    """Parses the agent's sample counts in a log line: the sums, and each kind under ``kinds``."""
+    """Parses the agent's sample counts from a log line: totals, and each kind under ``kinds``."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

@@ -1,4 +1,4 @@
-"""Writes ``values.schema.json`` of the Helm chart, with the agent's schema for ``config``.
+"""Writes the Helm chart's ``values.schema.json``, with the agent's schema for ``config``.
 
 Helm validates values against this schema before it changes a cluster, so ``helm install`` rejects
 an invalid agent key.

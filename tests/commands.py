@@ -1,4 +1,4 @@
-"""Runs the commands of this package in tests, as users do."""
+"""Runs this package's commands in tests, as users would."""
 
 import subprocess
 import sys

@@ -40,7 +40,7 @@ print(encode.__file__.rpartition(".")[2], sum(counts), digest.hexdigest())
 
 
 def replayed(python: str, path: Path) -> list[str]:
-    """Returns the form (py or so), the number of samples, and a digest of the requests."""
+    """Returns the module's suffix (py or so), the sample count, and a digest of the requests."""
     command = [python, "-c", REPLAY, path]
     return subprocess.run(command, cwd="/", check=True, stdout=-1, text=True).stdout.split()
 

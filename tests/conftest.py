@@ -51,7 +51,7 @@ def pytest_collection():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Separates tests of the running kernel from tests that change the host's settings.
+    """Never runs live tests alongside a test that changes the host's settings.
 
     The time that a test waits for other tests does not count towards its timeout.
     """

@@ -31,7 +31,7 @@ def directory(minor: str) -> Path:
 
 
 def fetch(minor: str) -> None:
-    """Fetches a version unless it is present. Raises ``OSError`` or ``CalledProcessError``."""
+    """Downloads a version unless it is cached. Raises ``OSError`` or ``CalledProcessError``."""
     target = directory(minor).parent
     if target.exists():
         return

@@ -1,4 +1,4 @@
-"""Marks the cases of an expensive test that the default run omits."""
+"""Marks test cases that are too expensive for the default run."""
 
 import pytest
 

@@ -51,7 +51,7 @@ def require_fuse():
 class Fuse:
     """A mounted file system with the given files (content by name).
 
-    Unless ``cached``, the kernel requests names, attributes and content on each access.
+    Unless ``cached`` is set, the kernel requests names, attributes and content on each access.
     """
 
     def __init__(self, point, files, *, cached=True):
@@ -73,7 +73,7 @@ class Fuse:
         assert self._server.stdout.readline() == "mounted\n"
 
     def freeze(self, *opcodes, delay_s=None, beyond=0):
-        """Delays or withholds the responses to requests of the given kinds.
+        """Delays or withholds responses to the given types of requests.
 
         Args:
             opcodes: the types of requests, as keys of ``_OPCODES``; empty for all types.

@@ -1,4 +1,4 @@
-"""Separates tests that change host settings from tests that depend on these settings."""
+"""Prevents tests from changing host settings while other tests depend on them."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ _LOCK, _GATE = (
 
 @contextlib.contextmanager
 def hold_settings(*, changes: bool) -> Iterator[None]:
-    """Holds a lock on host settings: exclusive for a test that changes them, else shared.
+    """Holds a lock on host settings: exclusive for a test that changes them, otherwise shared.
 
     While a test waits for the exclusive lock, no other test can acquire the lock.
     """

@@ -33,7 +33,7 @@ class Python(NamedTuple):
 
 
 def environment():
-    """Returns an environment in which this package and ``PYTHONPATH`` can be imported."""
+    """Returns an environment with this checkout added to ``PYTHONPATH``."""
     path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -75,7 +75,7 @@ class Journal:
     Attributes:
         now: the layout and addresses of each currently registered process, by tgid.
         all: the process, layout, addresses and image of each registration, in order.
-        seen: the sampled processes that have not been returned yet.
+        seen: the sampled processes that :meth:`take_seen` has not yet returned.
     """
 
     def __init__(self, room=1000, registry=None):

@@ -1,7 +1,7 @@
 """Holds a kernel lock in one thread for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page that is not yet populated. The holder acquires the file's
-lock, and its page fault waits until this program supplies the memory through userfaultfd(2).
+The holding thread writes a buffer in an unpopulated page to a file. The thread acquires the file's
+lock, then blocks in a page fault until this program supplies the page through userfaultfd(2).
 """
 
 import ctypes

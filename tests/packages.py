@@ -35,7 +35,7 @@ class Package(NamedTuple):
 PACKAGES = {
     "version": Package("The version number"),
     "errors": Package("All errors shown to users, with cause and fix"),
-    "clock": Package("Boottime, Unix time, and the offset between them"),
+    "clock": Package("Converts boottime to Unix time"),
     "workers": Package("uWSGI workers, which are forked by C code"),
     "forks": Package("Runs fork hooks in a defined order", "workers"),
     "stopping": Package("A shared deadline for threads that are stopped together"),
@@ -47,12 +47,12 @@ PACKAGES = {
     "redact": Package("Redacts secrets in URLs and messages"),
     "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
-    "model": Package("Types shared by all packages: samples, stacks, windows, accounts"),
+    "model": Package("Types shared by all packages: samples, stacks, windows, sample counts"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
         "Inspects this host: files, capabilities, perf events, `doctor` checks", "errors model text"
     ),
-    "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors forks model"),
+    "bpf": Package("bpf(2), BPF loaders and programs, ring buffers, BTF", "errors forks model"),
     "otlp": Package(
         "Encodes, decodes and checks OTLP profiles; performs no I/O",
         "errors late model reading text version",
@@ -81,7 +81,7 @@ PACKAGES = {
         "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(
-        "Loads and checks binaries' unwind tables, and fills the BPF program's maps",
+        "Loads and verifies the unwind tables of binaries, and fills the BPF program's maps",
         "bpf elf forks host model stopping",
     ),
     "sampling": Package(

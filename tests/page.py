@@ -7,7 +7,7 @@ from array import array
 
 
 def data(page):
-    """Returns the object in a page, with all columns as lists."""
+    """Returns the JSON object embedded in a page, with all columns unpacked to lists."""
     text = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     return unpacked(json.loads(text))
 

@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 class LoggedProcess:
     """A process with its output redirected to a file.
 
-    The process is stopped at the end of a ``with`` block. ``environ`` is added to the environment.
+    Leaving a ``with`` block stops the process. ``environ`` is added to the environment.
     """
 
     def __init__(self, command, log, *, environ=None, **options):

@@ -1,8 +1,8 @@
-"""Provides a Python with this package that any user can run.
+"""Provides a Python installation that contains this package and that all users can run.
 
 Other users, and root without capabilities, cannot enter a home directory, where the clone, its
-virtual environment or its interpreter (from pyenv) may be. For tests that run code as such a user,
-the inaccessible directory is copied.
+virtual environment or its interpreter (from pyenv) may be. If a test runs code as one of these
+users, the inaccessible directory is copied.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def publish_interpreter(command: Path, directory: Path) -> Path:
 
 
 def copy_environment(directory: Path) -> PublicPython:
-    """Creates a virtual environment with the package's dependencies, and copies the checkout."""
+    """Creates a virtual environment with the package's dependencies and a copy of the checkout."""
     base = publish_interpreter(Path(sys._base_executable), directory / "python")
     subprocess.run([base, "-m", "venv", "--without-pip", directory / "venv"], check=True)
     command = directory / "venv/bin/python"

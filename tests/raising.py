@@ -2,7 +2,7 @@
 
 
 def raising(error):
-    """Returns a function that raises an error with any arguments."""
+    """Returns a function that accepts any arguments and raises ``error``."""
 
     def fail(*_, **__):
         raise error

@@ -53,7 +53,7 @@ CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
 
 
 def python_fork():
-    """Forks as Python code does, in a multi-threaded process."""
+    """Calls ``os.fork`` without its warning about multi-threaded processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

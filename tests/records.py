@@ -40,5 +40,5 @@ def pack_record(
 
 
 def in_ring(record):
-    """Returns the record in ring format, with a length prefix, padded to a word."""
+    """Returns a record as in the ring: prefixed with its length, and padded to 8 bytes."""
     return struct.pack("<II", len(record), 0) + record + bytes(-len(record) % 8)

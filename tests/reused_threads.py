@@ -1,4 +1,4 @@
-"""A service whose threads exit immediately, so that the next thread reuses the id with a new name.
+"""A service with short-lived threads that reuse the same thread id under different names.
 
 ``python -m tests.reused_threads FILE`` writes the log and exits when its input ends. Before
 starting a thread, the program sets the last pid (proc_sys_kernel(5)), which requires root.
@@ -31,7 +31,10 @@ def work():
 
 
 def live(name):
-    """Works, waits and works again, and records the times. Only ``WITH_SPANS`` has a span."""
+    """Works, waits and works again, and records the times.
+
+    Only the thread ``WITH_SPANS`` has a span.
+    """
     Path("/proc/thread-self/comm").write_text(name)
     start, link = time.clock_gettime_ns(time.CLOCK_BOOTTIME), None
     if name == WITH_SPANS:

@@ -24,7 +24,7 @@ PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService
 def serve_grpc(
     export, *, service=PROFILES, address="127.0.0.1:0", credentials=None, max_bytes=4 << 20
 ) -> tuple[grpc.Server, int]:
-    """Starts a gRPC server whose method ``Export`` calls ``export``. Returns server and port.
+    """Starts a gRPC server whose method ``Export`` calls ``export``. Returns (server, port).
 
     ``export`` receives the request and context, and returns the response or aborts. Without
     ``credentials``, connections are unencrypted.

@@ -148,7 +148,7 @@ def account_of(agent: faults.Agent) -> dict:
 
 @contextlib.contextmanager
 def collector() -> Iterator[str]:
-    """Yields the endpoint of a real Collector, or an endpoint where nobody listens."""
+    """Starts a real Collector, and yields its gRPC endpoint."""
     from tests.collector.conftest import VERSIONS, Collector
 
     with (

@@ -1,9 +1,9 @@
 """A loopback OTLP receiver that rejects or drops the same data as Pyroscope and Parca.
 
-Requests with resource or scope attributes without a key or value are rejected. As in Pyroscope,
-other requests are accepted, but only one of several profiles with equal labels and times is kept,
-frames without a function are dropped, and profiles without ``service.name`` are unnamed. Each
-dropped profile, frame or name is recorded as a complaint.
+Requests are rejected if a resource or scope attribute lacks a key or value. As in Pyroscope, other
+requests are accepted, but only one of several profiles with equal labels and times is kept, frames
+without a function are dropped, and profiles without ``service.name`` are unnamed. Each dropped
+profile, frame or name is recorded as a complaint.
 """
 
 import base64
@@ -23,7 +23,7 @@ NO_FUNCTION = "frames without a function"
 
 
 def find_fault(attributes):
-    """Returns why a strict receiver rejects attributes, or an empty string."""
+    """Returns the reason why a strict receiver rejects attributes; empty if it accepts them."""
     for index, attribute in enumerate(attributes):
         if not attribute.key:
             return f"attribute key at index {index} in resource attributes is empty"
@@ -82,7 +82,7 @@ class StrictReceiver:
     """A strict OTLP receiver for gRPC and HTTP on loopback.
 
     Attributes:
-        accepted: the accepted requests, by ``grpc`` or their content type.
+        accepted: the accepted requests, by content type, or ``grpc`` for gRPC.
         refused: the reasons for rejected requests.
         complaints: the numbers of silently dropped items, by ``grpc`` or content type.
     """

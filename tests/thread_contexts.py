@@ -169,7 +169,7 @@ class Program(Service):
 
 
 class Reader:
-    """Samples descendants of this process with given names, and reads their process contexts."""
+    """Samples this process's descendants by name, and reads their process contexts."""
 
     def __init__(self, *names, **options):
         config = SamplerConfig(
@@ -216,7 +216,7 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """Returns the last two contexts that began before a time; near a switch, either is correct."""
+    """Returns the last two contexts before a time; near a change, a sample may have either."""
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 

@@ -1,7 +1,7 @@
 """Counts words and phrases that the house style avoids, as far as a program can detect them.
 
 ``python -m tests.voice`` prints the counts, and each occurrence of a kind without an allowance. The
-exit status is 1 if any kind occurs more often than allowed. ``--list`` prints all occurrences.
+exit status is 1 if the count of any kind exceeds its allowance. ``--list`` prints all occurrences.
 After removing violations, lower the allowance; never raise it.
 """
 # ruff: noqa: T201 - a command prints for its user

@@ -20,5 +20,5 @@ def wait_until(condition, seconds=60, say=str):
 
 
 def call_in_thread(function, *arguments):
-    """Calls a function in a new thread, and returns a future of its result."""
+    """Calls a function in a new thread, and returns a future for its result."""
     return futures.ThreadPoolExecutor(1).submit(function, *arguments)

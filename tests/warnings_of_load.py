@@ -4,7 +4,7 @@ _LOST = "BPF symbol records were lost"
 
 
 def without_lost_records(errors: str) -> str:
-    """Returns standard error without the warnings about lost records.
+    """Removes warnings about lost records from standard error output.
 
     Tests that load thousands of BPF programs fill the ring of every profiler on this host.
     """

@@ -37,7 +37,7 @@ def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Wind
 
 
 def make_profile(*groups, kind=ON_CPU, period_ns=10, **facts) -> Profile:
-    """Builds a profile of groups: attributes of a process, samples, and any totals of its waits."""
+    """Builds a profile from groups of (process attributes, samples[, wait totals])."""
     resources = [ResourceSamples(Resource(attributes), *rest) for attributes, *rest in groups]
     return Profile(kind, period_ns, resources, **facts)
 
@@ -76,7 +76,7 @@ def read_samples(path) -> list[tuple[Resource, WindowSample]]:
 
 
 def read_stacks(path):
-    """Returns the stacks of a file's samples in order of time."""
+    """Returns the stacks of a file's samples in time order."""
     stacks = [
         (time_ns, sample.stack)
         for _, sample in read_samples(path)

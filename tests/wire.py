@@ -27,7 +27,7 @@ def varints(data):
 
 
 def fields(data):
-    """Yields the top-level fields of a message of varints and bytes, as (number, value)."""
+    """Yields (number, value) for each field of a message that has only varint and bytes fields."""
     data = iter(data)
     numbers = varints(data)
     for key in numbers:

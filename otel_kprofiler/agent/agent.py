@@ -261,7 +261,7 @@ class Agent:
             self._reload(self._reader)
 
     def _find_idle_s(self) -> float:
-        """Returns how long the loop may sleep while there are no samples, in seconds."""
+        """Returns the time, in seconds, for which the loop may sleep if there are no samples."""
         if self._targets and self._targets.follows:
             return 0.0
         measures_s = self._next_measure - time.monotonic() if any(self._config.limits) else IDLE_S
@@ -275,7 +275,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress, but not on every call, because this is called for each sample."""
+        """Report progress on only some calls, because this method is called for each sample."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()

@@ -1,4 +1,4 @@
-"""The agent's settings from the configuration, and fixed limits such as the maximum window size.
+"""Converts the configuration to agent settings, and defines fixed limits such as window sizes.
 
 The child process that checks the configuration also converts it, so that the agent does not load
 the schema's libraries.
@@ -106,7 +106,7 @@ _MAX_WINDOW_SAMPLES: Final = 32_768
 """Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
 _SAMPLE_BYTES: Final = 1024
-"""Memory that a window uses per sample with a unique stack, in bytes."""
+"""Memory, in bytes, that a window uses for each sample with a unique stack."""
 
 
 def agent_config(config: Config) -> AgentConfig:

@@ -1,4 +1,4 @@
-"""Reads the agent's CPU time from all kernel interfaces that account for it."""
+"""Reads the agent's CPU time from all kernel interfaces that report it."""
 
 import os
 from typing import NamedTuple
@@ -11,8 +11,8 @@ class CpuTime(NamedTuple):
 
     Attributes:
         children: CPU time of reaped child processes, which read files for the agent.
-        programs: CPU time of the sampling BPF program, in interrupts on all CPUs, which the kernel
-            charges to the interrupted processes.
+        programs: CPU time of the sampling BPF program on all CPUs. The program runs in interrupts,
+            so the kernel charges this time to the interrupted processes.
     """
 
     user: float

@@ -15,7 +15,7 @@ _CALM_ROUNDS: Final = 6
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""Largest divisor of the sampling rate in one step."""
+"""Maximum factor by which the sampling rate is reduced in one step."""
 
 
 class Usage(NamedTuple):

@@ -63,9 +63,9 @@ class _TextFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
-    At most :data:`MAX_WAITING_BYTES` of lines wait in memory. Excess lines are dropped and counted.
-    The handler bypasses Python's streams, because their locks could block the interpreter at exit.
-    The handler never closes the descriptor.
+    At most :data:`MAX_WAITING_BYTES` of lines are buffered in memory. Excess lines are dropped and
+    counted. The handler bypasses Python's streams, because their locks could block the interpreter
+    at exit. The handler never closes the descriptor.
     """
 
     def __init__(self, fd: int) -> None:
@@ -125,8 +125,8 @@ class DescriptorHandler(logging.Handler):
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Call this before gRPC is imported. Also silence gRPC unless ``GRPC_VERBOSITY`` is set, because
-    the status of a call contains the same information. Python's warnings become log records.
+    Call this before gRPC is imported. gRPC's own log is disabled unless ``GRPC_VERBOSITY`` is set,
+    because call statuses contain the same information. Python's warnings become log records.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning

@@ -1,4 +1,4 @@
-"""Rereads the configuration at run time, and decides at random whether this host samples."""
+"""Rereads the configuration at run time, and decides at random whether to sample this host."""
 
 from __future__ import annotations
 

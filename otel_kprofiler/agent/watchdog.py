@@ -44,7 +44,7 @@ class Watchdog:
         return self._missed_checks * self._interval_s
 
     def find_stall(self) -> list[str]:
-        """Returns a description of the current stall; empty if there is none. Thread-safe."""
+        """Returns a description of the current stall, or an empty list. Thread-safe."""
         if self._missed_checks < _CHECKS:
             return []
         return [f"the main loop has stalled for {self.idle_s():.0f} s"]

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """A group's fraction of the total weight, or its rate, in both profiles of a comparison.
+    """A group's fraction of the total weight, or its rate, in each of the compared profiles.
 
     Attributes:
         before: fraction of the total weight, or weight per second, in the first profile.
@@ -60,7 +60,7 @@ class Change(NamedTuple):
     """The self and total weight of a group in both profiles of a comparison.
 
     Attributes:
-        own: fraction or rate of the group's self weight.
+        own: the group's self weight, as a fraction or a rate.
         total: fraction or rate of the weight of all samples in which the key occurs.
         is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number
             of groups tested.

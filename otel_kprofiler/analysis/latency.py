@@ -12,8 +12,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of the process's threads that were running. A process's latencies
-add up to the time during which any of its threads ran."""
+"""CPU time divided by the number of running threads of the process. A process's latencies add up to
+the time during which any of its threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
@@ -23,10 +23,10 @@ def weigh_latency(samples: Samples) -> Samples:
     CPU at the time. The nearer another thread's samples are in time, the more that thread counts:
     fully at the same time, and not at all at a distance of a period or more. A thread that runs
     continuously therefore counts as one thread, regardless of when its CPU's timer fires. When a
-    thread begins or ends, the number of threads is wrong for up to one period.
+    thread starts or stops running, the thread count is wrong for up to one period.
 
-    ``samples`` must include all samples of each process, because a selection would lack threads
-    that ran at the same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a
+    ``samples`` must include all samples of each process, because a subset would omit threads that
+    ran at the same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a
     period and individual times.
     """
     origins = samples.tables.origins

@@ -14,8 +14,8 @@ class LockSummary(NamedTuple):
     """Totals of the waits for kernel locks.
 
     Attributes:
-        exact: number and total duration of waits by lock type, without sampling error; longest
-            duration first.
+        exact: number and total duration of waits by lock type, without sampling error, sorted by
+            decreasing duration.
         uncounted: number of waits not in ``exact`` because their start or end was not observed.
     """
 
@@ -39,8 +39,8 @@ def summarize_locks(
     """Sums the exactly counted waits for locks in all profiles of one kind.
 
     Returns None if there are no waits, or if the samples were filtered, because the counters cover
-    all processes combined. ``processes`` specifies for each Resource whether it was selected; None
-    if samples were also filtered by anything other than their process.
+    all processes combined. ``processes`` states, for each Resource, whether it was selected; it is
+    None if the samples were also filtered by other criteria.
     """
     if processes is None or not all(processes):
         return None

@@ -12,8 +12,7 @@ from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stac
 class Key(NamedTuple):
     """The name of a function, line or other unit, and a place that distinguishes equal names.
 
-    The place is the function's module or source file, or the thread's process. The place may be
-    empty.
+    ``place`` is the function's module or source file, or the thread's process; it may be empty.
     """
 
     name: str
@@ -71,10 +70,11 @@ def by_module() -> Callable[[Stack], Occurrence]:
 
 
 def line_occurrence(stack: Stack) -> Occurrence:
-    """Groups by source line. A sample belongs to the innermost line with debug information.
+    """Groups by source line.
 
-    Lines of interpreted code take precedence over native code, so time in the kernel and in native
-    libraries is attributed to the line that called them.
+    A sample is attributed to the innermost frame with a known source line. Lines of interpreted
+    code take precedence over native code, so time in the kernel and in native libraries is
+    attributed to the line that called them.
     """
     entries = [entry for entry in stack_entries(stack) if entry.line]
     if not entries:
@@ -116,7 +116,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
 
 
 def place_of(entry: Entry) -> str:
-    """Returns an entry's module, or else its source file, or else its frame type in brackets."""
+    """Returns an entry's module or source file; the frame type in brackets if both are unknown."""
     return entry.module or f"[{entry.side.name}]"
 
 

@@ -27,7 +27,7 @@ from otel_kprofiler.model import (
 
 
 class Origin(NamedTuple):
-    """The window and profile that rows of samples come from.
+    """The window and profile to which sample rows belong.
 
     Attributes:
         window: index of the window among the loaded windows.
@@ -116,7 +116,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns each row's number of samples: the sum of the values if they count samples."""
+        """Returns each row's sample count: the sum of its values if the values count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]

@@ -1,4 +1,4 @@
-"""Breaks down the time of spans into user code, kernel code, waits, and other work of threads.
+"""Breaks down span time into user code, kernel code, waits, and work outside the span.
 
 When a thread leaves a span for a while, as an event-loop thread does at each ``await``, its samples
 fall into other spans, into no span, or into a wait for events.
@@ -18,7 +18,7 @@ from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 PART: Final = "part"
 """Name of the grouping that breaks down the time of spans into parts."""
 TRACE: Final = "trace"
-"""Name of the span grouping in which the spans of each trace are listed together."""
+"""Name of the grouping that lists the spans of each trace together."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
@@ -144,7 +144,7 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 def _find_times(
     events: Sequence[_Event], spans: Collection[_Span]
 ) -> Iterator[tuple[_Span, str, int, int]]:
-    """Yields spans, each with a part (``USER``, ``KERNEL`` or ``WAIT``), weight and Unix time."""
+    """Yields tuples of span, part (``USER``, ``KERNEL`` or ``WAIT``), weight and Unix time."""
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     latest: dict[bytes, tuple[int, _Span]] = {}
     for at, event in enumerate(events):
@@ -163,8 +163,8 @@ def _find_times(
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
     """Breaks down the time of all spans together, then of each endpoint's spans.
 
-    ``samples`` must include all samples of the threads that were in spans. The ``limit`` endpoints
-    with the most samples are selected. The result is empty if no sample belongs to a span.
+    ``samples`` must include all samples of the threads that were in spans. Selects the ``limit``
+    endpoints with the most samples. The result is empty if no sample belongs to a span.
     """
     links = samples.tables.links
     counts: Counter[int] = Counter()
@@ -208,7 +208,7 @@ class _Sums:
 
 
 def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
-    """Returns a breakdown for each local root name, and one for all spans under the empty name."""
+    """Returns breakdowns by local root name; the empty name stands for all spans combined."""
     sums: defaultdict[str, _Sums] = defaultdict(_Sums)
     for _, events in _find_threads(samples, names):
         for name, trace, parts in _find_parts(events, names):

@@ -14,12 +14,12 @@ class WaitSummary(NamedTuple):
     """The off-CPU time of all threads, exact and estimated.
 
     Attributes:
-        exact: totals counted by the BPF program; None if samples were filtered by a property that
-            the totals do not have, such as the stack.
+        exact: totals counted by the BPF program; None if samples were filtered by a property, such
+            as the stack, that the totals do not record.
         estimate_ns: off-CPU time that the samples represent, in nanoseconds.
         error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
-            because the durations of lost waits are unknown. Waits at or above the threshold add no
-            error.
+            because the durations of lost waits are unknown. Waits at or above the threshold
+            contribute no error.
         threshold_ns: the largest threshold of any window. Every wait of at least this duration was
             sampled.
     """

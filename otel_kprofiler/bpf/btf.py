@@ -49,7 +49,7 @@ class KernelTypes:
     def offset(self, name: str, *path: str) -> int | None:
         """Returns the byte offset of a struct's member; None if there is no such member.
 
-        Each name in ``path`` is a member of the struct that the preceding name selects.
+        ``path`` contains the names of nested members, from the outermost to the innermost.
         """
         bit = self.bit_offset(name, *path)
         return None if bit is None else bit // 8

@@ -1,4 +1,4 @@
-"""Parses the rows from the program that dumps threads (``dump.bpf.c``), and accesses its maps."""
+"""Parses rows written by the thread dump program (``dump.bpf.c``), and accesses its BPF maps."""
 
 import struct
 from typing import Final, NamedTuple
@@ -24,11 +24,11 @@ _WAITING: Final = 0x1 | _STOPPED | _IDLE | _UNINTERRUPTIBLE
 
 
 class DumpRow(NamedTuple):
-    """The state of a thread when the program visited it. All times are in nanoseconds.
+    """The state of a thread when the BPF program visited it. All times are in nanoseconds.
 
     Attributes:
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
-        monotonic_ns: ``time_ns`` on ``CLOCK_MONOTONIC``.
+        monotonic_ns: the same time as ``time_ns``, on ``CLOCK_MONOTONIC``.
         clock_ns: time on the scheduler's clock, as last read on the CPU that ran the dump.
         arrived_ns: when the thread was last scheduled, on the scheduler's clock; 0 if unknown.
         ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen

@@ -94,7 +94,7 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size in bytes of ``struct scratch``, excluding its record: the last run, and an in-use flag."""
+"""Combined size in bytes of ``last`` and ``is_taken`` in ``struct scratch``."""
 
 
 class ProgramConfig(NamedTuple):
@@ -148,7 +148,7 @@ MAPS: Final = {
 
 
 class ProgramCounts(NamedTuple):
-    """Counters of an event since the program was loaded, summed over CPUs (``struct cpu_line``)."""
+    """Event counters since the BPF program was loaded, summed over CPUs (``struct cpu_line``)."""
 
     taken: int
     ring_full: int
@@ -193,14 +193,14 @@ class CpuLines(MappedWords):
 
 
 NO_WAKEUP_NS: Final = (1 << 64) - 1
-"""A start time later than that of any process."""
+"""A start time after that of any process, so that no record wakes the reader."""
 _READER_WORDS: Final = 2
 
 
 class ReaderFlag(MappedWords):
     """The mapped ``struct reader``, which selects the records that wake the reader.
 
-    Accesses need no system call. A ring filled to its wake-up mark always wakes the reader.
+    Accesses do not require system calls. A ring filled to its wake-up mark always wakes the reader.
     """
 
     def __init__(self, map_fd: int) -> None:
@@ -220,7 +220,7 @@ class ReaderFlag(MappedWords):
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Returns the sums of all lines' counters, and whether no record was being written."""
+    """Returns the counters summed over all CPUs, and whether no record was being written."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
@@ -331,7 +331,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Parses the lock wait in a record. The holder's name follows the stacks, at ``end``."""
+    """Parses the lock wait in a record. The lock holder's name follows the stacks, at ``end``."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)

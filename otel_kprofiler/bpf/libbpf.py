@@ -156,7 +156,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Returns the exception for a failure. A verifier log means that a program was rejected."""
+        """Converts a failure to an exception. A verifier log means that a program was rejected."""
         log = self._messages.text()
         if code == errno.EBADF:  # libbpf ignores an EMFILE error from open(2)
             code = errno.EMFILE
@@ -172,7 +172,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects libbpf's messages during a load, while holding the process-wide callback's lock."""
+    """Collects libbpf's messages during a load; holds the lock of the process-wide callback."""
 
     _lock = ProcessLock()
 

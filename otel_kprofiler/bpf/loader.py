@@ -15,10 +15,10 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread during the context, and permanently in threads started in it.
+    """Block signals in this thread in the ``with`` block, and permanently in threads it starts.
 
-    The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c). A
-    verification may take half a second, longer than the timer interval of some services.
+    The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
+    Verification may take half a second, longer than the timer interval of some services.
 
     The kernel may deliver a signal to any thread. A service with signal handlers in C, such as
     uWSGI, relies on signals to interrupt its own threads, so our threads keep signals blocked.
@@ -35,7 +35,7 @@ class ObjectSpec(NamedTuple):
 
     Attributes:
         source: the C file, for loaders that compile it.
-        object: the object file, for loaders that do not compile.
+        object: the object file, for loaders that do not compile ``source``.
         programs: C functions to load. The running kernel need not support the file's other
             programs.
         map_entries: ``max_entries`` (bytes for a ring) by map, for maps without a fixed size.
@@ -78,7 +78,7 @@ class Loader(Protocol):
     name: str
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
-        """Load all programs of ``spec``, or none.
+        """Load either all programs of ``spec`` or no programs.
 
         Raises:
             DependencyError: the loader's library is missing.

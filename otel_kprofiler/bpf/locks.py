@@ -73,13 +73,13 @@ class LockSettings(MappedWords):
 
 
 class LockLines(MappedWords):
-    """The mapped array of ``struct lock_line``, one for each CPU: reads need no system call."""
+    """The mapped array of per-CPU ``struct lock_line``; reads require no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def totals(self) -> LockTotals:
-        """Returns the counted waits by type of lock, and the other waits as ``UNCOUNTED_LOCK``."""
+        """Returns the total waits by lock type, including those of the type ``UNCOUNTED_LOCK``."""
         return parse_lock_lines(self.copy())
 
 

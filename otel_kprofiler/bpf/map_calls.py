@@ -30,7 +30,7 @@ class MapShape(NamedTuple):
 
 
 class _CreateAttributes(ctypes.Structure):
-    """``union bpf_attr`` for BPF_MAP_CREATE, up to the map's name."""
+    """``union bpf_attr`` for BPF_MAP_CREATE, up to ``map_name``."""
 
     _fields_ = (
         ("map_type", ctypes.c_uint32),

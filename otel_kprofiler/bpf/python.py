@@ -55,8 +55,8 @@ class PythonLayout(NamedTuple):
         code_variables: size of a frame's variables in words (32 bits).
         code_version: version (32 bits), which distinguishes code objects; 0 if there is none.
         code_first_line: first line of the function (``co_firstlineno``, 32 bits).
-        code_file: pointer to the file name, a string.
-        code_name: pointer to the qualified name, a string.
+        code_file: pointer to the string object with the file name.
+        code_name: pointer to the string object with the qualified name.
         code_table: pointer to the line table, a bytes object.
         string_ascii: characters of an ASCII string.
         string_other: characters of a non-ASCII string.

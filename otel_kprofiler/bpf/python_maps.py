@@ -1,4 +1,4 @@
-"""The maps used for Python frames: processes, layouts, descriptions and counts."""
+"""The BPF maps for Python frames: processes, layouts, code descriptions and counters."""
 
 import contextlib
 import mmap

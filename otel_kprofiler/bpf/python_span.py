@@ -46,7 +46,7 @@ class SpanPath(NamedTuple):
         span_key: key of the current span in OpenTelemetry's ``Context``.
         span_key_hash: 64-bit hash of ``span_key``.
         labels_key: key of the current label set's number in OpenTelemetry's ``Context``.
-        attribute: name of the attribute in which a span keeps its span context.
+        attribute: name of the Python attribute that holds a span's span context.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
         classes: span classes encountered so far, up to :data:`MAX_SPAN_CLASSES`.
     """

@@ -23,8 +23,8 @@ _U32: Final = struct.Struct("=I")
 class Fence:
     """Memory barrier that orders earlier loads before later loads and stores (for arm64).
 
-    Python's only memory barrier is a lock. Taking a lock is an acquire operation, and releasing it
-    a release operation.
+    In Python, only locks act as memory barriers. Taking a lock is an acquire operation, and
+    releasing it a release operation.
     """
 
     __slots__ = ("_lock",)
@@ -90,7 +90,7 @@ class RingReader:
     def reserved(self) -> int:
         """Returns the producer's position, up to which records are reserved.
 
-        The call is also a memory barrier for other mapped memory.
+        The call also acts as a memory barrier for other mapped memory.
         """
         self._order()
         position = self._memory.producer[0]

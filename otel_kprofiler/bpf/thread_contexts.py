@@ -37,7 +37,7 @@ class ContextKind(enum.IntEnum):
     POINTER = 0
     """``otel_thread_ctx_v1``: a pointer to the record."""
     IN_V8 = 1
-    """``otel_thread_ctx_nodejs_v1``, a struct. An object's internal field points to the record."""
+    """``otel_thread_ctx_nodejs_v1``: a struct. An object's internal field points to the record."""
     WRAPPED_IN_V8 = 2
     """Like ``IN_V8``, but the internal field points to an object that points to the record."""
     GO_LABELS = 3
@@ -59,8 +59,8 @@ class ContextPlace(NamedTuple):
 
     Attributes:
         offset: offset in bytes from the thread pointer, or in the module's TLS block.
-        module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
-            pointer.
+        module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is relative to the
+            thread pointer.
         generation: lowest generation at which a DTV contains the module; 0 disables the check.
         stride: size of a DTV entry, in bytes.
         length_at: byte offset of the DTV's length from the DTV's address.
@@ -91,8 +91,8 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span, flags and attributes of a thread context.
 
     Returns the span, if any, and the attributes, preceded by two bytes: ``valid`` and the trace
-    flags. If ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`). Raises
-    ``ValueError`` if the record is too short.
+    flags. If ``valid`` is :data:`IS_GO`, the attributes include their names (:func:`split_named`).
+    Raises ``ValueError`` if the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")
@@ -196,7 +196,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Update the slot map's word that contains a process's bit."""
+        """Update the word of the slot map that contains a process's bit."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

@@ -38,7 +38,7 @@ class TracepointValue(NamedTuple):
 class TracepointConstants(NamedTuple):
     """Mirrors ``struct tracepoint``, whose comments describe the fields.
 
-    ``call`` is the number of the only system call to count; None counts all system calls.
+    ``call`` is the number of the system call to count; None counts all system calls.
     """
 
     number: int
@@ -72,7 +72,7 @@ class TracedCpus(MappedWords):
 def attach_tracepoint(name: str, program_fd: int) -> int:
     """Attach a program to a raw tracepoint until the returned descriptor is closed.
 
-    If the name is empty, the tracepoint is taken from the program's BTF. Raises ``OSError``, with
+    If the name is empty, the program's BTF determines the tracepoint. Raises ``OSError``, with
     ``ENOENT`` if the kernel has no such tracepoint.
     """
     text = ctypes.create_string_buffer(name.encode())

@@ -69,7 +69,7 @@ class Processor(NamedTuple):
         mode_at: offset of the processor mode in ``pt_regs``.
         user_mask: mode bits that equal ``user_value`` in user mode.
         narrow_mask: mode bits that equal ``narrow_value`` in 32-bit code.
-        interrupt: registers in ``pt_regs``, which an interrupt saves.
+        interrupt: registers that an interrupt saves in ``pt_regs``.
         signal: registers in the frame that the kernel pushes for a signal.
         preserved: DWARF numbers of the callee-saved registers other than sp and fp; up to
             MAX_PRESERVED.

@@ -133,7 +133,7 @@ class WaitSettings(MappedWords):
         self.words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
-        """Set how many starts of ongoing waits the next iteration over the tasks may report."""
+        """Set the maximum number of ongoing waits whose start the next task iteration reports."""
         self.words[_LATE_BEGINS] = count
 
 
@@ -160,10 +160,10 @@ class WaitThread(NamedTuple):
     ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns how long the thread was in the wait's state, and how long ago it woke, in ns.
+        """Returns the time spent in ``state``, and the time since the thread was woken, in ns.
 
-        ``now_ns`` is the current time on the clock of ``off_since_ns``. Returns zeros if the wait
-        starts after ``now_ns``.
+        ``now_ns`` is the current time on the same clock as ``off_since_ns``. Returns zeros if the
+        wait starts after ``now_ns``.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -175,7 +175,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses ``struct thread`` entries of threads that exited at ``ended_ns`` (0 if alive).
+    """Parses ``struct thread`` entries; ``ended_ns`` is the threads' exit time, or 0 if alive.
 
     Raises ``ValueError`` if a struct is truncated.
     """
@@ -215,7 +215,10 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait's start or end. The sample's value in a start record is the start time."""
+    """A record of a wait's start or end.
+
+    In a start record, the sample's value is the start time.
+    """
 
     sample: RawSample
     end: WaitEnd | None
@@ -240,7 +243,7 @@ class WaitCounts(NamedTuple):
 
 
 class WaitLines(MappedWords):
-    """The mapped array of ``struct wait_line``: reads need no system call."""
+    """The mapped array of ``struct wait_line``, which is read without system calls."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus * _LINE_WORDS)

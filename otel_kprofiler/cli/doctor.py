@@ -86,7 +86,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the verdict, then a line for each fix with the names of the checks that need it."""
+    """Yields the verdict, then a line for each fix, naming the checks that require it."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes

@@ -25,7 +25,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """From now on, store the first signal, and call ``announce`` from the signal handler."""
+        """Store the first signal received from now on; the signal handler calls ``announce``."""
         self._announce = announce
 
     def __enter__(self) -> Self:

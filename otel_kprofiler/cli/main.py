@@ -165,7 +165,7 @@ def _explain(error: Exception) -> KProfilerError | None:
 
 
 def show_error(error: KProfilerError) -> None:
-    """Print the cause of an error, and its fix, to standard error."""
+    """Print an error's cause, and how to fix it, to standard error."""
     lines = error.message.splitlines()
     if isinstance(error, ConfigError):
         for line in lines:

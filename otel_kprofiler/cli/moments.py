@@ -1,4 +1,4 @@
-"""Parses times given on the command line, either relative to a profile or as clock times."""
+"""Parses command-line times: clock times, or times relative to a profile."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, time

@@ -55,7 +55,7 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
 
 
 def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
-    """Yields each value that ``find`` returns for a thread index, with its number of samples."""
+    """Yields each value that ``find`` returns for a thread, with the thread's sample count."""
     rows = Counter[int]()
     for thread, count in zip(samples.threads, samples.counts(), strict=True):
         rows[thread] += count

@@ -116,7 +116,7 @@ class Output:
 
     @property
     def is_stdout(self) -> bool:
-        """Returns whether the output goes to standard output."""
+        """Returns whether the output is standard output."""
         return self._special is not None and os.path.sameopenfile(self._special, 1)
 
     @property
@@ -150,7 +150,8 @@ class Output:
         If the file contains kernel addresses, only its owner can read it. If a file of the same
         name appeared during the recording, a numbered name is used. Waits of idle threads are shown
         only if ``idle`` is set; profile files always include them. The time in spans is shown only
-        if ``has_whole_threads``: the recording contains all samples of its threads.
+        if ``has_whole_threads`` is set, which means that the recording contains all samples of its
+        threads.
         """
         write_page = self._format.write_page
         # Compute span times before idle waits are removed, because spans include idle waits.

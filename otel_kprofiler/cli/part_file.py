@@ -30,7 +30,7 @@ _TIMEOUT_MILLIS: Final = 5_000
 
 
 class PartFile:
-    """Keeps samples in a file until the output file is complete.
+    """Keeps samples in a ``.part`` file until the output file is complete.
 
     The ``path`` argument is the path of the output file. The ``path`` attribute is the path of the
     ``.part`` file. Raises ``BlockingIOError`` if another recording is being written to ``path``.
@@ -50,7 +50,7 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file unless ``keep`` is set and samples exist. Return whether it remains."""
+        """Delete the file unless ``keep`` is set and samples exist. Return whether it was kept."""
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)

@@ -29,7 +29,7 @@ _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": ("a file compressed with zstd", "decompress it with `zstd -d`"),
     b"<": ("HTML or XML", "record with -o FILE.otlp, which `report -o` converts to HTML"),
 }
-"""First bytes of unsupported file formats, each with the format's name and a fix."""
+"""First bytes of unsupported file formats, each with the format's name and a hint."""
 
 Notify = Callable[[str], None]
 """Function that receives a sentence about unreadable data."""

@@ -96,7 +96,7 @@ def _find_fix(address: str, answer: Answer) -> str:
 
 @contextmanager
 def _grpc_silenced() -> Iterator[None]:
-    """Silences gRPC's log on import, because the status of a failed call contains the same text."""
+    """Silences gRPC's log at import time, because the status of a failed call has the same text."""
     if "GRPC_VERBOSITY" in os.environ:
         yield
         return

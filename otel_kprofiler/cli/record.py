@@ -207,7 +207,7 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink that takes the recording as one window; None if no file is written."""
+        """Returns the sink for the whole recording as one window; None if no file is written."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:

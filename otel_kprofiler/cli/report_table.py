@@ -20,7 +20,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Title of the column that shows ``Key.place`` (such as a function's module), by grouping."""
+"""Title of the ``Key.place`` column (such as ``module`` for functions), by grouping."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

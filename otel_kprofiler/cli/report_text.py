@@ -155,7 +155,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups and, if these are spans, a group for each source line in each span."""
+        """Returns the groups and, if grouped by span, the groups of source lines in each span."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:
@@ -166,7 +166,7 @@ class Report:
         return group_samples(samples, self.by), {}
 
     def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
-        """Returns local root span names, by span; empty if the groups are not spans."""
+        """Returns the local root span's name for each span; empty if not grouped by span."""
         is_span = self.by == "span" and not self.callers_of and not self.callees_of
         return endpoints_of_spans(samples) if is_span else {}
 

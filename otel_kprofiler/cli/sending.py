@@ -62,7 +62,7 @@ class Sending:
             self._said = describe_failure(result)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the exporter's sample counts; samples kept in the file count as lost."""
+        """Returns the exporter's sample counts; samples saved to a file count as lost."""
         return self._reporter.accounts()
 
     @property

@@ -22,7 +22,7 @@ class Session:
     """A recording and its outcome.
 
     Attributes:
-        pipeline: takes and delivers the samples; closed at the end of :meth:`run`.
+        pipeline: collects and delivers the samples; closed at the end of :meth:`run`.
         targets: the recorded processes; None if they were not selected by options.
         seconds: duration of the recording so far.
         cpus: number of CPUs on which all processes are sampled; 0 if processes were selected.

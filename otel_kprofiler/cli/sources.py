@@ -57,7 +57,7 @@ def is_table(source: str) -> bool:
 
 
 def describe_source(source: str) -> str:
-    """Returns a short name of a source for display on pages, without secrets."""
+    """Returns a short display name of a source, without secrets."""
     return parse_address(source, os.environ).label if is_table(source) else basename(source)
 
 
@@ -77,7 +77,7 @@ def load_choice(
     """Loads the selected samples from files and tables. Raises ``KProfilerError`` on failure.
 
     ``need`` specifies which data of each sample to read from tables. ``weigh`` changes the weights
-    of all samples from files, before any are selected.
+    of all samples from files, before samples are selected.
     """
     files = [source for source in sources if not is_table(source)]
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]
@@ -118,7 +118,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Returns a choice's time range, where negative durations count back from now."""
+    """Returns the chosen time range; negative durations are relative to the current time."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

@@ -127,7 +127,7 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Returns the paths of copied files except kallsyms, by parameter of ``from_files``."""
+        """Returns paths of the copied files, except kallsyms, by parameter of ``from_files``."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 

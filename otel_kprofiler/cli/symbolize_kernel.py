@@ -39,8 +39,8 @@ def resolve_in_kernel(
     ``kallsyms`` is a copy of ``/proc/kallsyms``, and ``copies`` are copies of the host's other
     files, keyed by parameter name of :meth:`KernelSymbolizer.from_files`. Without ``kallsyms``, the
     running kernel is used. With ``kallsyms``, function sizes are read from the files in ``elf``.
-    ``explain`` adds all names at an address, the section, and why the name was chosen. Returns
-    whether every name was found; addresses do not affect the result.
+    ``explain`` adds all names at an address, the section, and the reason for choosing the name.
+    Returns whether every name was found; addresses do not affect the result.
     """
     symbolizer = _open(kallsyms, copies, elf)
     if symbolizer.hidden:

@@ -1,4 +1,4 @@
-"""Prints resolved addresses, as text or as JSON."""
+"""Prints resolved addresses as text or JSON."""
 
 import json
 import re

@@ -29,8 +29,8 @@ def name_payload(
     The output has the same encoding as the input; the path ``-`` is standard output. ``elf_files``
     are files that may contain the frames' code. Files are matched by id, not by name. If
     ``as_json``, counts are printed as JSON. Returns True if any name was added, or if no name was
-    missing. Raises ``HostError`` or ``PayloadError`` for the input, and ``ExportError`` for the
-    output.
+    missing. Raises ``HostError`` or ``PayloadError`` if the input cannot be read, and
+    ``ExportError`` if the output cannot be written.
     """
     try:
         data = read_file(path)

@@ -1,4 +1,4 @@
-"""Parses the input of ``symbolize``: names with offsets, patterns, and the command's output."""
+"""Parses the input of ``symbolize``: names with offsets, patterns, and earlier output."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def parse_place(word: str) -> Place | None:
 
 
 def get_fixed_prefix(word: str) -> str | None:
-    """Returns the fixed prefix of a pattern (``vfs_*``); None for other words."""
+    """Returns the fixed prefix of a pattern (``vfs_*``); None if the word is not a pattern."""
     match = _PATTERN.search(word)
     return word[: match.start()] if match else None
 

@@ -1,4 +1,4 @@
-"""Saves unsent samples to a file, for ``send`` to send later."""
+"""Saves unsent samples to a file that ``send`` can deliver later."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ class UnsentFile:
             self.problem = result.message
 
     def discard(self) -> None:
-        """Delete the file. Call this only if the file's samples are kept elsewhere."""
+        """Delete the file. Call this method only if the file's samples are stored elsewhere."""
         self.close()
         if self.path:
             os.unlink(self.path)

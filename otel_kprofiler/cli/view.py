@@ -190,7 +190,7 @@ def serving(endpoint: str, source: Source, *, opens: bool) -> Iterator[None]:
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:
-    """Returns whether a browser can be opened on the user's screen without running as root."""
+    """Returns whether a browser can be opened on a local display; False if this process is root."""
     if "SSH_CONNECTION" in environ or os.geteuid() == 0:
         return False
     return "DISPLAY" in environ or "WAYLAND_DISPLAY" in environ

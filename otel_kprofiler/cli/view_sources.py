@@ -54,8 +54,8 @@ class Source:
         step: performs pending work, for at most the given number of seconds.
         wake: interrupts a step; called from signal handlers.
         stop: stops the source, and processes the remaining samples.
-        describe: returns a summary of the samples after ``stop``; empty if there is nothing to
-            report.
+        describe: called after ``stop``; returns a summary of the samples, or an empty string if
+            there is nothing to report.
     """
 
     answer: Answer
@@ -82,7 +82,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that selects matching samples, including idle waits if ``idle``."""
+    """Returns a function that selects matching samples; it drops idle waits unless ``idle``."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:

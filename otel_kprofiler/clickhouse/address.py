@@ -48,7 +48,7 @@ class Address:
 
     @property
     def label(self) -> str:
-        """Returns the database and the attributes, as a label for pages."""
+        """Returns the display name: the database and the attributes."""
         return " ".join((self.database, *self.attributes))
 
 

@@ -1,6 +1,6 @@
 """Translates filters to SQL conditions.
 
-Conditions merely reduce the number of rows that are read. The caller applies the filter itself to
+Conditions merely reduce the number of rows that are read. The caller must still apply the filter to
 the samples that were read. A condition may therefore match more rows than the filter, but never
 fewer.
 """
@@ -102,7 +102,7 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns SQL that tests whether ``text`` matches a pattern, as exactly as ``LIKE`` can."""
+    """Returns SQL that tests whether ``text`` matches a pattern, within the limits of ``LIKE``."""
     terms = [f"{text} IN ({literals(patterns)})"]  # names may contain wildcard characters
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"

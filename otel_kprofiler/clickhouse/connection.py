@@ -24,7 +24,7 @@ _FIXES: Final = {
     "159": _LESS,
     "241": _LESS,
 }
-"""Hints by the server's error code (listed in ClickHouse's ``system.errors``)."""
+"""Hints, keyed by server error code (listed in ClickHouse's ``system.errors``)."""
 _REACH: Final = "use the port of the HTTP interface, by default 8123, or 8443 with ?secure=true"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _TRUST: Final = "set SSL_CERT_FILE to its CA certificate, and use the host name in its certificate"

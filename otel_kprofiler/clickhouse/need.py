@@ -112,11 +112,11 @@ _FILTERS: Final = {
 
 
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
-    """Returns the parts of samples that a report needs.
+    """Returns which parts of the samples a report requires.
 
     The caller applies the ``chosen`` filter to the samples that were read, so the result includes
     the parts that the filter needs. ``by`` is the name of the grouping; empty if there is none.
-    ``of_stacks`` states that the report selects frames, and therefore needs stacks.
+    ``of_stacks`` is true if the report selects frames, and therefore needs stacks.
     """
     need = Need(stacks=of_stacks)
     if by:

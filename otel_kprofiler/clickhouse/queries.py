@@ -1,8 +1,8 @@
-"""Builds SQL queries on the table that the Collector's ClickHouse exporter fills.
+"""Builds SQL queries for the table of the Collector's ClickHouse exporter.
 
 Each row of the table is an OTLP sample, which combines samples that differ only in time. Queries
-select samples by their exact times. An additional condition on ``Timestamp``, the start of a
-profile, allows the server to skip most other rows by the table's sort order.
+select samples by their exact times. The table is sorted by ``Timestamp``, the start of a profile,
+so an additional condition on this column allows the server to skip most other rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for each kind's number of samples, and for the time span of its profiles."""
+    """Returns a query for the number of samples and the time span of each kind of profile."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "

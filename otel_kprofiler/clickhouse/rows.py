@@ -54,7 +54,7 @@ class RowReader:
     """Converts blocks of rows to windows. Equal stacks and attributes are stored only once.
 
     ``times`` is the time range that the windows cover. ``stacks`` maps the stack numbers in the
-    rows to stacks; None if each row contains a flag for kernel frames instead of a stack number. If
+    rows to stacks; None if the rows contain a kernel-frame flag instead of a stack number. If
     ``has_times`` is False, each row contains only its first and last sample times.
     """
 

@@ -43,7 +43,7 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""File suffixes of each frame type, for frames without a mapping. ``>`` matches ``<frozen os>``."""
+"""Suffixes that identify the type of a frame without a mapping. ``>`` matches ``<frozen os>``."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
@@ -62,7 +62,7 @@ class _Row(NamedTuple):
 
     @property
     def is_kernel(self) -> bool:
-        """Returns whether the row is certainly kernel code."""
+        """Returns whether the row is known to be kernel code."""
         if self.mapping:
             return _KERNEL.match(self.mapping) is not None
         return self.address >= KERNEL_FLOOR
@@ -97,7 +97,7 @@ class Stacks:
         self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
 
     def get(self, number: int, statuses: Statuses) -> Stack:
-        """Returns a stack with the given collection statuses."""
+        """Returns stack ``number`` with the given collection statuses."""
         key = number, statuses
         stack = self._stacks.get(key)
         if stack is None:

@@ -1,4 +1,4 @@
-"""Reads samples from a ClickHouse table, after the server has merged identical samples."""
+"""Reads samples from a ClickHouse table. The server merges identical samples."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ EXACT_TIMES: Final = 2_000_000
 by time step.
 """
 _STEPS: Final = 1200
-"""Number of time steps: a multiple of the number of intervals in ``diff``, and about the number of
-bins on a page.
+"""Number of time steps, a multiple of the number of intervals in ``diff``. A page has about as many
+bins.
 """
 
 

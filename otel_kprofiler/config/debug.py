@@ -1,4 +1,4 @@
-"""The schema of ``exporters: debug:``, which accepts the keys of the Collector's exporter."""
+"""The schema of ``exporters: debug:``, with the same keys as the Collector's debug exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -17,8 +17,8 @@ class Debug(Exporter):
 
     verbosity: Literal["basic", "normal", "detailed"] = Field(
         default="basic",
-        description="What to print for each batch, on one line. basic: the numbers of profiles, "
-        "samples and bytes. normal: also the interval and the bytes per sample. detailed: also the "
+        description="Content of the line that is printed for each batch. basic: the numbers of "
+        "profiles, samples and bytes. normal: also the interval and the bytes per sample. detailed: also the "
         "number of samples in each profile.",
     )
 

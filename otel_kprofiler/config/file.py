@@ -1,4 +1,4 @@
-"""The schema of ``exporters: file:``, with the keys of the Collector's exporter."""
+"""The schema of ``exporters: file:``, with the same keys as the Collector's file exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
@@ -66,7 +66,7 @@ class File(Exporter):
     rotation: Rotation | None = None
 
     def settings(self) -> FileSettings:
-        """Returns the settings for opening the exporter."""
+        """Returns the exporter's settings."""
         return FileSettings(
             path=self.path,
             form=FORMS[self.format],

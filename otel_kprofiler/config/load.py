@@ -23,7 +23,7 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a configuration file, in bytes. The sample file with every key is 20 KiB."""
+"""Maximum size of a configuration file, in bytes. The example file with every key is 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")

@@ -38,7 +38,7 @@ def _symbols(value: Any) -> Any:
 
 
 def _count(value: Any) -> Any:
-    """Convert ``off`` to 0, even if ``off`` was parsed as false, as in YAML 1.1."""
+    """Convert ``off`` to 0. YAML 1.1 parses an unquoted ``off`` as false."""
     return 0 if value is False or value in ("off", "false") else value
 
 
@@ -152,7 +152,7 @@ class Receiver(Section):
         default=5000,
         ge=100,
         le=1_000_000,
-        description="Limit on the cost of unwinding one user stack, in units of at most 25 ns of "
+        description="Maximum cost of unwinding one user stack. One unit is at most 25 ns of "
         "interrupt time (see docs/unwinding.md). Deeper stacks are truncated.",
     )
     max_unwind_table_megabytes: int = Field(
@@ -245,7 +245,7 @@ class Receiver(Section):
         ge=0,
         le=1,
         description="Random variation of each window's length, as a fraction of reporter_interval, "
-        "0 to 1. This variation keeps hosts from sending at the same moment.",
+        "0 to 1. The variation prevents hosts from sending at the same time.",
     )
     monitor_interval: Duration = duration(
         "5s",

@@ -1,4 +1,4 @@
-"""Defines base classes and field types of the configuration schema."""
+"""Defines the base classes and field types of the configuration schema."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Exporter(Section, ABC):
 
     @abstractmethod
     def settings(self) -> ExporterSettings:
-        """Returns the settings for opening the exporter."""
+        """Returns the exporter's settings."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

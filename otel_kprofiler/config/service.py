@@ -20,7 +20,7 @@ class Logs(Section):
     )
     encoding: Literal["auto", "console", "json"] = Field(
         default="auto",
-        description="Format of the log. auto: text on a terminal, and JSON elsewhere.",
+        description="Log format. auto: text if the log is a terminal, and JSON otherwise.",
     )
 
 

@@ -106,7 +106,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the argument of ``R`` in a CIE's augmentation, the encoding of pointers in FDEs.
+    """Returns the pointer encoding of FDEs, which is ``R`` in the augmentation of their CIE.
 
     Raises ``ValueError`` if the augmentation is malformed.
     """

@@ -22,7 +22,7 @@ PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
-"""``e_machine``, by machine name as in uname(2)."""
+"""Values of ``e_machine``, keyed by machine name as in uname(2)."""
 _PT_LOAD, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 3, 4, 0x6474E550
 _PF_X: Final = 1
 _GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of Go's build id
@@ -237,7 +237,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if it is missing or malformed), and whether there is a Go note."""
+    """Returns the build id (None if missing or malformed), and whether the file has a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

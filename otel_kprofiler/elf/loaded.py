@@ -39,9 +39,9 @@ class ThreadStorage(NamedTuple):
     """A file's PT_TLS segment, which is copied for each thread.
 
     Attributes:
-        address: SVMA of the initial content.
+        address: SVMA of the TLS initialization image.
         size: size of each thread's copy in bytes, without padding.
-        alignment: alignment of the copies, in bytes; a power of two.
+        alignment: alignment of each thread's copy in bytes; a power of two.
     """
 
     address: int

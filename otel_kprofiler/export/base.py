@@ -53,7 +53,7 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns a lower bound on the number of samples that arrived, over all kinds."""
+        """Returns a lower bound on the number of delivered samples of all kinds."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
@@ -167,7 +167,7 @@ class ProfileExporter(abc.ABC):
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch like :meth:`export`, in parts if the receiver requires smaller requests."""
+        """Export a batch, and split it if the receiver requires smaller requests."""
         return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:

@@ -124,8 +124,8 @@ class ClientSettings:
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         proxy_url: ``http://[user:password@]host:port``; empty for no proxy. gRPC does not use the
-            proxy for receivers in ``NO_PROXY``. None uses the environment's proxy for HTTP
-            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
+            proxy for receivers in ``NO_PROXY``. None selects the proxy from the environment for
+            HTTP (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
         timeout_s: time limit for one attempt, including the response, in seconds; > 0.
         max_bytes: maximum size of an uncompressed request in bytes; None for no limit.
         development_version: value of ``otlp-profiles-development-version``; empty to omit it.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Settings of a :class:`Spool`. Each exporter has a subdirectory in ``directory``."""
+    """Settings of a :class:`Spool`. Each exporter uses its own subdirectory of ``directory``."""
 
     directory: str
     max_bytes: int

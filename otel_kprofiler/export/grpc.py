@@ -59,7 +59,7 @@ _TOO_LARGE_CODES: Final = frozenset(
 _MIN_LIMIT_BYTES: Final = 1024
 """Smallest number in an error message that is interpreted as a size limit, in bytes."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""gRPC core's message for a response above our limit; the server has accepted the request."""
+"""gRPC core's message for a response over our limit; the server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),

@@ -51,7 +51,7 @@ class OtlpHttpExporter(OtlpSender):
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings, including
             ``form`` and ``exact``.
-        exact: whether to use ``endpoint`` unchanged, without the signal's path.
+        exact: whether to use ``endpoint`` unchanged, without appending the signal's path.
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
@@ -193,7 +193,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 
 
 def _read_body(response: requests.Response) -> Body:
-    """Returns a response's body without decompressing it, or a problem if the body is too large."""
+    """Returns a response's body, not decompressed, or a problem if the body is too large."""
     content = bytearray()
     # Read once more after the end, because only that read detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):

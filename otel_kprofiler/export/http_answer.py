@@ -28,11 +28,11 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""Forms by content type, including unofficial content types."""
+"""Forms, keyed by content type, including unofficial content types."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Matches messages about requests that are too large, for statuses other than 413. A Collector
+"""Matches error messages about oversized requests in responses whose status is not 413. A Collector
 responds with status 400 and the error message of Go's ``http.MaxBytesReader``."""
 _GZIP_WINDOW_BITS: Final = 47
 """Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
@@ -51,7 +51,7 @@ def is_delivered(status: int) -> bool:
 
 
 def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
-    """Interprets an HTTP response, parsing a body of unknown content type as ``form`` first."""
+    """Interprets an HTTP response; a body of unknown content type is first parsed as ``form``."""
     name = str(status)
     content, problem = _decode(headers, body)
     if is_delivered(status):

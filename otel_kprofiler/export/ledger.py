@@ -41,10 +41,10 @@ class QueueCounts(NamedTuple):
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in counts of a single kind,
             because a batch may contain samples of several kinds.
-        queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in the counts of
-            one kind.
+        queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in counts of a
+            single kind.
         carried: samples that earlier runs left in the spool.
-        carried_lost: the samples among ``lost`` that earlier runs took, by cause.
+        carried_lost: the samples in ``lost`` that earlier runs recorded, by cause.
         kinds: counts by sample kind; empty in the counts of a single kind.
         earlier: counts of all samples that earlier runs spooled, by kind; None in the counts of one
             kind, or if there is no spool.

@@ -31,7 +31,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
-        """Returns the name and value of the variable that sets an option; empty if it is unset."""
+        """Returns the name and value of an option's environment variable; empty if it is unset."""
         for name in (_SIGNAL + option, _GENERAL + option):
             if value := environ.get(name, "").strip():
                 return name, value

@@ -2,7 +2,7 @@
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
-samples. The counts are exact at every instant, for each kind of sample::
+samples. For each kind of sample, this equation holds at all times::
 
     accepted + carried = exported + all lost + queued
 
@@ -29,7 +29,7 @@ from otel_kprofiler.model import Batch, LossCause, SampleCounts
 DEFAULT_QUEUE_SIZE = 1000
 """Default capacity in batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
-"""Default maximum total payload of the batches waiting in memory, in bytes."""
+"""Default limit on the total payload of batches waiting in memory, in bytes."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
@@ -72,7 +72,7 @@ class ExportQueue:
             in seconds, including retries. Batches abandoned at shutdown are not reported.
         spool: keeps batches on disk, so that memory holds only batches that could not be written to
             disk. The queue closes the spool.
-        on_lost: called when a batch in memory is counted as lost, unless part of it was delivered.
+        on_lost: called when a batch in memory is counted as lost, unless it was partly delivered.
             ``on_lost`` is called on any thread, one call at a time, and must not raise.
     """
 
@@ -167,7 +167,7 @@ class ExportQueue:
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
         they have been reported already. ``final_request`` is called after the export in progress
-        and, if there is a spool, once more at the very end.
+        and, if there is a spool, again at the end of the shutdown.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s
@@ -401,7 +401,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome, and requeue undelivered parts; return False if any remain."""
+        """Count a batch's outcome; requeue undelivered parts, and return False if there are any."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

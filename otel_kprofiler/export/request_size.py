@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 MIN_LEARNED_BYTES: Final = 64 * 1024
-"""Minimum size limit for encoding windows, in bytes. Batches may be divided further."""
+"""Minimum size limit for encoding windows, in bytes. Encoded batches may be split further."""
 TRY_LARGER_S: Final = 60
 """Time, in seconds, after which a learned limit is forgotten and larger requests are tried."""
 
@@ -30,7 +30,7 @@ class RequestSize:
         self.forget()
 
     def forget(self) -> None:
-        """Return to the configured size limit."""
+        """Restore the configured size limit."""
         self.encoded = self.aim = self._configured
         self.takes_nothing = False
 

@@ -1,4 +1,4 @@
-"""Retries exports to a receiver, with delays between attempts and a time limit.
+"""Retries exports to a receiver with backoff and a time limit.
 
 The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
 response", "Throttling"). Delays grow exponentially, with jitter, and use the settings of the
@@ -109,8 +109,8 @@ def attempt_until_settled(
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
     ``attempt`` sends the batch once, within the number of seconds passed to it, which is at most
-    ``timeout_s``. Returns the last response, and the cause of the loss unless the batch was
-    accepted.
+    ``timeout_s``. Returns the last response and, unless the batch was accepted, the cause of the
+    loss.
     """
     started = time.monotonic()
     failures = 0

@@ -33,7 +33,7 @@ _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Matches part of a possible record header: the high byte of the length and the kind."""
+"""Matches the high byte of a length followed by a record kind, as in a record header."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
 """Limit on bytes checksummed in a corrupt segment, as a multiple of the segment's size."""
@@ -173,7 +173,7 @@ def find_records(data: bytes, segment: int) -> Iterator[Record]:
 
 
 def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record | None, int]:
-    """Returns the first intact record at or after an offset, and the budget left for checksums."""
+    """Returns the first intact record at or after an offset, and the remaining checksum budget."""
     last = segment + len(data) // HEADER_BYTES
     for match in _CANDIDATE.finditer(data, at + _CANDIDATE_AT):
         offset = match.start() - _CANDIDATE_AT

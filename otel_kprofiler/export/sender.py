@@ -186,7 +186,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:
-        """Log the size limit for later requests, unless the last warning reported this limit."""
+        """Log the size limit for later requests, unless the last warning already reported it."""
         learned = self._size.encoded
         if learned != self._logged_bytes:
             self._logged_bytes = learned

@@ -58,7 +58,8 @@ DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
 _SEGMENTS: Final = 8
-"""Minimum number of segments within the size limit. The oldest segment is dropped as a whole."""
+"""Minimum number of segments that the size limit allows. The oldest segment is dropped as a
+whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Disk errors that may disappear without a configuration change, such as a full disk."""
@@ -70,8 +71,8 @@ _log = logging.getLogger(__name__)
 class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    If the disk is full or read-only at startup, every :meth:`append` tries to open the spool.
-    Batches from earlier runs appear in ``waiting`` once the spool is open.
+    If the disk is full or read-only at startup, every call of :meth:`append` tries to open the
+    spool. Batches from earlier runs appear in ``waiting`` once the spool is open.
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.

@@ -1,7 +1,7 @@
-"""Reads TLS files that may be replaced while an exporter uses them, and finds problems with them.
+"""Reads TLS files that may be replaced while in use, and diagnoses problems with these files.
 
-A renewal replaces the certificate and the key one after the other. For a moment, the certificate
-and the key do not match, or a file is missing. Until the files match again, the existing connection
+A renewal replaces the certificate and the key one after the other. In between, the certificate and
+the key do not match, or a file is missing. Until the files match again, the existing connection
 remains in use.
 """
 
@@ -65,7 +65,7 @@ class TlsFiles:
         self.contents: Contents = tls.read()
 
     def renew(self) -> bool:
-        """Reread changed files, and return whether there are new, usable contents."""
+        """Reread changed files, and return whether they have new, usable contents."""
         seen = self._look()
         if seen == self._seen or self.find_problem():
             return False

@@ -74,7 +74,7 @@ class _Point(NamedTuple):
 
     time_ns: int
     measure: int
-    """The sample's value, in the unit of the kind's measure."""
+    """The sample's value, in the unit of its profile kind."""
     threshold_ns: int
     sample: WindowSample
 
@@ -114,7 +114,7 @@ class _Writer:
         self._periods: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
-        """The total value of each wait's parts, by process, thread and time."""
+        """Total duration of the parts of each wait, keyed by process, thread and time."""
         self._estimates: set[int] = set()
         """Durations that several waits share, which are estimates for waits sampled at random."""
 

@@ -76,7 +76,7 @@ class SharedTables:
         return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns the categories of frames: a default, and one each for kernel, user and Python."""
+        """Returns the frame categories: kernel, user, Python, and a default category."""
         return [
             {
                 "name": (side.name if side else "other").capitalize(),
@@ -138,7 +138,7 @@ class SharedTables:
 
 
 def columns(rows: Iterable[tuple[Any, ...]], *names: str) -> dict[str, Any]:
-    """Returns a table in Firefox's form: a list for each column, and the length."""
+    """Returns a table in the Firefox format: a list for each column, and the length."""
     rows = list(rows)
     table: dict[str, Any] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return table | {"length": len(rows)}

@@ -21,9 +21,9 @@ class Row(NamedTuple):
         function: name; ``fun_`` and an address; or the reason why frames of the module have no
             name.
         module: name of the function's module; ``kernel``, ``user`` or ``python`` if unknown.
-        self_count: total value of the samples taken in the function.
-        total_count: total value of the samples that have the function anywhere in the stack, each
-            counted once.
+        self_count: total value of the samples whose leaf frame is the function.
+        total_count: total value of the samples that contain the function anywhere in the stack;
+            each sample is counted once.
     """
 
     function: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def function_rows(profiles: Iterable[Profile]) -> list[Row]:
-    """Returns the functions of profiles of one kind, ordered by self count."""
+    """Returns the functions in profiles of the same kind, ordered by self count."""
 
     @cache
     def keys(stack: Stack) -> tuple[tuple[str, str] | None, frozenset[tuple[str, str]]]:

@@ -43,8 +43,9 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
     """Returns the threads of each process as text, grouped by state and stack.
 
     Stacks are shown leaf first. Running threads are listed first, then threads waiting for a CPU,
-    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Within
-    this order, larger groups come first. ``width`` is the terminal's width; None for no limit.
+    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Among
+    groups in the same state, larger groups come first. ``width`` is the terminal's width; None for
+    no limit.
     """
     lines: list[str] = []
     for process in processes:
@@ -84,7 +85,7 @@ def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float
 
 
 def dump_folded(processes: Iterable[ProcessState]) -> str:
-    """Returns lines ``process;outermost;…;leaf;[state or cause] count``, with counts of threads."""
+    """Returns lines ``process;outermost;…;leaf;[state or cause] count``, which count threads."""
     counts: Counter[str] = Counter()
     for process in processes:
         for thread in process.threads:

@@ -13,7 +13,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size, in bytes, that a file is counted with, to limit the number of empty files."""
+"""Minimum size, in bytes, that is counted for a file, to limit the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:

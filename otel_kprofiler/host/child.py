@@ -1,4 +1,4 @@
-"""Runs part of this program in a separate process."""
+"""Runs a module in a child process with its own interpreter and resource limits."""
 
 import os
 import resource

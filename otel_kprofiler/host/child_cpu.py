@@ -70,7 +70,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     Attributes:
         cpu_ns: CPU time of all threads of the child, set when the child exits or is abandoned.
         serves_files: whether the child can read several files, one after another.
-        is_idle: whether the child has done its work, but can do more.
+        is_idle: whether the child has finished its work and can accept more.
         has_status: whether ``returncode`` is reliable. ``returncode`` may be 0 for a failed child
             if other code reaped it, or if this process ignores SIGCHLD.
     """
@@ -139,5 +139,5 @@ def charge_child(child: MeteredChild) -> None:
 
 
 def children_time_ns() -> int:
-    """Returns the CPU time of children that the calling thread has waited for, in nanoseconds."""
+    """Returns the CPU time, in nanoseconds, of the children that the calling thread has reaped."""
     return _waited.cpu_ns

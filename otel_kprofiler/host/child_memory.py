@@ -1,4 +1,4 @@
-"""Limits the memory of child processes, to stay below the cgroup's limit.
+"""Limits the memory of child processes to keep the cgroup below its limit.
 
 If a cgroup reaches its limit, the kernel kills processes in the cgroup. Above ``memory.high``, the
 kernel throttles all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst).
@@ -63,7 +63,7 @@ class MemoryGrant(NamedTuple):
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Describes the limit and how to raise it (``fix`` if no cgroup limits the child)."""
+        """Describes the limit and how to raise it; uses ``fix`` if no cgroup limits the child."""
         limit = f"the {self.count_bytes // _MIB} MiB limit"
         if self.cgroup is None:
             return f"{limit}; {fix}"
@@ -111,7 +111,7 @@ def limit_memory(pid: int, grant: MemoryGrant, *, is_final: bool = True) -> Iter
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the least memory left in our cgroup or any ancestor; None if there is no limit."""
+    """Returns the minimum memory left across our cgroup and its ancestors; None if unlimited."""
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
         mounts = files.read_bytes("/proc/self/mountinfo")

@@ -83,7 +83,7 @@ class PodName(NamedTuple):
 def read_pods(files: HostFiles) -> dict[str, PodName]:
     """Reads the pods of this host, by UID, from the names of the kubelet's log directories.
 
-    The names have the form ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in
+    Directory names have the form ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in
     pkg/kubelet/kuberuntime).
     """
     try:
@@ -152,7 +152,7 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """Identifies a process's container by the process's mounts.
+    """Identifies a process's container from its mounts.
 
     A process can add misleading mounts, so trust the result for another process only if it matches
     the names in that process's cgroup.

@@ -54,7 +54,7 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """Returns a container's cgroup v2 path, without subgroups; empty if a namespace hides it."""
+    """Returns the cgroup v2 path of the container itself; empty if a namespace hides the path."""
     path = parse_unified_path(text)
     if path.startswith("/.."):
         return ""

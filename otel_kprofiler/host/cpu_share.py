@@ -18,14 +18,14 @@ class CpuShare:
         self._refilled_ns = 0
 
     def wait_ns(self, now_ns: int) -> int:
-        """Returns the nanoseconds until CPU time may be spent; 0 if it may be spent now."""
+        """Returns the nanoseconds to wait until CPU time may be spent; 0 if it may be spent now."""
         more_ns = int((now_ns - self._refilled_ns) * self._share)
         self._earned_ns = min(self._burst_ns, self._earned_ns + more_ns)
         self._refilled_ns = now_ns
         return 0 if self._earned_ns > 0 else 1 + int(-self._earned_ns / self._share)
 
     def spend(self, cpu_ns: int) -> None:
-        """Account for CPU time that was used.
+        """Deduct used CPU time from the budget.
 
         If the CPU time exceeds the budget, later work is delayed.
         """

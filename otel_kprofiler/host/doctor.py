@@ -52,8 +52,8 @@ def doctor(
     argument is None are skipped.
 
     Returns:
-        Returns the findings in the order in which to fix them. If there is no ``FAIL``, sampling
-        works. If there is a ``WARN``, some data is missing from profiles.
+        Returns the findings in the order in which to fix them. If no finding is a ``FAIL``,
+        sampling works. If there is a ``WARN``, some data is missing from profiles.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))

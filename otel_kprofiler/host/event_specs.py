@@ -114,7 +114,7 @@ def find_repeated_event(specs: Iterable[AnyEventSpec]) -> str:
 def parse_event(
     text: str, rate: int, period: int = 0, clock_rate: int | None = None
 ) -> AnyEventSpec:
-    """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``, or a tracepoint.
+    """Parses ``NAME``, ``NAME:period=N``, ``NAME:freq=N`` or the name of a tracepoint.
 
     Accepts any name that could be a tracepoint name; see :func:`parse_tracepoint`. By default, a
     sample is taken every ``period`` events, or, if ``period`` is 0, ``rate`` times a second on each
@@ -150,7 +150,7 @@ def parse_event(
 
 
 def suggest_events(name: str) -> list[str]:
-    """Returns the event names that resemble ``name``, except tracepoints."""
+    """Returns the event names, excluding tracepoints, that resemble ``name``."""
     return difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
 
 

@@ -31,7 +31,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the effective user id of a process, given its id; returns other owners unchanged."""
+    """Returns the effective user id of the process if ``owner`` is a pid; otherwise ``owner``."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
@@ -88,7 +88,7 @@ class FairQueue(Generic[T]):
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
-        """Take the next work item; None if there is no work, or no CPU time for it."""
+        """Take the next work item; None if there is no work, or no CPU time left for it."""
         if not self._waiting:
             return None
         wait_ns, owner, share = self._choose()

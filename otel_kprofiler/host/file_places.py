@@ -22,7 +22,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """Remembers directories of mapped files, and searches them by inode number. Thread-safe."""
+    """Caches directories of mapped files, and searches them by inode number. Thread-safe."""
 
     def __init__(self, first: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ def import_module_alone(name: str) -> ModuleType:
 
 
 def _defer(name: str) -> ModuleType:
-    """Create a package whose ``__getattr__`` (PEP 562) runs ``__init__`` when needed."""
+    """Create a package whose ``__getattr__`` (PEP 562) runs ``__init__.py`` on demand."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -16,7 +16,7 @@ from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 from otel_kprofiler.host.served_child import ServedChild
 
 DONE: Final = b"\x04"
-"""Last byte (EOT) on standard error of a child that succeeds. Scripts that cannot import this
+"""Last byte (EOT) that a successful child writes to standard error. Scripts that cannot import this
 module contain a copy of the value."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)

@@ -19,7 +19,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    If ``is_root``, follows only links that no user other than root and this user can have created.
+    If ``is_root``, follows a link only if nobody but root and this user can have created it.
     Without ``is_root``, applies the rules of ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
@@ -83,7 +83,7 @@ def is_magic(path: str) -> bool:
 
 
 def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Returns whether only root or this user can have created a directory entry."""
+    """Returns whether only root or this user could have created a directory entry."""
     trusted = (0, os.geteuid())
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False

@@ -59,7 +59,7 @@ class FileRequest(NamedTuple):
     """A request to open a mapped file, with the mapping as it was when the sample was taken.
 
     Attributes:
-        file_offset: offset in the file of the byte mapped at ``start``.
+        file_offset: file offset of the byte mapped at ``start``.
         tgid: id of a process that has mapped the file.
         size: size of the file in bytes; 0 if unknown.
         modified: time of the last write, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if
@@ -77,7 +77,7 @@ class FileRequest(NamedTuple):
 
 
 class ReferableFiles(HostFiles, Protocol):
-    """Files of this host that can be examined before they are opened."""
+    """Host files that can be opened without side effects, as references (``O_PATH``)."""
 
     def open_reference(self, path: str) -> int:
         """Open a file as a reference (``O_PATH``), which has no effect on the file."""
@@ -252,7 +252,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 
 
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
-    """Returns whether a file is the requested one.
+    """Returns whether a file is the requested file.
 
     Inode, size, modification time and device must match, because inode numbers may be reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of

@@ -3,7 +3,7 @@ r"""Reads the mappings of a process from ``/proc/PID/maps`` (proc_pid_maps(5)).
 Since Linux 6.11, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
 with the build id of its file.
 
-In the text of maps, ``\012`` stands for a newline in a path, and a deleted file has the suffix
+In ``/proc/PID/maps``, ``\012`` stands for a newline in a path, and a deleted file has the suffix
 `` (deleted)``. An actual file name may also contain ``\012`` or `` (deleted)``.
 """
 
@@ -131,8 +131,8 @@ class ProcessMaps:
         file, the process has moved the file's text into this memory. Memory with moved text is
         returned as a mapping of the file.
 
-        To provide the build id, the kernel reads the file's first page, so this call may wait for
-        the disk. On kernels before 6.11, all mappings are read, without build ids.
+        To provide the build id, the kernel reads the file's first page, so this call may block on
+        disk I/O. On kernels before 6.11, all mappings are read, without build ids.
         """
         result = self._find(address)
         if result is None or result.mapping.inode or result.mapping.path:

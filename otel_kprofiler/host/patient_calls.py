@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""Limit on a single storage wait, in seconds. Afterwards, callers continue without the data."""
+"""Time limit for a storage wait, in seconds. On timeout, callers continue without the data."""
 MAX_LEFT: Final = 32
 """Maximum number of abandoned threads at any time. When the limit is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # waits interruptibly at first (fs/fuse/dev.c)
@@ -89,7 +89,7 @@ class PatientCalls:
     def stop(self) -> list[threading.Thread]:
         """Make all calls return and all threads exit.
 
-        Return the threads, which the caller should join.
+        Return the threads for the caller to join.
         """
         with self._lock:
             self._closed = True

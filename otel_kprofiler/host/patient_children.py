@@ -9,7 +9,7 @@ from otel_kprofiler.host.child_cpu import MeteredChild, charge_child
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
 
 DEVICE_RETRY_S: Final = 30.0
-"""Time until a hanging device is tried again, in seconds."""
+"""Delay in seconds before a device that hangs is tried again."""
 
 
 class DeviceHangs(Exception):  # noqa: N818 - an outcome
@@ -73,7 +73,7 @@ class PatientChildren:
             charge_child(child)
 
     def _end(self, child: MeteredChild) -> bool:
-        """Kill a child that is still working, and return whether it has exited or is idle."""
+        """Kill the child if it is still working. Return False if it does not exit in time."""
         if child.returncode is None and not child.is_idle:
             child.kill()
             try:

@@ -91,5 +91,5 @@ def disable_event(event_fd: int) -> None:
 
 
 def set_period(event_fd: int, period_ns: int) -> None:
-    """Change an event's sampling period. A new period starts immediately."""
+    """Change an event's sampling period, and start a new period immediately."""
     fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

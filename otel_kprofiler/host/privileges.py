@@ -1,4 +1,4 @@
-"""Drops capabilities that a running agent no longer needs, and prevents exec from granting any.
+"""Drops capabilities that a running agent no longer needs, and keeps exec from granting new ones.
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
 capabilities that its job does not need. The thread's name identifies the job. The thread that
@@ -76,7 +76,7 @@ class Privileges:
         threading.setprofile(self._begin_thread)
 
     def close(self) -> None:
-        """Stop limiting new threads."""
+        """Stop limiting the capabilities of new threads."""
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def check_imports_without_capabilities() -> None:
 
 
 def _find_closed(file: str) -> str | None:
-    """Returns the topmost directory closed to this thread, or else the file if it is unreadable."""
+    """Returns the topmost inaccessible directory, or the file if only the file is unreadable."""
     try:
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:

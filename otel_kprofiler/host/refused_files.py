@@ -11,7 +11,7 @@ from otel_kprofiler.host.growing_holds import GrowingHolds
 REFUSAL_S: Final = 3600.0
 """Time until an unchanged refused file is read again, in seconds."""
 MAX_REFUSED: Final = 1024
-"""Maximum number of remembered files. The oldest are forgotten first."""
+"""Maximum number of remembered files. The oldest entries are evicted first."""
 
 T = TypeVar("T")
 

@@ -54,7 +54,7 @@ class ServedChild(MeteredChild):
         self._reply, self._errors = bytearray(), bytearray()
 
     def prepare(self, words: Sequence[str], fd: int) -> None:
-        """Set the next file. If the request is too long, kills the child and raises ``OSError``."""
+        """Set the next request. If it is too long, kill the child and raise ``OSError``."""
         request = " ".join(words).encode()
         if len(request) > MAX_REQUEST_BYTES:
             self.end()

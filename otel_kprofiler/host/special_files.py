@@ -1,4 +1,4 @@
-"""Opens paths that are not regular files: devices, FIFOs, sockets, descriptors."""
+"""Opens special files (devices, FIFOs, sockets) and ``/proc/self/fd`` paths."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 
 
 def open_special(path: str) -> int | None:
-    """Open a path for writing if it is a special file; None if it does not exist or is regular.
+    """Open a path for writing if it is a special file; None if it is missing or a regular file.
 
     Opening a FIFO blocks until it has a reader. The caller closes the descriptor. Raises
     ``OSError`` on failure, or if this user is root and another user could have created the file.

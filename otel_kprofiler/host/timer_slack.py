@@ -18,9 +18,9 @@ def coarse_timers() -> Iterator[None]:
     """Increase the timer slack of threads started in the context by this thread or its descendants.
 
     The kernel may then coalesce timers, which expire up to :data:`SLACK_NS` late
-    (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. The slack of
-    this thread is restored when the context exits. Threads that already have a larger slack keep
-    it. Real-time threads have no slack.
+    (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. This thread's
+    slack is restored when the context exits. Threads that already have a larger slack keep it.
+    Real-time threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

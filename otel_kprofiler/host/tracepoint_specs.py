@@ -21,7 +21,7 @@ class ValueSource(NamedTuple):
 
     Attributes:
         type: C type of the argument: a typedef, an integer type, or the struct that a pointer
-            argument refers to.
+            argument points to.
         place: index of the argument among the arguments of this type.
         member: path of a 32-bit member of the struct; empty if the argument itself is the value.
         is_order: whether the argument is an allocation order, so that the value is the size of

@@ -163,7 +163,7 @@ class AppendedFile:
 
     Args:
         path: path of the file, which is created if missing. The path may name a pipe or a device.
-        mode: permissions of the file if it is created, less the umask.
+        mode: permissions of the file if it is created, before the umask is applied.
 
     Raises:
         OSError: the file cannot be opened, or another user could have replaced it with a link.
@@ -280,7 +280,7 @@ class PrivateDirectory:
             raise PermissionError(errno.EPERM, reason)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file owned by this user, with mode 0600 if new. Raises ``OSError``."""
+        """Open a regular file owned by this user; new files have mode 0600. Raises ``OSError``."""
         fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
         opened = os.fstat(fd)
         if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():

@@ -41,7 +41,7 @@ _INDIRECT_JUMPS: Final = {
 
 
 class Interpreter(NamedTuple):
-    """The interpreter in a file. Addresses are SVMAs.
+    """A Python interpreter found in an ELF file. Addresses are SVMAs.
 
     Attributes:
         runtime, code_type: addresses of ``_PyRuntime`` and ``PyCode_Type``.

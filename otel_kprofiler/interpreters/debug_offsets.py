@@ -2,7 +2,7 @@
 
 The struct is at the start of ``_PyRuntime``, so it can be read from the interpreter's file. The
 struct is declared in Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and
-later). Only new minor versions insert members.
+later). Only new minor versions of CPython insert members.
 """
 
 import struct

@@ -135,8 +135,8 @@ _BESIDE: Final = {
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
     """Returns the layout of a CPython build.
 
-    ``runtime`` contains the first bytes of ``_PyRuntime``, from the file or memory. Raises
-    :class:`InterpreterRefused` if the layout is unknown.
+    ``runtime`` contains the first bytes of ``_PyRuntime``, read from the file or from memory.
+    Raises :class:`InterpreterRefused` if the layout is unknown.
     """
     is_final = version.level >= 0xC  # release candidates no longer change the layout
     if version.major != 3 or not FIRST_MINOR <= version.minor <= LAST_MINOR or not is_final:
@@ -190,7 +190,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 
 def _check(layout: PythonLayout) -> None:
-    """Reject a layout whose offsets exceed the limits of the BPF program's reads."""
+    """Reject a layout with offsets outside the memory that the BPF program reads."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )

@@ -62,8 +62,9 @@ class _Registered(NamedTuple):
 class PythonCounts(NamedTuple):
     """A snapshot of the numbers of registered and refused processes.
 
-    ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
-    interpreter files by reason, and ``refused_processes`` counts the processes that ran them.
+    ``without_room`` counts processes that did not fit into the table. ``refused`` counts
+    interpreter files by the reason for the refusal, and ``refused_processes`` counts the processes
+    that ran these files.
     """
 
     processes: int
@@ -302,7 +303,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, due_s) if events else due_s)
 
     def _retry_later(self, seen: ProcessSeen, earlier: _Retry | None) -> None:
-        """Examine a process again later, since it is reported only once."""
+        """Schedule another inspection of a process, because each process is reported only once."""
         tries = earlier.tries if earlier and earlier.seen == seen else 0
         if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
             at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries

@@ -1,8 +1,8 @@
 """Verifies a CPython layout against this process, reading memory as the BPF program does.
 
-Nearly all memory read belongs to the calling thread, so it does not change during a read. The
-links to other threads change whenever a thread starts or exits, so the links are reread until two
-reads agree.
+Nearly all of the memory belongs to the calling thread, and does not change during a read. The links
+between thread states change whenever a thread starts or exits, so they are reread until two reads
+agree.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _NAMES: Final = ("plain", "caf\xe9", "\u043f\u0440\u0438", "\U00020000")
-"""Names that cover ASCII and each character width."""
+"""Names stored as ASCII, and with 1, 2 and 4 bytes per character."""
 _MAX_LENGTH: Final = 1000
 _RESUME: Final = opcode.opmap["RESUME"]
 
@@ -270,7 +270,7 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions that call their argument, and whether C code makes the call."""
+"""Maps each function that calls its argument to whether C code makes the call."""
 
 
 def _make_code(name: str) -> CodeType:

@@ -47,7 +47,7 @@ SampleCounts = Counter[str]
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
-    """Adds up several loss counts, by cause."""
+    """Returns the sum of loss counts, by cause."""
     total: Counter[LossCause] = Counter()
     for counts in losses:
         total.update(counts)
@@ -65,12 +65,12 @@ class StreamTotals(NamedTuple):
         samples: samples in all windows so far, including this window.
         taken: samples that the BPF program took, including samples lost in the kernel or not yet in
             a closed window.
-        lost: number of samples lost so far, by cause. Once a window is encoded for a receiver,
-            samples lost in transit to that receiver are included.
+        lost: number of samples lost so far, by cause. In a window encoded for a receiver, samples
+            lost in transit to that receiver are included.
         earlier_samples: number of samples from earlier streams that were in this receiver's spool.
         earlier_lost: how many of the ``earlier_samples`` have been lost so far, by cause.
-        unknown_since_unix_ns: if the previous run was killed, the Unix time after which it took an
-            unknown number of samples; otherwise 0.
+        unknown_since_unix_ns: if the previous run was killed, the Unix time since which its number
+            of samples is unknown; otherwise 0.
         missed: samples that the kernel skipped, for example on a CPU that was running another BPF
             program; not in ``taken``.
     """
@@ -114,7 +114,7 @@ class ExporterAccount(NamedTuple):
 
     @classmethod
     def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:
-        """Returns an account that sums the counts of all kinds."""
+        """Returns an ``ExporterAccount`` with the counts summed over all kinds."""
         of_kind = kinds.values()
         return cls(
             name=name,
@@ -189,7 +189,7 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """Combines the sampler's and the exporters' accounts into the account of all kinds.
+        """Combines the counts of the sampler and the exporters into the counts of all sample kinds.
 
         ``sampled`` contains the account of each kind up to the last closed window. ``exporters``
         are added to the accounts, and may contain samples of additional kinds. ``earlier`` contains

@@ -18,9 +18,9 @@ class AttributeForm(enum.Enum):
     """Encoding of the keys and string values of resource and scope attributes."""
 
     INLINE = "inline"
-    """As text, which every receiver can read."""
+    """Keys and values are stored as text, which every receiver can read."""
     REFERENCES = "references"
-    """Indices into the string table: smaller, but most receivers read them as empty keys."""
+    """As string-table indices, which are smaller, but which most receivers read as empty keys."""
 
 
 class UnnamedFrames(enum.Enum):

@@ -7,7 +7,7 @@ class ProfileKind(NamedTuple):
     """The kind of a profile's samples.
 
     Attributes:
-        name: identifies the kind in accounts and in the spool.
+        name: identifies the kind in sample counts and in the spool.
         sample_type: what a value counts (OTLP ``sample_type.type``).
         period_type: what a periodic sampler counts between two samples (OTLP ``period_type.type``);
             empty for kinds without a period.

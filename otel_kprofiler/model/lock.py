@@ -33,7 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Lock type of waits whose start or end was not observed; such waits have a total time of 0."""
+"""Lock type of waits whose start or end was not observed, which have a total time of 0."""
 
 
 def name_lock(flags: int) -> str:
@@ -49,7 +49,7 @@ class LockHolder(NamedTuple):
 
 
 class LockWait(NamedTuple):
-    """The wait for a lock that a sample represents; ``holder`` is None if unknown."""
+    """A wait for a lock, as recorded in a sample; ``holder`` is None if unknown."""
 
     type: str
     holder: LockHolder | None = None

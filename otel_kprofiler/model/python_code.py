@@ -46,7 +46,7 @@ class PythonCode(NamedTuple):
 class KnownCodes:
     """Keeps descriptions of code objects by id; evicts the oldest first.
 
-    Thread-safe; :meth:`get` takes no lock. ``on_dropped`` is called for each evicted description,
+    Thread-safe; :meth:`get` is lock-free. ``on_dropped`` is called for each evicted description,
     without holding the lock, so that the BPF program can describe the code object again.
     """
 

@@ -96,7 +96,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index plus one of each frame that was entered from C code."""
+    """Returns the 1-based index of each frame that was entered from C code."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

@@ -16,7 +16,7 @@ _WORD_BYTES: Final = 8
 class SpanLink(NamedTuple):
     """The sampled thread's current span. Trace and span ids (16 and 8 bytes) are nonzero.
 
-    ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
+    ``local_root`` is the name of the trace's root span in this process; empty if unknown.
     """
 
     trace_id: bytes
@@ -46,7 +46,7 @@ class RawSide(NamedTuple):
     status: StackStatus = STACK_OK
 
     def addresses(self) -> array[int]:
-        """Returns the addresses, without an incomplete last word."""
+        """Returns the addresses, ignoring an incomplete last word."""
         return array("Q", self.words[: len(self.words) & -_WORD_BYTES])
 
 
@@ -64,15 +64,15 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started; None if unknown.
         cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
-        collected: kinds of stacks (kernel, Python, user), from leaf to root, each with the outcome
-            of collecting it. Samples with the same outcomes share a tuple.
+        collected: kinds of stacks (kernel, Python, user), from leaf to root, each with its
+            collection outcome. Samples with the same outcomes share a tuple.
         stacks: words of each stack, as in :class:`RawSide`.
         labels: number of the thread's current label set; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. The
+        context: the thread context that ``link`` was read from; empty if there was none. The
             context consists of a byte for its kind, a byte for the trace flags, and either
             attributes as encoded by the process (OTEP 4947) or a goroutine's labels.
     """

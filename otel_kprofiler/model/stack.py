@@ -26,7 +26,7 @@ STACK_TRUNCATED: Final = StackStatus(1)
 _SIDE: Final = attrgetter("side")
 
 MAX_FRAMES: Final = 127
-"""Maximum number of kernel, or user, frames (default of ``kernel.perf_event_max_stack``)."""
+"""Maximum depth of a kernel or user stack (default of ``kernel.perf_event_max_stack``)."""
 
 PYTHON_FRAMES: Final = 64
 """Default maximum number of Python frames per stack."""
@@ -72,7 +72,7 @@ class BpfProgram(NamedTuple):
         type: program type, such as ``kprobe`` or ``xdp``; empty if unknown.
         tag: hash of the program's instructions, as 16 hexadecimal digits.
         load_time_ns: boottime at which the program was loaded; 0 if unknown.
-        attached_to: attach point (a tracepoint, a function); empty if unknown.
+        attached_to: attach point, such as a tracepoint or function; empty if unknown.
     """
 
     id: int
@@ -303,8 +303,9 @@ class Stack:
         """Build a stack from frames, leaf first.
 
         ``statuses`` contains the status of each incomplete kind. A kind without frames is added
-        only if it is in ``statuses``: at the root end if it is truncated, otherwise in the order of
-        :data:`SIDES`. If a kind has several runs of frames, the last run receives the status.
+        only if it is in ``statuses``. Its position is the root end if it is truncated, and
+        otherwise follows the order of :data:`SIDES`. If a kind has several runs of frames, the last
+        run receives the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

@@ -1,4 +1,4 @@
-"""The states of threads at one moment, with their waits and stacks."""
+"""Thread states at a single point in time, with waits and stacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_kprofiler.model.wait_cause import WaitCause
 
 
 class ThreadState(NamedTuple):
-    """The state of a thread at one moment.
+    """The state of a thread at a point in time.
 
     Attributes:
         tgid, tid: process id and thread id, in the pid namespace of the reading process.

@@ -1,4 +1,4 @@
-"""Removes the sampler's BPF program, and the kernel code that calls it, from tracepoint stacks."""
+"""Removes frames of the sampler's BPF program and of its kernel callers from tracepoint stacks."""
 
 import re
 from itertools import takewhile

@@ -51,7 +51,7 @@ class StackEnd(enum.IntEnum):
     NOT_A_CALL = 8
     """The return address does not follow a call instruction."""
     NO_PROGRESS = 9
-    """The caller's frame is not above the callee's frame."""
+    """The caller's frame is not at a higher address than the callee's frame."""
     DAMAGED = 10
     """The file's unwind table is inconsistent."""
     OVER_BUDGET = 11
@@ -87,7 +87,7 @@ class FrameSource(enum.IntEnum):
     """Caller of a leaf without an unwind entry. The top of the stack contains an address that
     follows a call."""
     SIGNAL = 4
-    """Code interrupted by a signal, read from the registers saved by the kernel."""
+    """Code interrupted by a signal; the address is from the registers that the kernel saved."""
     DISASSEMBLY = 5
     """Unwound by rules from the callee's machine code. The return address follows a call."""
 
@@ -124,7 +124,7 @@ class UserStack(NamedTuple):
 
     Attributes:
         mappings: file mappings that contain the code of frames.
-        addresses: runtime addresses: the interrupted instruction, then return addresses.
+        addresses: runtime address of the interrupted instruction, then the return addresses.
         places: index into ``mappings`` for each frame; None for memory without a file.
         sources: how each frame was unwound.
     """
@@ -212,10 +212,10 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Frame words have the same meaning in all stacks with the same mappings. Starting at the lowest
-    bit, a word consists of :data:`ADDRESS_BITS` bits of address, four bits of mapping index
-    (:data:`NO_MAPPING` without a mapping), and four bits of source, including the
-    :data:`IN_MOVED_TEXT` flag. Raises ``ValueError`` if the stack is malformed.
+    Frame words have the same meaning in all stacks with the same mappings. From the lowest bit up,
+    a word contains the address (:data:`ADDRESS_BITS` bits), the mapping index (four bits;
+    :data:`NO_MAPPING` if there is no mapping), and the frame source (four bits, including the
+    :data:`IN_MOVED_TEXT` flag). Raises ``ValueError`` if the stack is malformed.
     """
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")

@@ -45,7 +45,7 @@ class WaitCause(enum.Enum):
     EPOLL = "epoll"
     IO_URING = "io_uring"
     SLEEP = "sleep"
-    """A timer, in ``nanosleep`` or a similar call, or when reading a ``timerfd``."""
+    """A timer: in ``nanosleep`` or a similar call, or in a read of a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and similar calls."""
     TERMINAL = "terminal"
@@ -148,8 +148,8 @@ GIL_TAKERS: Final = (
     "PyEval_RestoreThread PyEval_AcquireThread PyEval_AcquireLock PyGILState_Ensure"
     " _PyThreadState_Attach _PyEval_EvalFrameDefault"
 )
-"""Exported CPython functions that call ``take_gil()`` and wait on no other condition variable
-(``Python/ceval_gil.c``). Distributions strip the name of ``take_gil()`` itself."""
+"""Exported CPython functions that call ``take_gil()`` and do not wait on other condition variables
+(``Python/ceval_gil.c``). Distributions strip the symbol of ``take_gil()`` itself."""
 
 
 def _invert(table: Mapping[WaitCause, str]) -> dict[str, WaitCause]:
@@ -239,7 +239,7 @@ def find_stack_cause(
 
 
 def _takes_gil(stack: Stack) -> bool:
-    """Returns whether a thread is waiting in a ``take_gil()`` whose name was stripped.
+    """Returns whether a thread is waiting in ``take_gil()``, where that symbol is stripped.
 
     Recognizes ``take_gil()`` as an unnamed function that is in the interpreter's file and waits on
     a condition variable. The caller of ``take_gil()`` must be in :data:`GIL_TAKERS`, or be the

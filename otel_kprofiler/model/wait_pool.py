@@ -12,8 +12,8 @@ _PYTHON_WAITS: Final = frozenset({
 _PYTHON_WORKERS: Final = frozenset({
     ("_worker", "concurrent/futures/thread.py"), ("worker", "multiprocessing/pool.py"),
 })  # fmt: skip
-"""Main functions of Python pool threads. A thread waits for work directly in its main function, or
-in one of ``_PYTHON_WAITS``."""
+"""Main functions of Python pool threads. A thread waits for work in its main function itself, or in
+a function in ``_PYTHON_WAITS``."""
 
 _PAIRS: Final = frozenset({
     # Go parks a thread that has no goroutine to run: runtime/proc.go.

@@ -209,6 +209,6 @@ class Window:
 
     @property
     def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
-        """Yields each sample of any kind with its resource."""
+        """Yields the samples of all kinds, each with its Resource."""
         for profile in self.profiles:
             yield from profile.samples

@@ -40,7 +40,7 @@ from otel_kprofiler.otlp.values import as_integer
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
-    """Returns the account of a profile's kind as attributes; empty if nothing was counted."""
+    """Returns the counts of a profile's sample kind as attributes; empty if none were counted."""
     totals = profile.totals
     if totals is None and not profile.taken:
         return {}
@@ -70,7 +70,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 
 
 class WindowAccount(NamedTuple):
-    """The account of a sample kind in a window.
+    """Counts, losses and totals of a sample kind in a window.
 
     The fields have the same meaning as in :class:`otel_kprofiler.model.Profile`.
     """

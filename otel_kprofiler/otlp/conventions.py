@@ -1,4 +1,4 @@
-"""Attribute names in OTLP: those of the semantic conventions, and ``otel_kprofiler.*``."""
+"""OTLP attribute names, from the semantic conventions or of the form ``otel_kprofiler.*``."""
 
 from collections.abc import Callable
 from typing import Final
@@ -27,7 +27,7 @@ USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 """On Resources of kernel threads: their common name, such as ``kworker`` for ``kworker/0:1``."""
 PROGRAM: Final = "otel_kprofiler.program"
-"""On Resources of interpreters: the script, module or class being run."""
+"""Attribute of an interpreter's Resource: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
 """True on the Resource for the waits of processes that exited before they were sampled."""
 
@@ -51,7 +51,7 @@ BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
 )
-"""On mappings of BPF programs: the known fields of ``BpfProgram``."""
+"""Attributes of a BPF program's mapping: the known fields of ``BpfProgram``."""
 
 DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
 """Request header with the version of the profiles schema, in decimal; a missing header means 1.
@@ -61,11 +61,11 @@ DEVELOPMENT_VERSION: Final = "1"
 """Supported schema version, valid until the first incompatible change to ``v1development``."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
-"""On a request's first profile of each kind: number of samples of this kind in the whole window."""
+"""On the first profile of each kind in a request: number of samples of the kind in the window."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
 """Attribute of a profile: number of samples that the BPF program took in this window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
-"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of samples
+"""Prefix of profile attributes whose names end in a loss cause. The value is the number of samples
 that did not reach the window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
@@ -74,9 +74,9 @@ STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
 """Attribute of a profile: number of samples in the stream's windows up to and including this
 one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
-"""Attribute of a profile: number of samples that the BPF program took since the stream started."""
+"""Attribute of a profile: number of samples taken by the BPF program since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
-"""Prefix of a profile's attributes, followed by a loss cause. The value is the number of samples
+"""Prefix of profile attributes whose names end in a loss cause. The value is the number of samples
 that will not reach this receiver."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
 """Attribute of a profile: number of timer ticks without a sample on busy CPUs; absent if 0."""
@@ -87,7 +87,7 @@ EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 """Name prefix of a profile's attributes, followed by a loss cause. The value is the number of lost
 samples from earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: Unix time after which a killed run took an unknown number of samples."""
+"""Attribute of a profile: Unix time since which a killed run's number of samples is unknown."""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
 """On wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
@@ -109,15 +109,15 @@ WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: duration from which waits are always sampled, as of
-the end of the window. Waits shorter than this are sampled with a probability proportional to
+"""Attribute of a request's first wait profile: minimum duration of waits that are always sampled,
+as of the end of the window. Waits shorter than this are sampled with a probability proportional to
 their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
-"""Prefix of attributes of a request's first lock wait profile, followed by a lock type from
-``LOCK_TYPES`` or ``other``. The value is the exact number of waits that completed in the window.
-With ``uncounted`` instead of a lock type, the value is the number of waits whose start or end was
-not observed."""
+"""Attribute prefix, followed by a lock type from ``LOCK_TYPES`` or ``other``. Only a request's
+first lock wait profile has these attributes. The value is the exact number of waits that completed
+in the window. With ``uncounted`` instead of a lock type, the value is the number of waits whose
+start or end was not observed."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 

@@ -159,7 +159,7 @@ class _Decoder:
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """Build a window that spans all samples, even samples outside their profile's interval."""
+    """Build a window that spans all samples, including those outside their profile's interval."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:

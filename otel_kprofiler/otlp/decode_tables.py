@@ -1,4 +1,4 @@
-"""Decodes a message's dictionary into model values."""
+"""Decodes the dictionary of an OTLP message into model objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ ProfileKey = tuple[ProfileKind, int, int, int]
 
 
 class SharedValues:
-    """Values shared by several messages, each created once."""
+    """Values shared by several messages. Each value is created once."""
 
     def __init__(self) -> None:
         self.modules: dict[Module, Module] = {}

@@ -1,4 +1,4 @@
-"""Writes OTLP profiles as JSON, without protobuf's message classes.
+"""Encodes OTLP profiles as JSON without using protobuf message classes.
 
 Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
 32-bit integers as numbers, ids as hexadecimal text. Default values are omitted. Each entry starts
@@ -48,7 +48,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _last_text(schema_url: str) -> bytes:
-    """Returns the closing brace of an object, after the ``schemaUrl`` field if that is set."""
+    """Returns the closing brace of an object, preceded by ``schemaUrl`` unless it is empty."""
     return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
 
 
@@ -220,7 +220,7 @@ class JsonWriter:
         return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns the text around the ``scopeProfiles`` of a ``resourceProfiles`` element."""
+        """Returns the text before and after ``scopeProfiles`` in a ``resourceProfiles`` element."""
         body = _object(_array(b"attributes", b",".join(attributes)))
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 

@@ -49,7 +49,7 @@ FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
 
 
 class Naming(NamedTuple):
-    """OTLP data with names added, and the numbers of nameless and newly named locations."""
+    """OTLP data with added names, and the counts of nameless and newly named locations."""
 
     data: bytes
     nameless: int

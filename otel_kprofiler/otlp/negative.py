@@ -10,7 +10,7 @@ from otel_kprofiler.text import describe_count
 def refuse_negative_values(windows: Iterable[Window]) -> None:
     """Raise ``PayloadError`` if a sample value is negative.
 
-    A profile with negative values is the difference of two profiles. OTLP allows such profiles
+    A profile with negative values is the difference between two profiles. OTLP allows such profiles
     (profiles.proto, ``Sample.values``), but their percentages and flame graphs are meaningless.
     """
     negative = sum(

@@ -25,8 +25,8 @@ MAX_NOTES: Final = 1000
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Lowest first byte of a protobuf message (field 1). A length prefix below 128 MiB starts with a
-lower byte."""
+"""Lowest first byte of a protobuf message (field 1). The first byte of a length prefix is lower if
+the length is below 128 MiB."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
@@ -95,7 +95,7 @@ OnDamage = Callable[[PayloadError], None]
 
 
 def refuse(error: PayloadError) -> None:
-    """Raise the error; the default of ``on_damage``."""
+    """Raise the error. This function is the default ``on_damage``."""
     raise error
 
 

@@ -1,6 +1,6 @@
-"""Writes OTLP profiles as protobuf, without protobuf's message classes.
+"""Encodes OTLP profiles as protobuf without using protobuf message classes.
 
-The field numbers are in opentelemetry/proto/profiles/v1development/profiles.proto and
+The field numbers are defined in opentelemetry/proto/profiles/v1development/profiles.proto and
 opentelemetry/proto/common/v1/common.proto. Default values are omitted.
 """
 

@@ -41,7 +41,7 @@ def find_places(message: Any, where: str = "") -> Iterator[tuple[str, str, int]]
 
 
 def find_references(message: Any) -> Iterator[tuple[str, int]]:
-    """Yields the table and the value of each index in a message and its submessages."""
+    """Yields the table name and the value of each index in a message and its submessages."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if table := find_table(field.name):
@@ -86,7 +86,7 @@ def find_outside(message: Any) -> Iterator[tuple[str, str]]:
 
 
 def check_indices(message: Any) -> None:
-    """Raise ``PayloadError`` if an index of a request is outside its table."""
+    """Raise ``PayloadError`` if an index in a request is out of range for its table."""
     if any(find_outside(message)):
         raise outside_error()
 

@@ -1,4 +1,4 @@
-"""Registers rules for OTLP profiles, and resolves the indices in the checked messages."""
+"""Registers the rules that check OTLP profiles, and looks up indices in the checked messages."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -12,7 +12,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Strings are cut to this many characters before they are checked and shown in messages."""
+"""Strings are truncated to this many characters before being checked or shown in messages."""
 
 
 class Violation(NamedTuple):
@@ -106,7 +106,7 @@ class Contents:
         yield from self.table("location_table")
 
     def attributes(self, indices: Iterable[int]) -> dict[str, Any]:
-        """Returns the AnyValues of the attributes with these indices, by key."""
+        """Returns the AnyValue of each attribute in ``indices``, keyed by attribute name."""
         entries = [self.entry("attribute_table", index) for index in indices]
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 

@@ -1,4 +1,4 @@
-"""Rules for the dictionary: its tables, references to them, and their entries."""
+"""Rules for the OTLP dictionary: tables, table entries, and references to entries."""
 
 import re
 from collections import Counter
@@ -58,7 +58,7 @@ _INWARD: Final = (
     "string_table", "attribute_table", "link_table", "mapping_table",
     "function_table", "location_table", "stack_table",
 )  # fmt: skip
-"""Tables, ordered so that each refers only to earlier tables."""
+"""Tables, ordered so that each table refers only to earlier tables."""
 
 
 @rule
@@ -76,7 +76,7 @@ def no_duplicates(contents: Contents) -> Iterator[Problem]:
 
 
 def _value(entry: Any, first_of: dict[str, list[int]]) -> Hashable:
-    """Returns an entry's value, with indices replaced by the first index of an equal entry."""
+    """Returns an entry's value, with each index replaced by that of the first equal entry."""
     if isinstance(entry, str):
         return entry
     plain = [

@@ -190,7 +190,7 @@ def sample_values(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def sample_shape(contents: Contents) -> Iterator[Problem]:
-    """In a profile, all samples or none must have timestamps, and all or none must have values."""
+    """A profile's samples must all have timestamps or all lack them, and likewise for values."""
     for where, profile in contents.profiles:
         shapes = {
             (bool(sample.values), bool(sample.timestamps_unix_nano)) for sample in profile.samples

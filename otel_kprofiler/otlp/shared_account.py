@@ -1,8 +1,8 @@
 """Repeats the sample and loss counts of each sample kind in every part of a split message.
 
 In a message, only the first profile of a kind carries these counts (the kind's account), which also
-apply to the following profiles. Before a message is divided, the account is copied to all profiles
-of the kind. Each resulting message keeps only the first copy of each kind's account.
+apply to the following profiles. Before a message is split, the account is copied to all profiles of
+that kind. Each resulting message keeps only the first copy of each kind's account.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class KindKey(NamedTuple):
 
 
 def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
-    """Returns a key that identifies a profile's kind. Absent fields are empty."""
+    """Returns a key that identifies a profile's kind. Absent fields yield empty strings."""
     indices = (
         profile.sample_type.type_strindex,
         profile.sample_type.unit_strindex,
@@ -49,7 +49,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove accounts that repeat the last one of their kind."""
+    """Undo :func:`spread_accounts`: remove counts that repeat the previous counts of their kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:

@@ -1,7 +1,7 @@
 """Re-encodes messages from any producer in a form and size that the receiver accepts.
 
 Resource and scope attributes that refer to the dictionary are written inline, because most
-receivers do not resolve references. Messages that are small enough are not changed otherwise. A
+receivers do not resolve references. Messages that are small enough are otherwise unchanged. A
 larger message is split into parts with fewer samples each, until each part is small enough. Each
 part's dictionary contains only the values that the part uses.
 """
@@ -37,7 +37,7 @@ _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Added to the positions of timestamps in a sample, so that they differ from sample positions."""
+"""Added to timestamp positions in a sample, to distinguish them from sample positions."""
 _MARGIN: Final = 1.1
 """Estimated ratio of the parts' total size to the request's size; parts repeat common entries."""
 
@@ -212,7 +212,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Divide a message into parts with about equal numbers of samples; no parts if impossible."""
+    """Divide a message into parts with about equal numbers of samples; empty if impossible."""
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:

@@ -27,7 +27,7 @@ _high_varint: Final = lru_cache(maxsize=1024)(varint)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns a varint's value, without bits above the 64th, and the position at which it ends.
+    """Returns a varint's value, truncated to 64 bits, and the position of the next byte.
 
     Raises ``ValueError`` if the varint is truncated, or longer than 10 bytes.
     """

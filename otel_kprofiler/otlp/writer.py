@@ -26,7 +26,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """The string tokens of a profile's types and units; empty tokens if there is no period."""
+    """String tokens of a profile's types and units; without a period, its tokens are empty."""
 
     sample_type: Token
     sample_unit: Token
@@ -67,7 +67,7 @@ class Writer(Protocol):
         """Returns a location table entry that contains only an address and attributes."""
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """Returns the attributes of a location, given as tokens."""
+        """Returns the encoded attributes of a location, given their tokens."""
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Returns an entry of the function table."""
@@ -85,7 +85,7 @@ class Writer(Protocol):
         """Returns the attributes of a sample, as an argument for :meth:`sample_head`."""
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """Returns the fields that identify a sample: all those before its timestamps."""
+        """Returns the fields that identify a sample, which precede the sample's timestamps."""
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
         """Serializes a sample's timestamps. The results of several calls may be concatenated."""

@@ -42,7 +42,7 @@ class EventAttr(NamedTuple):
         config: the event's number within its type.
         sample_type: the fields in the event's samples (``PERF_SAMPLE_*``).
         read_format: the fields in the event's counts (``PERF_FORMAT_*``).
-        period: the number of events between two samples; 1 if each sample has its own period.
+        period: the number of events between two samples; 1 if each sample records its own period.
         has_ids: whether records other than samples end with fields of ``sample_type``
             (``sample_id_all``).
     """
@@ -169,7 +169,7 @@ class Reader:
             self.problem = self.problem or "the file is truncated"
 
     def _read_own(self, type_: int, misc: int, cursor: Cursor) -> int:
-        """Reads a record that perf wrote, and returns the size of the data that follows it."""
+        """Reads a record written by perf, and returns the size of the data that follows it."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records in the perf.data file are compressed",

@@ -11,7 +11,7 @@ from otel_kprofiler.model import Resource, Stack
 from otel_kprofiler.perf_data.records import Comm, FileMapping, Fork
 
 _MAX_COPIED: Final = 10_000_000
-"""Maximum number of mappings copied for forked processes. Each mapping takes 16 bytes."""
+"""Maximum number of mappings copied for forked processes. Each mapping uses 16 bytes."""
 
 
 class AddressSpace:
@@ -72,8 +72,8 @@ class Process:
     """A process, from one execve(2) to the next.
 
     Attributes:
-        left: the mappings from before execve(2), kept until the new program runs, because samples
-            during execve(2) still have the registers of the calling program.
+        left: the mappings before execve(2), kept until the new program runs, because samples taken
+            during execve(2) still contain the registers of the calling program.
         program: the path of the program; empty if unknown, as for kernel threads.
         resource: the process's Resource; None until its first sample.
         stacks: the resolved stacks, by mode and callchain; cleared when a mapping is added.

@@ -1,4 +1,4 @@
-"""Resolves callchains using the mappings at the time of the sample."""
+"""Resolves each sample's call chain using the mappings that existed at its timestamp."""
 
 import struct
 from collections.abc import Iterator

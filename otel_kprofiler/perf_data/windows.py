@@ -73,9 +73,9 @@ def read_perf_data(
 
     ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
     of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is
-    called with a sentence about missing data. ``names`` finds the names of code addresses; by
-    default, in this host's files. Raises ``PayloadError`` if the file is malformed, is not
-    supported, or contains no samples.
+    called with a sentence about missing data. ``names`` resolves code addresses; by default, from
+    the files of this host. Raises ``PayloadError`` if the file is malformed, is not supported, or
+    contains no samples.
     """
     reader = Reader(data)
     records = read_records(reader)

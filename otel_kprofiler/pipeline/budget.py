@@ -26,7 +26,8 @@ YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root cgroup are not grouped, or all services of a user would share one budget."""
+processes in the root cgroup are not grouped; otherwise, all services of a user would share one
+budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes running when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
@@ -73,14 +74,14 @@ class Resources(Protocol):
         """Returns the Resource of the sample's process if it is cached, otherwise None."""
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the process's latest Resource, regardless of its program; may be None."""
+        """Returns the process's latest Resource, whichever program it ran; may be None."""
 
     def get_shared(self, sample: RawSample) -> Resource:
         """Returns the Resource shared by processes whose attributes are not read."""
 
 
 class ProcessBudgets:
-    """Resolves samples, and charges each process for the time that its samples take.
+    """Resolves samples, and charges each process for the time spent on its samples.
 
     Every sample of a process can cause a lot of work if the process constantly changes its thread
     names, stacks, code or programs. Processes are charged for wall-clock time, so budgets
@@ -102,7 +103,8 @@ class ProcessBudgets:
             sample carries the Resource of the process's previous program, or a Resource shared by
             new processes. ``stack``: the stack contains no user frames, and has the status
             ``over_budget``. ``group``: the sample carries the executable's name and the process id
-            (0 if the Resource is shared) instead of the thread's, and has no span or labels.
+            (0 if the Resource is shared) instead of the thread's name and id, and has no span or
+            labels.
     """
 
     def __init__(

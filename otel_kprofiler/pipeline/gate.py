@@ -28,8 +28,8 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Not thread-safe.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    stalled watermark of the sampler delays them by at most ten seconds. Samples that arrive even
-    later count towards the window open at that time.
+    stalled watermark of the sampler delays them by at most ten seconds. Later samples are counted
+    in the window that is open when they arrive.
 
     Attributes:
         counts: the number of waiting samples, by kind.
@@ -46,7 +46,7 @@ class EventTimeGate:
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Returns the boottime up to which all data has arrived, or is no longer awaited.
+        """Returns the boottime before which no more data is expected.
 
         All samples before the boottime ``samples_ns`` must have been pushed, and all symbol events
         before ``symbols_ns`` must have been applied.

@@ -1,4 +1,4 @@
-"""Waits for samples, sleeping while none are pending."""
+"""Sleeps while no samples are pending."""
 
 from typing import Final
 
@@ -23,9 +23,9 @@ def wait_for_samples(
     Returns on a wake-up, or shortly after the window ends at the boottime ``end_ns``.
 
     Args:
-        timeout_s: how long to wait for further samples, in seconds.
-        longest_s: how long to wait while no new process is sampled, if longer than ``timeout_s``.
-        idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
+        timeout_s: how long to wait for further samples, in seconds. longest_s: maximum wait, in
+        seconds, while no new process is sampled; ignored unless longer than ``timeout_s``. idle_s:
+        how long to wait for the first sample; 0 if a sample may already be in the ring.
     """
 
     def limit_s(wait_s: float) -> float:

@@ -33,10 +33,10 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Returns the missing data and the reasons, after ``; left out:``; empty if nothing is missing.
+    """Returns missing data and reasons, prefixed by ``; left out:``; empty if nothing is missing.
 
-    ``user_symbols`` is the value of the setting with this name. ``missing`` lists the capabilities
-    in :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
+    ``user_symbols`` is the value of the ``user_symbols`` setting. ``missing`` lists the
+    capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
     """
     parts = []
     if config.stacks == "kernel":

@@ -24,7 +24,7 @@ class PipelineOptions:
         pause: called repeatedly during long computations, to yield the GIL or report progress.
         on_drained: receives the samples from each drain, before the samples wait for their symbols.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
-        grain: the unit that each Resource describes. Resources are merged to this unit when a
+        grain: the unit that each Resource describes. Resources with the same unit are merged when a
             window closes.
         leaves_out_self_profiled: whether windows exclude the on-CPU samples of processes that
             sample themselves. Excluded samples are counted as lost.

@@ -237,7 +237,7 @@ class Pipeline(Generic[SamplerT]):
     def close(self) -> None:
         """Close the sampler, resolvers and resources.
 
-        Wait at most 5 s for threads, or as long as an enclosing :func:`stop_within` allows.
+        Wait at most 5 s for threads to end, or as long as an enclosing :func:`stop_within` allows.
         """
         with stop_within():
             if self.python:
@@ -247,9 +247,9 @@ class Pipeline(Generic[SamplerT]):
             self.resources.close()
 
     def account(self) -> Account:
-        """Returns a consistent account of all samples as of the last drain. Thread-safe.
+        """Returns consistent counts of all samples as of the last drain. Thread-safe.
 
-        While the sink is being called with a window, returns the account from before the call.
+        While the sink is being called with a window, returns the counts from before the call.
         """
         with self._lock:
             return self._handing_over or self._count()

@@ -86,7 +86,7 @@ class PythonFrames:
     def describe(self) -> dict[str, object]:
         """Returns the state and counts of Python frames as plain values for JSON.
 
-        ``problem`` is the reason why there are no Python frames, and is otherwise empty. ``stacks``
+        ``problem`` states why there are no Python frames; it is empty if there are. ``stacks``
         counts Python stacks and code-object descriptions, by outcome. If several processes are
         sampled, the result also contains the fields of :class:`PythonCounts`.
         """

@@ -44,8 +44,8 @@ _PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackE
 class ThreadDumper:
     """Dumps the threads of the processes in ``config.target_pids``. Not thread-safe.
 
-    The constructor loads the BPF program and the processes' unwind tables, and finds their
-    interpreters. ``symbolizer``, ``resources`` and ``user_names`` are closed with the dumper.
+    The constructor loads the BPF program and unwind tables, and finds the processes' interpreters.
+    Closing the dumper also closes ``symbolizer``, ``resources`` and ``user_names``.
 
     Raises:
         DependencyError: libbpf is missing.
@@ -232,7 +232,7 @@ class ThreadDumper:
 def compare_dumps(
     first: Sequence[ProcessState], second: Sequence[ProcessState]
 ) -> list[ProcessState]:
-    """Returns the second dump, marking threads that ran or changed their stack after the first."""
+    """Returns the second dump, marking threads that ran or whose stack changed since the first."""
     earlier = {
         (process.tgid, thread.tid): thread for process in first for thread in process.threads
     }

@@ -153,7 +153,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """If the window is full, end it before the next sample. Return whether it was full."""
+        """If the window is full, end it before the next sample; return whether it was full."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False

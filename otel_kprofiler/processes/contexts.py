@@ -61,7 +61,7 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: the process context; None if absent.
+        published: the process context, or None if the process does not publish one.
         environment: the service attributes from the environment (omitted if the context contains
             the service name), and the program that an interpreter runs.
     """
@@ -220,7 +220,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process's claims. Runs in a separate thread, because the read may hang."""
+        """Read a process's attributes. Runs in a separate thread, because the read may hang."""
         claims = None
         try:
             claims = self._read_claims(key)

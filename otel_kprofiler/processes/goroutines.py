@@ -85,7 +85,7 @@ def _is_release(version: str, minor: str) -> bool:
 
 
 def _read_version(read: Read, elf: LoadedElf) -> str:
-    """Reads the compiler's version from writable data; returns an empty string if absent."""
+    """Reads the Go version from writable data; returns an empty string if it is not found."""
     for start, size in elf.writable:
         end = start + min(size, _MAX_DATA_BYTES)
         for at in range(start, end, _CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Merges the Resources of several processes before encoding, to the configured granularity."""
+"""Merges the Resources of several processes before encoding, at the configured granularity."""
 
 import enum
 import re

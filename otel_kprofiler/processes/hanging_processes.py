@@ -12,7 +12,7 @@ MAX_OF_USER: Final = MAX_LEFT // 2
 
 
 class HangingProcesses:
-    """Calls functions in threads, abandoning a thread for each hanging process, up to a limit.
+    """Calls functions in threads, and abandons one thread per hanging process, up to a limit.
 
     For use by a single thread. At the limit, processes are skipped, because one more hanging
     process would block the caller. For ``patience_s``, see :class:`PatientCalls`.
@@ -26,7 +26,8 @@ class HangingProcesses:
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process, and return whether it was called.
 
-        The function is not called if the process hangs, or if too many other processes hang.
+        The function is not called if an earlier call for this process, or too many calls for other
+        processes, still hang.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)

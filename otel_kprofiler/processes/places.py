@@ -63,7 +63,7 @@ class Places:
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete the names parsed from ``path``, as seen in this process's cgroup namespace."""
+        """Complete the names parsed from ``path``, a path in this process's cgroup namespace."""
         if not names.container:
             inner = parse_cgroup_path(self._find_path(cgroup_id))
             if any(inner):
@@ -128,7 +128,7 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns the container's name in a kubelet mount; empty if another pod owns the mount."""
+        """Returns the container name in a kubelet mount; empty if the mount is of another pod."""
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
         except OSError:

@@ -16,7 +16,7 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts without a name, such as ``<(command)``."""
+"""Directories of scripts that have no file name, such as the output of ``<(command)``."""
 
 
 class _Options(NamedTuple):

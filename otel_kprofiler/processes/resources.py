@@ -73,8 +73,8 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
     """Returns a service's name from the first source that has one; empty if no source has one.
 
     ``container`` is the container's name in the pod, Docker or podman. ``unit`` is the systemd
-    service, preferably the user's. ``executable`` is the file name, or a kernel thread's name in
-    brackets.
+    service; user services take precedence over system services. ``executable`` is the file name, or
+    a kernel thread's name in brackets.
     """
     for source in sources:
         for key in _SOURCES[source]:
@@ -311,7 +311,7 @@ class ProcessResources:
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Returns replacements for a window's Resources that have changed.
 
-        A Resource changes when its process publishes, updates or removes a context, and when its
+        A Resource changes when its process publishes, updates or removes a context, or when its
         container's names become known. A shared Resource also changes when its cgroup becomes
         known.
         """
@@ -338,7 +338,7 @@ class ProcessResources:
 
     @property
     def common(self) -> Collection[str]:
-        """Returns the names of the attributes that every Resource has: host and configured ones."""
+        """Returns the names of the attributes of every Resource: host and configured attributes."""
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Limits the time used by a search, not counting waits for a busy CPU."""
+"""Limits the duration of a search, excluding the time spent waiting for a CPU."""
 
 import time
 from collections.abc import Callable

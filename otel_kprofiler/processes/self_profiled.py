@@ -21,14 +21,14 @@ from otel_kprofiler.model import (
 )
 
 TARGET: Final = "otel_kprofiler.target"
-"""Attribute in process contexts: the target being sampled, which includes the process itself."""
+"""Attribute in process contexts: the sampled target, which includes the publishing process."""
 SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
 """Resource attribute: whether the process samples its own on-CPU time."""
 _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process publishes that it samples itself, and has a BPF map open.
+    """Returns whether a process has a BPF map open and publishes that it samples itself.
 
     ``extra`` contains the attributes in the process context that are outside the Resource. Raises
     ``OSError`` if the process's descriptors cannot be read.

@@ -2,7 +2,7 @@
 
 A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
 ``threadlocal.attribute_key_map``, an append-only list of attribute names. In Node.js, the process
-context may also contain offsets within the writer's objects (:func:`find_variable`).
+context may also describe the layout of V8 objects (:func:`find_variable`).
 """
 
 import logging
@@ -79,7 +79,7 @@ _MAX_BLOCKED_S: Final = 2.0
 limits are sufficient for large programs, and for memory that is slow to read."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""Pauses after searching a process, as multiples of the search's CPU time and elapsed time."""
+"""Minimum pause after a search, as multiples of the search's CPU time and elapsed time."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class _Variable(NamedTuple):
 
 
 def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
-    """Returns the variable for a process's thread contexts; None if the layout is unsupported."""
+    """Returns the variable that holds thread contexts; None if the layout is unsupported."""
     schema = extra.get(SCHEMA)
     if schema != NODEJS_SCHEMA:
         return _Variable(VARIABLE) if schema in SCHEMAS else None
@@ -112,8 +112,8 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
     """Returns the attribute names by number; None if the thread contexts are not supported.
 
-    A name becomes empty if it is too long for a label, or if it is reserved for sample attributes
-    other than the local root.
+    Names that are too long for labels, and names reserved for sample attributes other than the
+    local root, are replaced with empty strings.
     """
     if extra.get(SCHEMA) not in SCHEMAS:
         return None
@@ -176,7 +176,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
 
     The name is the value of the local root attribute. If this attribute is missing, the name
     consists of the request's method and route. Returns the named link, and all attributes except
-    that of the local root.
+    the local root attribute.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -247,7 +247,7 @@ class PublishedThreads:
     ) -> None:
         """Register a process if it publishes thread contexts.
 
-        Registered processes are searched again at intervals, because libraries that define the
+        Registered processes are searched again periodically, because libraries that define the
         thread context variable may be loaded or unloaded later. ``stack_start`` is from
         ``/proc/PID/stat``. ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if
         the process has exited.

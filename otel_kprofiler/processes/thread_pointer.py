@@ -55,10 +55,10 @@ class LoadedObject(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """A processor's relocation types, and its offsets of the TLS block and the DTV pointer.
+    """A processor's relocation types, and the offsets of the TLS block and the DTV pointer.
 
     Attributes:
-        dtpmod: the relocation type for a module id that is followed by an offset.
+        dtpmod: the relocation type for a TLS module id; the next word is an offset.
         tpoff: the relocation type for an offset from the thread pointer.
         head: the distance, in bytes, from the thread pointer up to the program's TLS block; None if
             the block is below the thread pointer.
@@ -114,7 +114,7 @@ def _file_of(mapping: MemoryMapping) -> tuple[int, int]:
 
 
 def parse_headers_address(auxv: bytes) -> int:
-    """Returns the address of the program headers in ``/proc/PID/auxv``; 0 if unknown."""
+    """Returns the program header address (AT_PHDR) from ``/proc/PID/auxv``; 0 if absent."""
     whole = auxv[: len(auxv) // _WORDS_2.size * _WORDS_2.size]
     return next((value for tag, value in _WORDS_2.iter_unpack(whole) if tag == _AT_PHDR), 0)
 
@@ -204,9 +204,10 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns the variable's location, given its thread pointer offset; None if unresolved (0).
+    """Returns a variable's location from its thread pointer offset; None if the offset is invalid.
 
-    Offsets are negative on x86-64. Positive offsets are smaller than any memory address.
+    Offsets are negative on x86-64. Positive offsets are below the lowest address that can be
+    mapped.
     """
     if kinds.head is not None:
         return ContextPlace(word) if kinds.head <= word < _MOST_ABOVE else None

@@ -1,4 +1,4 @@
-"""Counts the processes whose contexts are not read, by reason."""
+"""Counts, by reason, the processes whose thread contexts are not read."""
 
 import logging
 from collections import Counter
@@ -55,7 +55,7 @@ class UnreadContexts:
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the number of processes not read, by kind of data and by reason. Thread-safe."""
+        """Returns the number of processes with unread data, by kind and reason. Thread-safe."""
         return {
             f"{subject}: {reason}": count
             for (subject, reason), count in self._counts.copy().items()

@@ -31,7 +31,7 @@ class RecordingFacts(NamedTuple):
         stack_limit: the minimum size, in bytes, of a stack that counts as truncated.
         until_ns: the boottime at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
-        since_ns: the boottime at which sampling started; 0 if unknown.
+        since_ns: when sampling started, on ``CLOCK_BOOTTIME``; 0 if unknown.
         waits: the exact off-CPU time of each process during sampling; empty if waits were not
             counted.
         wait_threshold_ns: the last wait threshold, above which all waits were sampled; 0 if

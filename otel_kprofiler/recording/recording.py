@@ -1,4 +1,4 @@
-"""Writes and reads recordings: raw samples, with all data for resolving them on another host.
+"""Writes and reads recordings: raw samples and all data needed to resolve them on another host.
 
 A recording is a zip archive::
 
@@ -67,7 +67,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""The files that kernel symbols are read from, except those in the modules' directories."""
+"""Files used to resolve kernel symbols, except those in the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"

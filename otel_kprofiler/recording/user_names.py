@@ -92,7 +92,7 @@ class UserNameCollector:
                 self.add_frame(frame)
 
     def add_frame(self, frame: Frame) -> None:
-        """Add the name of a frame, even if the frame is in no window."""
+        """Add the name of a frame, even if the frame is not in any window."""
         module = frame.module
         if module is None or module.kind is not ModuleKind.USER:
             return
@@ -112,8 +112,8 @@ class UserNameCollector:
 class RecordedNames:
     """Names user frames from a recording; implements ``UserNames``.
 
-    ``named`` contains the names of addresses in files, by build id, hash and address. ``code``
-    contains the names of addresses in processes, in sample order.
+    ``named`` contains the names of addresses in files, keyed by build id, hash and address.
+    ``code`` contains the names of addresses in processes, in sample order.
     """
 
     version = 0
@@ -205,6 +205,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """Returns a line number, and the first line of its function (0 if not recorded)."""
+    """Returns a line number and the line on which its function starts (0 if not recorded)."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

@@ -1,4 +1,4 @@
-"""Reads untrusted zip archives within limits."""
+"""Reads untrusted zip archives, enforcing limits."""
 
 import errno
 import json

@@ -258,7 +258,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """A program's name in the object file, and the plans that the program implements."""
+    """The name of a BPF program in the object file, and the plans that it implements."""
 
     name: str
     unwinding: UnwindPlan | None

@@ -114,7 +114,7 @@ class HeldCommand:
         return bool(running)
 
     def close(self) -> None:
-        """Wait for the command to exit. A command that was never released is not run."""
+        """Wait for the command to exit. If the command has not been released, it never runs."""
         self._close_gate()  # the shell reads EOF and exits
         self._wait(0)
         while self._ending:

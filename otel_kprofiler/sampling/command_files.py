@@ -1,4 +1,4 @@
-"""Finds the program, script interpreters and libraries that a command maps when it starts."""
+"""Finds the program, script interpreters and libraries that a command maps at startup."""
 
 import logging
 import os

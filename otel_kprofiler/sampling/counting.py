@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.sampling.attachment import Attachment
 
 _CUT_TRIES: Final = 64
-"""Maximum number of attempts at a consistent snapshot, enough for 64 CPUs at 10 kHz."""
+"""Maximum number of attempts to take a consistent snapshot; enough for 64 CPUs at 10 kHz."""
 
 
 def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:

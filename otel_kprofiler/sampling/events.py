@@ -203,7 +203,7 @@ class CpuEvents(PerCpuEvents):
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the sampling period. Blocks for up to one period of the previous length.
+        """Change the sampling period. Blocks for at most the previous period.
 
         Changing an event restarts its period, so each event is changed just after a sample.
         """
@@ -280,7 +280,7 @@ class ChildEvents:
             raise _open_error(error, self._files, f"process {self._pid}") from error
 
     def follow(self) -> None:
-        """Does nothing, because the event moves with its process."""
+        """Does nothing, because the event follows its process across CPUs."""
 
     def disable(self) -> None:
         """Stop sampling the process and its descendants."""

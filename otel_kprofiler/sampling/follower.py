@@ -7,7 +7,7 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Maximum number of targets. The BPF program samples further descendants nevertheless."""
+"""Maximum number of targets. The BPF program also samples descendants beyond this limit."""
 
 
 class ProcessFollower:

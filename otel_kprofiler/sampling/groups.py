@@ -65,7 +65,7 @@ class Groups:
 
 
 class GroupFollower:
-    """Finds the cgroups or processes that belong to groups. Not thread-safe.
+    """Finds the cgroups or processes of the groups to sample. Not thread-safe.
 
     Args:
         groups: the groups to sample; at least one.
@@ -186,7 +186,7 @@ class GroupFollower:
         self._names = names
 
     def _find_pids(self, outside_of: tuple[str, ...]) -> list[int]:
-        """Returns the groups' processes, except those in or below the given cgroups."""
+        """Returns the pids in the groups, except those in or below the cgroups ``outside_of``."""
         pids = []
         for entry in self._files.list_dir("/proc"):
             if not entry.isdecimal():

@@ -54,7 +54,7 @@ def get_offsets(
 ) -> _T:
     """Returns what ``find`` finds in the kernel's types.
 
-    Raises ``KernelFeatureError`` with the message if the kernel lacks BTF. The fix suggests another
+    Raises ``KernelFeatureError`` with ``message`` if the kernel lacks BTF. The fix suggests another
     kernel, or the ``alternative``.
     """
     offsets = find_offsets(find, read_types)

@@ -23,9 +23,9 @@ class OffCpuConfig:
             only in totals.
         wakers: whether to record the waker of each wait.
         causes: whether to determine the causes of waits from stacks.
-        leaves_out: threads whose waits are neither sampled nor counted: ``process`` for all threads
-            of this process (a profiler), ``threads`` for only its profiling threads (in a service),
-            or an empty string for no threads.
+        leaves_out: threads whose waits are neither sampled nor counted: ``process`` excludes all
+            threads of this process (for a profiler), ``threads`` excludes only its profiling
+            threads (for a service), and an empty string excludes no threads.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

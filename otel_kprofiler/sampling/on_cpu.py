@@ -54,7 +54,7 @@ _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 
 RawSink = Callable[[bytes, int], None]
-"""A function that receives a drain's raw records and ``complete_until_ns``."""
+"""A function that receives the raw records of a drain, and ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
@@ -69,7 +69,7 @@ class EbpfSampler(ForkAware):
         python_codes: receives descriptions of Python frames' code objects.
 
     Attributes:
-        busy_ns: time that the program spent on samples other than waits, as of the last
+        busy_ns: time that the BPF program spent on samples other than waits, as of the last
             :meth:`drain`.
         stack_limit: minimum size, in bytes, of a stack that is counted as truncated; 0 before the
             start.
@@ -141,7 +141,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def python(self) -> PythonMaps | None:
-        """Returns the processes whose Python frames are read; None if reading them is disabled."""
+        """Returns the processes whose Python frames are read; None if no Python frames are read."""
         return self._attachment().python
 
     @property
@@ -267,7 +267,7 @@ class EbpfSampler(ForkAware):
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns immediately if waits are sampled, because some waits leave no record.
+        Returns immediately if waits are sampled, because some waits do not produce a record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)

@@ -1,4 +1,4 @@
-"""Checks whether Python frames can be read on this host, and opens the maps for them."""
+"""Checks whether this host supports Python frames, and opens the BPF maps for Python frames."""
 
 import logging
 from collections.abc import Callable

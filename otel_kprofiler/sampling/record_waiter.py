@@ -1,4 +1,4 @@
-"""Waits for records in the ring, in the sampler's thread."""
+"""Waits in the sampler's thread until the ring buffer contains records."""
 
 import contextlib
 import os

@@ -48,8 +48,8 @@ class SamplerConfig:
         max_table_bytes: maximum size of a file's unwind table. Tables above this size are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the
             first sample. The time limit is extended by up to half if listing the programs takes too
-            long. If 0, tables are loaded on demand, too late for the first sample that requires a
-            table.
+            long. If 0, tables are loaded on demand, which is too late for the first sample that
+            requires a table.
         preload_paths: additional files whose tables are loaded before the first sample, such as
             those of a command that starts later (:meth:`HeldCommand.find_files`).
         python_frames: maximum number of Python frames in stacks of registered processes
@@ -73,15 +73,16 @@ class SamplerConfig:
             samples of the idle task are dropped.
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
-        span_path: location of the current span in this process's threads, used if the loader
-            supports the program that reads it. Otherwise, spans are read from thread contexts.
+        span_path: path to the current span of each thread of this process; used only if the loader
+            supports the BPF program that reads spans. Otherwise, spans are read from thread
+            contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
             outside ``target_namespace`` contain ids of the initial namespace.
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
-        child_pid: process to track, with all its descendants, from its next exec on; None to
-            sample CPUs (see :class:`HeldCommand`).
+        child_pid: process to track, with all its descendants, from its next exec on; None to sample
+            all CPUs (see :class:`HeldCommand`).
         check_kernel: whether to reject old kernels without trying to load the program.
         verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
             logged at level INFO.
@@ -179,7 +180,7 @@ class SamplerCounts(NamedTuple):
             or ``empty`` (no frame in the only collected stack).
         missed: samples that the kernel skipped; not included in ``taken``. The kernel skips a
             sample if the CPU is running another BPF program or bpf(2), has interrupts off, or is
-            preempted by its hypervisor. 0 if a command is tracked.
+            preempted by its hypervisor. Always 0 if a command is tracked.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
         locks: totals of all lock waits, if lock waits are sampled.
@@ -199,7 +200,7 @@ class Sampler(Protocol):
 
     @property
     def period_ns(self) -> int:
-        """Returns the sampling period on each CPU in nanoseconds, for kinds with a period."""
+        """Returns the per-CPU sampling period in nanoseconds, for kinds that have a period."""
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:
@@ -212,7 +213,7 @@ class Sampler(Protocol):
         """Block until the ring is half full, :meth:`wake` is called, or the timeout expires."""
 
     def wait_new(self, least_s: float, most_s: float) -> None:
-        """Block until a sample from a process that started after the last :meth:`drain` is ready.
+        """Block until there is a sample of a process that started after the last :meth:`drain`.
 
         Allows the caller to identify a new process while the process is still running. Blocks for
         at least ``least_s`` and at most ``most_s`` seconds, unless the ring is half full or
@@ -226,7 +227,7 @@ class Sampler(Protocol):
         """
 
     def wake(self) -> None:
-        """End the current or next ``wait`` call. Safe in any thread or signal handler."""
+        """End the current or next ``wait`` call. Safe to call from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""

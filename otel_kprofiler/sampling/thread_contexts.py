@@ -1,4 +1,4 @@
-"""Checks whether thread contexts can be read on this host, and opens the maps for them."""
+"""Checks whether this host supports reading thread contexts, and opens their BPF maps."""
 
 from collections.abc import Callable
 

@@ -92,9 +92,9 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadReading(NamedTuple):
-    """A row for each target thread, and stacks by thread id.
+    """One row per target thread, and the threads' stacks by thread id.
 
-    The stack of a running thread is missing unless the thread could be preempted.
+    The stack of a running thread is missing if the thread could not be preempted.
     """
 
     rows: list[DumpRow]
@@ -287,7 +287,7 @@ class ThreadReader:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _find_memory(self) -> None:
-        """Find the kernel's direct map of physical memory, by searching it for a random word."""
+        """Find the kernel's direct map of physical memory by searching for a known random word."""
         proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
         packed = pack_memory_layout(
             read_physical_mask(self._files), ctypes.addressof(proof), proof.value
@@ -307,7 +307,7 @@ class ThreadReader:
 
 
 def _read(link: int) -> Iterator[bytes]:
-    """Runs a linked iterator, yields its output in chunks, and closes the link."""
+    """Runs an iterator through its BPF link, yields its output in chunks, and closes the link."""
     try:
         reader = open_iterator(link)
     finally:

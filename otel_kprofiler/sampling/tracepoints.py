@@ -191,7 +191,7 @@ class TracedPrograms:
             self._traced.change(self._chosen)
 
     def close(self) -> None:
-        """Close the descriptors and do nothing else, so that a forked child may call this."""
+        """Close only the descriptors, so that a forked child can call this method."""
         while self._links:
             os.close(self._links.pop())
 

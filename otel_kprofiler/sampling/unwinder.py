@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
-"""Name of the program used if user stacks are unwound using frame pointers, or not collected."""
+"""Name of the program used if user stacks are not collected, or are unwound by frame pointer."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
 """Names of the programs that use unwind tables. Programs that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
@@ -107,7 +107,7 @@ def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
 
 
 def say_frame_pointers(reason: str) -> None:
-    """Log a warning that user stacks will be truncated."""
+    """Log a warning that user stacks without frame pointers will be truncated."""
     _log.warning(
         "user stacks are unwound using frame pointers (%s); most stacks of code compiled without "
         "frame pointers are truncated",

@@ -220,7 +220,7 @@ class WaitFollower:
         self._configure()
 
     def resume(self) -> None:
-        """Resume following threads. Waits that have already begun are not sampled."""
+        """Resume following threads. Waits already in progress are not sampled."""
         self._epochs += 1
         self._epoch = self._epochs
         self._configure()

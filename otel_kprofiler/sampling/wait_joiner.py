@@ -29,7 +29,7 @@ rates."""
 
 @dataclass(slots=True)
 class _Pending:
-    """An ongoing wait, and the part of its time that has been sampled so far."""
+    """An ongoing wait, and how much of its duration has been sampled so far."""
 
     begin: RawSample
     asleep_ns: int = 0
@@ -125,15 +125,15 @@ class WaitJoiner:
         epoch: int,
         most: float = math.inf,
     ) -> list[RawSample]:
-        """Sample the time that ongoing waits have taken since the last call.
+        """Sample the time spent in ongoing waits since the last call.
 
         Includes only waits that exceed the threshold and whose start record was received. Each wait
         is sampled with a probability proportional to its time since the last call, so that at most
         ``most`` are sampled on average. A wait is always sampled if this time is at least
         :attr:`lasting_threshold_ns`.
 
-        ``now_ns`` must have been read before ``threads``, from the clock that timestamps the
-        threads. The samples have the timestamp ``boot_ns``. Skips waits from epochs other than
+        ``now_ns`` must have been read before ``threads``, from the clock of the threads'
+        timestamps. The samples have the timestamp ``boot_ns``. Skips waits from epochs other than
         ``epoch``, because those waits may have completed.
         """
         parts = [
@@ -171,7 +171,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Returns a sample for sleep and one for runnable time, and divides the weight between them."""
+    """Returns samples of the sleep and of the runnable time, which share the weight."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):

@@ -1,6 +1,6 @@
 """Embeds the profiler in a service, which then exports profiles along with its other telemetry.
 
-Names are imported on first use, because importing the OpenTelemetry SDK is slow.
+Names are imported lazily, because importing the OpenTelemetry SDK is slow.
 """
 
 from typing import TYPE_CHECKING

@@ -19,7 +19,7 @@ def find_applied_configuration() -> Any:
     """Returns the configuration that the SDK is currently applying; None if there is none.
 
     The SDK passes each instrumentor only that instrumentor's options. This function therefore
-    searches the call stack for the SDK function that has all settings in a local variable.
+    searches the call stack for the SDK function that holds all settings in a local variable.
     """
     models = sys.modules.get(_MODELS)
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent

@@ -1,7 +1,7 @@
 """Calls methods at process exit, even in processes that never run ``atexit`` handlers.
 
 A child forked by multiprocessing or billiard runs the finalizers registered since the fork, and
-then exits with ``os._exit``. A worker in a billiard pool (Celery) does not even run the finalizers.
+then exits with ``os._exit``. A billiard pool worker (Celery) does not even run these finalizers.
 """
 
 import atexit

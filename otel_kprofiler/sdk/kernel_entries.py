@@ -1,4 +1,4 @@
-"""Adds the kernel entry (system call, interrupt, …) to a service's samples, as an attribute."""
+"""Adds the kernel entry (system call, interrupt, …) to a service's samples as an attribute."""
 
 from otel_kprofiler.model import (
     UNKNOWN_ENTRY,

@@ -74,10 +74,10 @@ class KernelProfiler(ForkAware):
         attributes: the profiles' resource attributes, which override the service's attributes.
         span_links: whether to link samples to the span that was active in their thread.
         link_unsampled_spans: whether to also link samples to spans that are not sampled.
-        local_root_names: whether to name linked samples after this process's topmost span in their
-            trace, using a span processor in the global TracerProvider.
-        baggage_keys: the keys of the baggage entries that become labels of the samples, with their
-            values at the start of the local root span.
+        local_root_names: whether to label linked samples with the name of their local root span,
+            using a span processor in the global TracerProvider.
+        baggage_keys: the keys of the baggage entries to add to samples as labels. Each label
+            contains the entry's value at the start of the local root span.
         publish_context: whether to publish the Resource for profilers outside this process (OTEP
             4719).
         publish_thread_contexts: whether to also publish each thread's current span (OTEP 4947).
@@ -173,7 +173,7 @@ class KernelProfiler(ForkAware):
 
         Args:
             options: the values by key; :meth:`start` reports all invalid values at once.
-            otlp: the settings of the ``otlp`` exporter; by default, those of :meth:`from_env`.
+            otlp: the settings of the ``otlp`` exporter; by default, read as in :meth:`from_env`.
             environ: the environment variables that select the exporters, as for :meth:`from_env`.
         """
         return cls._read(functools.partial(read_options, options, otlp, environ))
@@ -297,11 +297,12 @@ class KernelProfiler(ForkAware):
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``, ``linked``: samples in closed windows, and how many of them have a link.
+        - ``samples``, ``linked``: number of samples in closed windows, and of those with a span
+          link.
         - ``account``: the number of samples by outcome, such as exported or lost.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
-        The other keys exist only while the profiler runs:
+        The other keys exist only while the profiler is running:
 
         - ``python_frames``: ``problem`` and ``stacks`` (counts by outcome).
         - ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (counts by reason).
@@ -409,7 +410,7 @@ class KernelProfiler(ForkAware):
         self._renew_resource(provider)
 
     def _renew_resource(self, provider: ProfilerProvider) -> None:
-        """From the next window on, use the current Resource of the service's other signals."""
+        """From the next window on, use the service's current Resource."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return

@@ -29,11 +29,11 @@ MAX_SETS_IN_WINDOW: Final = 128
 """Maximum number of label sets in a window. The sets with the fewest samples are omitted."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Key under which OpenTelemetry's context stores the label set's number; compared by identity."""
+"""OpenTelemetry context key for the number of the label set; compared by identity."""
 
 
 class LabelSets:
-    """Keeps label sets by number. Thread-safe, without locks.
+    """Maps numbers to label sets. Thread-safe, without locks.
 
     If there are more than ``limit`` sets, the least recently entered set is dropped.
     """
@@ -89,7 +89,7 @@ process_labels: Final = LabelSets()
 
 @contextlib.contextmanager
 def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
-    """Label the samples taken inside the ``with`` block, in this context.
+    """Label the samples taken inside the ``with`` block in the current context.
 
     The labels are added to the labels of enclosing blocks, and override labels of the same name.
     Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
@@ -143,7 +143,7 @@ def check_name(name: Any) -> None:
 
 
 class LabelCounts:
-    """Looks up and counts samples' labels in one profiler run, in the profiler's thread."""
+    """Looks up and counts sample labels during a profiler run, in the profiler's thread."""
 
     def __init__(
         self, sets: LabelSets = process_labels, max_sets: int = MAX_SETS_IN_WINDOW

@@ -39,7 +39,7 @@ class LaterStart:
         return reason
 
     def soon(self) -> None:
-        """Start after a short delay, in a thread."""
+        """Start in a new thread after a short delay."""
         self.due = True
         thread = threading.Thread(target=self._wait, name="kprofiler-restart", daemon=True)
         with without_signals():

@@ -2,8 +2,8 @@
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the span of each sample
-when it drains the sample. The profiler looks up the roots' names when it closes a window, so that a
-route that is set late is included.
+when it drains the sample. The profiler looks up the roots' names only when it closes a window,
+because web frameworks add the route to a span's name late.
 """
 
 import time
@@ -38,7 +38,7 @@ _KEEP_S: Final = 2.0
 """Minimum time to keep ended spans, whose samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
-"""Indices into a span context, which is a tuple. Access through properties would be slower."""
+"""Indices into a span context, which is a tuple. Indexing is faster than using properties."""
 
 
 class LocalRoot(weakref.ref[Any]):
@@ -106,7 +106,7 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """Start keeping the encoded name of each active span's root in ``encoded``, by span id.
+        """Start maintaining ``encoded``, the encoded root name of each active span, by span id.
 
         An entry contains the name that the root had when its last descendant started. An entry is
         removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
@@ -187,7 +187,7 @@ class LocalRoots(ForkAware):
         return None
 
     def forget_ended(self) -> None:
-        """Forget spans that ended a while ago. Call after each drain."""
+        """Forget spans that ended more than ``_KEEP_S`` seconds ago. Call after each drain."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now

@@ -1,4 +1,4 @@
-"""Reads this process's thread contexts, for spans that the sampler cannot otherwise read.
+"""Reads this process's thread contexts to find spans that the sampler cannot read directly.
 
 Spans are unreadable if their class is not the SDK's, or if they run in an interpreter whose objects
 the sampler cannot traverse (:mod:`.span_path`). Reading thread contexts of this process requires
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Configures the sampler to read this process's thread contexts if spans appear only there.
+    """Configures the sampler to read this process's thread contexts if only they contain spans.
 
     Not thread-safe.
 

@@ -13,7 +13,7 @@ PAUSE_S: Final = 0.00005
 
 
 class Pacer:
-    """Sleeps briefly after every 0.3 ms of CPU time, if called repeatedly.
+    """When called repeatedly, sleeps briefly after every 0.3 ms of CPU time.
 
     A busy thread keeps the GIL for 5 ms before other threads can run (``sys.getswitchinterval()``),
     which would be noticeable in a service. CPU time is measured rather than elapsed time, because

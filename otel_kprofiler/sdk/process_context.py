@@ -1,7 +1,7 @@
 """Publishes the Resource of this process for profilers in other processes (OTEP 4719).
 
-Readers find a page of memory by the name of its mapping. The page points to the payload; see
-:mod:`otel_kprofiler.processes.published_context`. Publishing requires no privileges, and a
+Readers locate the context's page by the name of its memory mapping. The page points to the payload;
+see :mod:`otel_kprofiler.processes.published_context`. Publishing requires no privileges, and a
 published context costs nothing until it changes.
 """
 
@@ -85,7 +85,7 @@ class _Mapping:
 
 
 def _map() -> tuple[mmap.mmap, bool]:
-    """Returns a mapped page, and whether the mapping has the name that readers look for."""
+    """Returns a mapped page, and whether the mapping has the name that readers search for."""
     for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
             fd = create_memfd(_NAME, _MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)

@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, which work like those for other signals."""
+"""The profiler provider and its processors, modelled on the SDK's tracer provider."""
 
 import abc
 import atexit
@@ -28,7 +28,7 @@ EXIT_TIMEOUT_MILLIS: Final = 2_000
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""Objects kept in forked children, where freeing them would close the parent's connections."""
+"""Objects kept alive in forked children; freeing them would close the parent's connections."""
 
 
 class ProfileProcessor(abc.ABC):

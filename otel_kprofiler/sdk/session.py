@@ -1,4 +1,4 @@
-"""Runs the embedded profiler: a sampling pipeline, and the thread that drains it."""
+"""Runs the embedded profiler's sampling pipeline and its drain thread."""
 
 import logging
 import queue

@@ -178,7 +178,7 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
 
 
 def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
-    """Check that memory agrees with what Python reports, for every form of each object.
+    """Check that the values read from memory match Python's, for every form of each object.
 
     Threads that start or exit between two reads change the list of thread states, so each
     comparison is repeated. The path is wrong only if the comparison fails every time.

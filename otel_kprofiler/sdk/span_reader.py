@@ -72,7 +72,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads a thread's span as the sampler does. Methods return 0 if nothing is found."""
+    """Reads a thread's span like the sampler. Methods return 0 if nothing is found."""
 
     def __init__(self, path: SpanPath, read: Read = read_own_memory) -> None:
         self._path = path

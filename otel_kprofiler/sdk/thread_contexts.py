@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes label sets, and numbers the label names. Not thread-safe."""
+    """Encodes label sets, and assigns a number to each label name. Not thread-safe."""
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
         self._announce = announce
@@ -265,6 +265,6 @@ def describe_threads() -> dict[str, object]:
 def stop_thread_contexts() -> None:
     """Withdraw the announcement of thread contexts, so that readers ignore them. Thread-safe.
 
-    The hooks remain installed, so that the records are correct when they are announced again.
+    The hooks remain installed, so that the records are correct if they are announced again later.
     """
     _writer.stop()

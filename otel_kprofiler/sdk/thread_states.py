@@ -1,4 +1,4 @@
-"""Finds and corrects the thread ids in the interpreter's thread states."""
+"""Locates the thread id in the interpreter's thread states, and corrects stale ids."""
 
 import ctypes
 import functools
@@ -28,8 +28,8 @@ def find_tid_offset() -> int | None:
 def renew_thread_id() -> None:
     """Correct the thread id in this thread's state; the id is stale after a ``fork()`` in C code.
 
-    ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the BPF
-    program, require the correct id.
+    After ``os.fork()``, ``PyOS_AfterFork_Child`` corrects the id. Readers that find threads by id,
+    such as the BPF program, require the correct id.
     """
     tid = threading.get_native_id()
     if tid != os.getpid():  # a forked child's only thread is its main thread

@@ -1,4 +1,4 @@
-"""The resolver protocol and its results, for kernel and user code alike."""
+"""The resolver protocol and its result types, for kernel and user code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Resolution:
     Attributes:
         address: the requested address, which is a runtime address in the process or kernel, or an
             address in a file.
-        frame: module, address in the module's file, functions and source lines. If there is no
-            function, the frame states the reason.
-        process: pid and start time; None for the kernel, and for a file without a process.
+        frame: module, address in the module's file, functions and source lines. If no function was
+            found, ``frame.unresolved`` is the reason.
+        process: pid and start time of the process; None if the address is in the kernel or a file.
         path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.
         file_offset: the address as a file offset, for uprobes; None if it is not backed by a file.
@@ -89,7 +89,7 @@ class Resolution:
 class Resolver(Protocol):
     """Resolves addresses to functions, and names to addresses. Thread-safe.
 
-    Unknown addresses and processes are not errors. The result states why there is no name.
+    Unknown addresses and processes are not errors. An unresolved result states the reason.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:

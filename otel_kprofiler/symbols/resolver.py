@@ -118,9 +118,9 @@ class RawAddresses(Stateless):
 class StackResolver:
     """Resolves the stacks of samples, with separate resolvers for kernel, native and Python frames.
 
-    Must not be used concurrently. Frames without a resolver remain unresolved. Closing this object
-    closes the resolvers. ``arrange`` merges a stack's kernel, native and Python frames in call
-    order.
+    Must not be used concurrently. Frames of kinds without a resolver remain unresolved. Closing
+    this object closes the resolvers. ``arrange`` merges a stack's kernel, native and Python frames
+    in call order.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack, which is the same object until its frames change."""
+        """Returns a sample's stack, reusing the last ``Stack`` if the frames are unchanged."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -40,9 +40,8 @@ class Symbolizer:
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
         """Returns a symbolizer for the kernel and all processes on this host.
 
-        Kernel symbols are as of the first kernel query. ``symbols`` reads the names
-        of user functions. By default, names are read from the mapped files and from installed debug
-        files.
+        Kernel symbols are as of the first kernel query. ``symbols`` provides the names of user
+        functions. By default, names are read from the mapped files and from installed debug files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 

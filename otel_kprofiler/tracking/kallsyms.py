@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """The files of this host. Kallsyms is read through the iterator if addresses are hidden.
+    """Opens this host's files. Kallsyms is read through the iterator if addresses are hidden.
 
     The first read of kallsyms decides whether to use the iterator. ``refused`` explains why the
     iterator cannot be used; empty if it is usable or not needed.

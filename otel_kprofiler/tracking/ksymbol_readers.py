@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 class BaselineReader:
     """Reads loaded symbols by the best method available to this process; not thread-safe.
 
-    ``refused`` explains, in one sentence per method, why better methods are not used.
+    ``refused`` contains one sentence per better method, with the reason why it is not used.
     """
 
     def __init__(self, files: HostFiles) -> None:

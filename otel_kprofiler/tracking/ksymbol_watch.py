@@ -67,8 +67,8 @@ class KsymbolWatch(ForkAware):
     closed. Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:
-        missed_since_ns: boottime after which changes were missed, as in a forked child; if given,
-            all symbols are reread.
+        missed_since_ns: boottime after which changes were missed, for example in a forked child; if
+            given, all symbols are reread.
         ring_bytes: size of each CPU's ring; the number of pages must be a power of two. None
             selects a size that any user may lock; see :func:`plan_ring_bytes`.
         queue_bytes: limit on data queued for ``poll``.
@@ -114,7 +114,7 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """Returns the method used to read the programs loaded at startup."""
+        """Returns the method by which the programs already loaded at startup were read."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:

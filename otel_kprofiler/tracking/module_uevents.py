@@ -61,7 +61,7 @@ class ModuleEvents(Protocol):
 
 
 class NoEvents:
-    """Replaces :class:`ModuleEvents` where the kernel's announcements are not available."""
+    """Replaces :class:`ModuleEvents` on hosts where the kernel's uevents are not available."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()

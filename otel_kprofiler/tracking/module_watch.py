@@ -50,7 +50,7 @@ from otel_kprofiler.tracking.module_uevents import (
 )
 
 SCAN_INTERVAL_NS: Final = 100_000_000
-"""Minimum interval between checks of the module list while nothing is announced."""
+"""Minimum interval between checks of the module list when no module is announced."""
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
@@ -404,7 +404,7 @@ class ModuleWatch(ForkAware):
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Collects the kallsyms lines of modules, and handles announcements during the read."""
+        """Collects the kallsyms lines of modules while handling announcements that arrive."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)

@@ -80,8 +80,8 @@ class ProcessEvents(ForkAware):
             selects a size that any user may lock: 512 KiB, or less on hosts with more than 16 CPUs.
 
     Raises:
-        HostError: the kernel refuses the events, which need CAP_PERFMON. Without CAP_SYS_PTRACE,
-            events for existing mappings of other users' processes are missing.
+        HostError: the kernel refuses to open the events, which require CAP_PERFMON. Without
+            CAP_SYS_PTRACE, events for existing mappings of other users' processes are missing.
     """
 
     def __init__(

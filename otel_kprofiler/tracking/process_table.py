@@ -1,4 +1,4 @@
-"""Tracks programs and mappings of processes, from kernel records and ``/proc``.
+"""Tracks the programs and mappings of processes using kernel records and ``/proc``.
 
 Performs no I/O: accepts records and :class:`Reading` objects in time order, and returns events.
 """
@@ -41,7 +41,7 @@ class Exec(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """A process mapped code: a file, or executable memory (without a path).
+    """A process mapped code from a file, or anonymous executable memory (without a path).
 
     If the kernel merged adjacent mappings, the event contains the resulting mapping, which replaces
     the merged mappings.
@@ -66,7 +66,7 @@ class Unmapped(NamedTuple):
 
     Attributes:
         time_ns: boottime of detection; the mapping may have been removed long before.
-        mapping: the removed mapping; remaining ranges are reported as ``Mapped``.
+        mapping: the removed mapping; ranges that remain mapped are reported as ``Mapped``.
     """
 
     time_ns: int
@@ -291,7 +291,7 @@ def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
 
 
 def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
-    """Returns whether a mapping is part of a longer mapping of the same file, as after a merge."""
+    """Returns whether a mapping has become part of a longer mapping of the same file."""
     is_inside = longer.start <= shorter.start and shorter.end <= longer.end
     shift = (
         shorter.file_offset - shorter.start == longer.file_offset - longer.start or not shorter.path

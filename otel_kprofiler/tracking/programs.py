@@ -42,7 +42,7 @@ class _InfoAttributes(ctypes.Structure):
 
 
 class _ProgramInfo(ctypes.Structure):
-    """``struct bpf_prog_info`` up to ``attach_btf_id``; older kernels fill only the first part."""
+    """``struct bpf_prog_info`` up to ``attach_btf_id``; older kernels fill only a prefix."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),

@@ -1,4 +1,4 @@
-"""Per-CPU perf events, which receive the kernel's records about loaded code and processes.
+"""Per-CPU perf events that receive the kernel's records about loaded code and processes.
 
 The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """
@@ -75,7 +75,7 @@ KSYMBOLS: Final = WantedRecords("BPF symbols", 1 << 29 | 1 << 30, 1024)  # ksymb
 
 
 LossSink = Callable[[RecordLoss, int, int], None]
-"""Function that receives the cause, the CPU, and the number of records (0 if unknown)."""
+"""Function that receives the cause, the CPU, and the number of lost records (0 if unknown)."""
 
 
 class _CpuEvent:
@@ -106,11 +106,11 @@ class _LockLimitError(OSError):
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """One perf event per CPU. The constructor opens all events, or closes all and raises.
+    """One perf event per CPU.
 
-    The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is
-    halved repeatedly until the kernel agrees to lock that much memory. ``epoll`` wakes when a ring
-    is half full.
+    The constructor opens all events; on failure, it closes them and raises. The size of each ring
+    is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is halved repeatedly until
+    the kernel agrees to lock that much memory. ``epoll`` wakes when a ring is half full.
     """
 
     def __init__(

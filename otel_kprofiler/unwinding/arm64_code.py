@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 FP, LINK, SP = 29, 30, 31
-"""DWARF register numbers. As a destination, 31 may also be the zero register."""
+"""DWARF register numbers. As a destination register, 31 may also encode the zero register."""
 WORD: Final = struct.Struct("<I")
 CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
 """Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""

@@ -35,7 +35,7 @@ _ALIGNMENT: Final = 16  # compilers align functions to 16 bytes
 
 
 class Function(NamedTuple):
-    """The code reached from the start of a function.
+    """The code that is reachable from the start of a function.
 
     Attributes:
         states: state before each instruction, by address; empty if the code is inconsistent.
@@ -136,7 +136,7 @@ class Flow:
                 yield at + length + value
 
     def absolutes(self) -> Iterator[int]:
-        """Yields the constants in the reached code that may be addresses."""
+        """Yields the constants in reachable code that may be addresses."""
         for at in self.states:
             _, effect, value = self.instruction(at)
             if effect == Effect.ABSOLUTE:
@@ -249,8 +249,8 @@ class Flow:
     ) -> dict[int, State]:
         """Returns ``states``, excluding code reached only through calls that might not return.
 
-        Keeps code that leads to ``ends`` (such as returns), and code that can be reached from that
-        code or from ``starts`` without calls that might not return.
+        Keeps code that can reach ``ends`` (such as returns), and code that is reachable from that
+        code or from ``starts`` without passing a call that might not return.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -293,7 +293,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow unreached code, such as the cases of a switch, backwards from returns."""
+        """Add unreached code, such as cases of a switch, by tracing backwards from returns."""
         rest = self._sweep()
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Generates ``.eh_frame`` from the instructions of x86-64 code that lacks it, such as musl.
+"""Generates ``.eh_frame`` from the instructions of x86-64 code without it, such as musl.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -6,10 +6,10 @@ ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 
 - ADDRESS: address of the new ``.eh_frame``.
 - ORIGIN: base of the search table's pairs.
-- STARTS: the program's entry point, then ``main`` if known, separated by commas.
+- STARTS: addresses of the program's entry point and, if known, ``main``, separated by a comma.
 - GAPS: the code without unwind rules, as start:end,…
-- PARTS: parts of the file, as name=offset:size:address,…: the existing ``pairs``, the ``text`` and
-  ``data`` segments, and sections.
+- PARTS: ranges of the file, as name=offset:size:address,… The names are ``pairs`` (the existing
+  pairs), ``text`` and ``data`` (segments), and section names.
 """
 
 import mmap
@@ -86,7 +86,7 @@ class Symbols:
                     yield address
 
     def pointers(self) -> Iterator[int]:
-        """Yields numbers in data sections that may be function addresses."""
+        """Yields values in data sections that may be function addresses."""
         for _, info, addend in self._relocations():
             if info & 0xFFFFFFFF == _RELATIVE:
                 yield addend
@@ -107,7 +107,7 @@ class Symbols:
 def follow(
     file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
 ) -> Flow:
-    """Analyzes code in gaps between functions with unwind rules, and the functions that it calls.
+    """Analyzes code in ``gaps``, the address ranges that are not covered by unwind rules.
 
     ``starts`` contains the addresses of the program's entry point (0 if there is none) and of
     ``main``, if known.

@@ -167,7 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 def merge(left: State, right: State) -> State:
     """Returns a state with only the values that both states share.
 
-    Raises :class:`Inconsistent` on a contradiction.
+    Raises :class:`Inconsistent` if the states contradict each other.
     """
     if left == right:
         return left

@@ -13,8 +13,8 @@ class Limits(NamedTuple):
     Attributes:
         total_bytes: limit for all tables together.
         file_bytes: limit for a single file's table.
-        idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some remain loaded, so that tables do not keep evicting each other.
+        idle_ns: time without a sample after which a table may be evicted. Tables used more recently
+            are not evicted, which avoids thrashing if the tables in use exceed the limit.
     """
 
     total_bytes: int = 64 << 20
@@ -89,7 +89,7 @@ class TableSpace:
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
 
     def removed(self, claim: Claim) -> None:
-        """Record that a claim's victims have been removed."""
+        """Record that the tables evicted for a claim have been removed."""
         self._free += [table.slot for table in claim.victims if table.slot != claim.slot]
         size = sum(table.size for table in claim.victims)
         self._leaving -= size
@@ -98,7 +98,7 @@ class TableSpace:
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
         """Add a loaded table, whose space has been claimed.
 
-        A table with ``loaded_ns`` 0 is the first to be evicted until a sample uses it.
+        A table whose ``loaded_ns`` is 0 is evicted first, unless a sample has used the table.
         """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 

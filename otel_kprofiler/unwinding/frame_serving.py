@@ -21,10 +21,11 @@ _MAX_REQUEST_BYTES: Final = 1 << 16
 
 
 def serve_tables(make: Callable[[list[str], mmap.mmap], bytes]) -> None:
-    """Map each file received from the socket at standard input, and write its unwind tables.
+    """Map each file received over the socket on standard input, and write its unwind tables.
 
-    Each request contains arguments for ``make`` and the file's descriptor. Tables are preceded by
-    their size. Returns when the socket is closed. For errors, see ``write_tables``.
+    Each request contains arguments for ``make`` and the file's descriptor. Each response is the
+    size of the tables, followed by the tables. Returns when the socket is closed. For errors, see
+    ``write_tables``.
     """
     limit_memory()
     with socket.socket(fileno=0) as requests:

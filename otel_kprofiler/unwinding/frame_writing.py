@@ -63,7 +63,7 @@ def pack_number(value: int) -> bytes:
 
 
 def pack_cie(augmentation: bytes, rest: bytes) -> bytes:
-    """Packs a CIE. ``rest`` is the part after the augmentation string, without padding."""
+    """Packs a CIE. ``rest`` contains the bytes after the augmentation string, without padding."""
     body = b"\1" + augmentation + b"\0" + rest
     body += bytes(-len(body) % 4)
     return struct.pack("<II", 4 + len(body), 0) + body

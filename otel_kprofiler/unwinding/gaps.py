@@ -22,16 +22,16 @@ _MAX_SIZES: Final = 20_000
 """Maximum number of table entries for which all function sizes are read if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
-"""Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
+"""Instruction that loads ``main``: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
 _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _SIZE_AT: Final = 12
-"""Offset of the function's size in an FDE with 32-bit pointers, as linkers write it."""
+"""Offset of the function's size in an FDE with 32-bit pointers, as emitted by linkers."""
 _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Returns code without unwind rules, in address order; empty if there is too little to matter.
+    """Returns code ranges without unwind rules, in address order; empty if they are negligible.
 
     Raises ``ElfError`` if the file cannot be read.
     """

@@ -1,11 +1,11 @@
-"""Generates unwind rows for Go functions on arm64 from frame sizes and machine code.
+"""Generates unwind table rows for Go functions on arm64 from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
 with the same instructions. In assembly functions, this module checks every instruction that may
-change x29, x30 or the stack pointer. After a change that this module does not understand, it writes
-no more rules for the function. Functions that switch stacks are recognized by their code
-(``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
+change x29, x30 or the stack pointer. After an unrecognized change, it generates no more rules for
+the function. Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
+``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
 import struct
@@ -169,7 +169,7 @@ class Arm64:
         return Shape(size, max(at, 0), saving, program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows:
-        """Generates the rows of any function."""
+        """Generates the unwind rows of any function."""
         name, frame = function.name, self._find_frame(sizes, code)
         if function.flags & TOP_FRAME and name != self._handler:
             return [(0, _NO_CALLER)]
@@ -209,7 +209,7 @@ class _Proof(NamedTuple):
 def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
     """Returns facts about x30 and x29; None if the frame sizes are insufficient to find callers.
 
-    From ``left`` to ``back``, the stack pointer may change, but x29 must not.
+    Between ``left`` and ``back``, the stack pointer may change, but x29 must not.
     """
     if any(size < 0 or size % _SLOT for _, size in sizes):
         return None
@@ -237,7 +237,7 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 
 
 def _find_detour(code: bytes) -> tuple[int, int]:
-    """Finds the range in which a function keeps its stack pointer in x20; zeros if there is none.
+    """Returns the range in which a function keeps its stack pointer in x20; (0, 0) if not found.
 
     Functions with such a range call the vDSO on another stack. C code preserves x20 and x29.
     """

@@ -5,8 +5,8 @@ has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.
 records the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package. The child
-receives files, each with the following arguments, and replies with the number of pairs, the pairs
-and the frames:
+receives files, and replies with the number of pairs, the pairs and the frames. Each file is sent
+with these arguments:
 
 MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT…
 
@@ -41,7 +41,7 @@ _CHECKED, _FIT = 200, 0.9
 """Number of functions whose register-saving instructions are checked; fraction that must match."""
 _MAX_KEPT: Final = 1 << 15
 _MAX_KEPT_BYTES: Final = 256
-"""Maximum number of shapes kept for later files, and maximum length of their keys, in bytes."""
+"""Maximum number of shapes cached across files, and maximum length of their keys, in bytes."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """The classes that generate rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
@@ -133,8 +133,8 @@ class FrameMaker:
 def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes) -> int:
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
-    Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. A file that is
-    relocated on load may store ``runtime.text`` in neither, and C code may precede the Go code, so
+    Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. In a
+    position-independent file, both copies may be missing, and C code may precede the Go code, so
     candidates are checked against the code. Raises ``ValueError`` if no candidate matches.
     ``address`` is the SVMA of ``.gopclntab``, and ``start`` that of ``.text``.
     """

@@ -1,6 +1,6 @@
-"""Generates CFA programs for Go functions on x86-64 directly from packed frame sizes.
+"""Generates CFA programs for Go functions on x86-64 directly from Go's frame size tables.
 
-Most functions start without a frame, and frame sizes are never negative. For these functions, this
+Most functions have no frame on entry, and frame sizes are never negative. For these functions, this
 module generates the same programs as ``make_rows`` of go_x86.py, but decodes each combination of
 frame size and change only once. This module runs in a child process, and therefore imports only a
 few modules of this package.
@@ -26,7 +26,7 @@ _STEP: Final = re.compile(
 """The distance to the next frame size change, followed by the change itself. A change may include a
 return, which pops rbp (change -8), and the change that follows it. The last change is 0."""
 _MAX_KEPT: Final = 1 << 16
-"""Maximum number of cached changes, and of cached distances."""
+"""Maximum number of entries in the cache of changes, and in the cache of distances."""
 
 
 class _Unusual(Exception):  # noqa: N818 - an outcome
@@ -67,7 +67,7 @@ class StepMaker:
         self._count = 0
 
     def find(self, packed: bytes) -> Shape | None:
-        """Returns the shape of packed frame sizes; None if unusual or if the first size is not 0.
+        """Returns the shape of packed sizes; None if it is unusual or the first size is not 0.
 
         ``packed`` must not contain a zero byte, except as its last byte.
         """

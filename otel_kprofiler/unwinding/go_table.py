@@ -1,4 +1,4 @@
-"""Parses ``.gopclntab``, which Go's runtime uses to unwind, and reads the code around it.
+"""Parses ``.gopclntab``, Go's unwind table, and reads machine code from the same file.
 
 Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Runs in a
 child process, so it imports only a few modules of this package.
@@ -19,7 +19,7 @@ _ROW: Final = struct.Struct("<II")
 _FUNCTION: Final = struct.Struct("<Ii8xI21xB")
 _TEXT: Final = struct.Struct("<Q")
 _TEXT_AT: Final = 22 * _TEXT.size
-"""Offset of ``text`` in ``moduledata``, whose first word points to the table."""
+"""Offset of ``text`` in Go's ``moduledata``, which begins with a pointer to the table."""
 _LONG: Final = 0x80  # set in all bytes of a varint except the last
 
 File = bytes | mmap.mmap
@@ -76,7 +76,7 @@ class Table:
         self.text: int = text
 
     def functions(self, step: int = 1) -> Iterator[tuple[int, int, int, int]]:
-        """Returns every ``step``-th function, with the fields of :class:`Function`.
+        """Returns the fields of every ``step``-th function; see :class:`Function`.
 
         Raises ``struct.error`` if a row is malformed.
         """
@@ -94,7 +94,7 @@ class Table:
         return parse_sizes(self._data, at + self._sizes_at, self._quantum)
 
     def packed_sizes(self, at: int) -> bytes:
-        """Returns the frame sizes up to their first zero byte, which usually ends them."""
+        """Returns the encoded frame sizes through the first zero byte, usually the terminator."""
         at += self._sizes_at
         return self._data[at : self._data.find(b"\0", at) + 1]
 
@@ -128,7 +128,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Code:
-    """Reads a file's bytes by address."""
+    """Reads the contents of a file by virtual address."""
 
     def __init__(self, file: File, segments: Iterable[Segment]) -> None:
         self._file, self._segments = file, list(segments)

@@ -37,7 +37,7 @@ def image_pages(tables: Tables) -> int:
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
-    """Raise :class:`TableRefused` if there are no segments, or more than fit into the header."""
+    """Raise :class:`TableRefused` if there are no segments, or too many for the header."""
     if not texts:
         raise TableRefused(Refusal.NO_TEXT)
     if len(texts) > MAX_TEXTS:

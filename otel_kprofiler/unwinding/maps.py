@@ -31,7 +31,7 @@ class FileState(enum.IntEnum):
     """The file's table has been requested. Stack walks stop at a frame in this file."""
     LOADED = 1
     NO_TABLE = 2
-    """The file has no unwind tables. The BPF program tries verified frame pointers."""
+    """The file has no unwind tables. The BPF program falls back to verified frame pointers."""
     UNAVAILABLE = 3
     """The file's tables are unusable. The BPF program does not fall back to frame pointers."""
 
@@ -121,5 +121,5 @@ class TableMaps:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether an error means that the kernel lacked or refused memory for a map."""
+    """Returns whether an error means that the kernel lacks the resources for a map."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -1,6 +1,7 @@
-"""Lists files mapped as code, to load their tables before the first sample.
+"""Lists files with executable mappings, to load their tables before the first sample.
 
-A BPF iterator (mapped_files.bpf.h) lists these files, identified by the same keys as in requests.
+A BPF iterator (mapped_files.bpf.h) lists the files, and identifies them by the same keys as
+requests.
 """
 
 import mmap
@@ -16,7 +17,8 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to list one by one. If more are requested, all are listed."""
+"""Maximum number of processes to list one by one. If more processes are requested, all processes
+are listed."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -46,7 +48,7 @@ def list_running(
     is_inner: bool,
     until_s: float,
 ) -> list[FileRequest]:
-    """Returns a request for each file that processes have mapped as code.
+    """Returns a request for each file that a process has mapped as executable.
 
     Sorts files by the CPU time of their processes, then by the number of processes. ``pids``
     selects processes by their ids in ``/proc``; if empty, all processes are listed. ``mapped``

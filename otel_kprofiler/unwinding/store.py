@@ -56,7 +56,7 @@ separate budget of the same size, so that a large Go program does not delay othe
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = min(_LOADERS - 1, max(1, (os.cpu_count() or 1) // 2))
-"""Number of tables built concurrently before the first sample; later tables are built singly.
+"""Number of tables built concurrently before the first sample; later tables are built serially.
 
 At most half of the CPUs build tables. Each builder decodes its first Go file in full; later files
 take an eighth of the time.
@@ -64,7 +64,7 @@ take an eighth of the time.
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
-"""Time in seconds for which a child that builds tables waits for the next file."""
+"""Idle timeout, in seconds, of a child process that builds tables."""
 
 _FIRST_PLACES: Final = 4
 _MOST_GONE: Final = 16
@@ -80,8 +80,8 @@ class _PostponedError(Exception):
 class TableStore:
     """Loads tables in the background, between :meth:`start` and :meth:`close`.
 
-    ``maps`` are closed with the store. ``now_ns`` returns the boottime, the clock of the BPF
-    program. ``known_files`` receives the paths and build ids of opened files.
+    ``maps`` are closed with the store. ``now_ns`` returns the boottime, the clock that the BPF
+    program uses. ``known_files`` receives the paths and build ids of opened files.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load as many tables as possible before samples request them, and wait for them.
+        """Load as many tables as possible before samples need them, and wait until they are loaded.
 
-        Elapsed time is limited, not CPU time, because loading the tables of a Go program may take
-        half a second of CPU time. ``requests`` are for files that are not pending, the most
-        important first. ``until_s`` is the monotonic time at which loading ends.
+        Only elapsed time is limited, because loading the tables of a single Go program may take
+        half a second of CPU time. ``requests`` are for files that are not pending, most important
+        first. ``until_s`` is the monotonic time at which loading ends.
         """
         self._is_preloading = True
         try:
@@ -280,7 +280,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Handle a request. Return False if the request was postponed, or its file only opened."""
+        """Handle a request. Return whether the request was completed or refused."""
         try:
             try:
                 if isinstance(taken, FileRequest):

@@ -18,7 +18,8 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 ENTRY_BYTES: Final = 8
 """Size of a pair in the search table, in bytes."""
 MAX_ENTRIES: Final = 1 << 22
-"""Maximum number of entries for the BPF program's binary search. Browsers have about 600,000."""
+"""Maximum number of entries for the BPF program's binary search. A browser has about 600,000
+entries."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
 """Maximum size of ``.eh_frame``. The BPF program stores positions in ``.eh_frame`` in 28 bits."""
 
@@ -97,7 +98,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Returns the lowest and highest entry offset.
+    """Returns the lowest and highest entry offsets.
 
     Raises :class:`TableRefused` if the pairs are unsorted.
     """
@@ -118,7 +119,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether pairs follow a header. Rejects encodings that linkers do not write."""
+    """Returns whether pairs follow a header. Rejects encodings that linkers do not emit."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

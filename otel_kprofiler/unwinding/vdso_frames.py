@@ -19,7 +19,7 @@ _CIE: Final = pack_cie(b"zRD", CIE_REST)  # D: derived from code
 
 
 def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Generates the tables; None if not arm64, or if the vDSO has no supported function.
+    """Generates tables; None if the machine is not arm64 or the vDSO has no supported function.
 
     For functions that change x29, x30 or sp, the entry contains no rule. Raises
     ``ElfError`` if the vDSO is malformed.

@@ -12,7 +12,10 @@ from typing import Final, NamedTuple
 
 
 class Effect(enum.IntEnum):
-    """The effect of an instruction. Each comment describes the effect's associated value."""
+    """The effect of an instruction.
+
+    The comments describe the values associated with the effects.
+    """
 
     NONE = 0
     SHIFT = 1  # bytes by which rsp moves
@@ -323,7 +326,10 @@ _READERS: Final[Mapping[int, Callable[[_Operands], tuple[int, int]]]] = {
 
 
 def _simple(code: bytes, start: int, at: int, rex: int, narrow: bool) -> Instruction:
-    """Decodes an instruction that has no ModRM byte. ``at`` is the index after the opcode."""
+    """Decodes an instruction that has no ModRM byte.
+
+    ``at`` is the index of the byte after the opcode.
+    """
     op = code[at - 1]
     register = op & 7 | (rex & _B) << 3
     if op & 0xF0 == 0x50:

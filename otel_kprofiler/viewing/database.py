@@ -58,7 +58,7 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """Creates a private directory for this user, on a disk if possible, and returns its path."""
+    """Creates a private temporary directory, on disk if possible, and returns its path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     # Remove this user's unlocked directories, which killed processes left behind.
     with suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:
@@ -109,7 +109,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
-    """Opens a connection that writes a store, and creates the store if the file is empty.
+    """Opens a connection for writing to a store; creates the store if the file is empty.
 
     The caller must have locked the file. ``synchronous`` is the value for ``PRAGMA synchronous``.
     Raises ``KProfilerError`` if the file is not a store.

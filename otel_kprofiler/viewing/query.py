@@ -1,4 +1,4 @@
-"""Responds to the page's queries with the stored samples in a time range, as columns."""
+"""Responds to the page's queries for samples in a time range, in columnar form."""
 
 import json
 import sqlite3

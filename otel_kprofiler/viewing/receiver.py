@@ -78,7 +78,7 @@ def find_version_problem(values: Sequence[str]) -> str:
 
 
 class OverloadedError(KProfilerError):
-    """Raised if a request cannot be accepted now."""
+    """Raised if a request cannot currently be accepted."""
 
 
 class Intake:

@@ -1,8 +1,8 @@
 """Reads source files named by frames in the displayed profile.
 
-Profiles may come from anywhere, so the names in them are not trusted. Reads only regular files that
-have a programming language's suffix or begin with ``#!``. The user who views the page must be
-allowed to read the file. The text contains no control characters except tabs.
+Profiles may come from unknown sources, so the names in them are not trusted. Reads only regular
+files that have a programming language's suffix or begin with ``#!``. The user who views the page
+must be allowed to read the file. The text contains no control characters except tabs.
 """
 
 import codecs

@@ -21,7 +21,7 @@ SWITCHES = [
 
 
 class Browser:
-    """One page of a browser."""
+    """A page in a browser."""
 
     def __init__(self, binary, profile):
         low_commands, self._write = os.pipe()

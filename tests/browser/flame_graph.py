@@ -66,7 +66,7 @@ def boxes(page, name=None):
 
 
 def names(page):
-    """Returns the width of each drawn box by name, in percent of the graph's width."""
+    """Returns each drawn box's width by name, as a percentage of the graph's width."""
     return {box["name"]: box["share"] for box in boxes(page)}
 
 
@@ -79,7 +79,7 @@ def fill(page, name):
 
 
 def corner(page):
-    """Returns the window coordinates of the graph's top left corner."""
+    """Returns the viewport coordinates of the graph's top-left corner."""
     return page.evaluate("(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())")
 
 

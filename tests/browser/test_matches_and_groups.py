@@ -24,7 +24,7 @@ NARROW = 2000
 
 @pytest.fixture
 def narrow(browser):
-    """Opens a leaf with one wide caller, and many callers that are narrower than a pixel."""
+    """Shows a leaf with one wide caller, and many callers that are narrower than a pixel."""
     callers = [sample([READ, frame(f"caller_{at}")], 1) for at in range(NARROW)]
     browser.show(
         [window(("x", 1, [sample([READ, SYSCALL], 2 * NARROW), *callers]))], "#tab=callers"

@@ -1,4 +1,4 @@
-"""Time ranges in shared links are restored to the exact bin, and empty outside the recording."""
+"""Shared links restore time ranges to the exact bin; ranges outside the recording are empty."""
 
 from dataclasses import replace
 

@@ -108,7 +108,7 @@ def id_of(browser, name):
 
 
 def choose(browser, name):
-    """Chooses a function by its row in the table, and waits for its source file to appear."""
+    """Selects a function in the table, and waits until its source file is shown."""
     browser.evaluate(
         "[...document.querySelectorAll('.body > .table tbody button')]"
         f".find(one => one.textContent === '{name}').click()"

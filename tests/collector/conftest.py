@@ -24,9 +24,9 @@ from tests.processes import LoggedProcess
 from tests.servers import HttpServer, free_ports
 
 VERSIONS = ("0.161.0", "0.159.0")
-"""The versions with all components that the tests need; the first can export to ClickHouse."""
+"""Collector versions with all components that the tests need; the first supports ClickHouse."""
 NEWEST = "0.165.0"
-"""The newest version. Its file exporter does not build, so ``FileReceiver`` replaces it."""
+"""The newest Collector. Its file exporter does not compile; tests use ``FileReceiver`` instead."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent

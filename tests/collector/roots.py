@@ -14,7 +14,7 @@ ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe"
-"""The source of Ubuntu's packages, trusted since Debian does not package Ubuntu's keys."""
+"""Ubuntu's package source; marked trusted because Debian does not package Ubuntu's keys."""
 
 
 def make_archive(variant, *packages, release=""):
@@ -48,7 +48,7 @@ def make_archive(variant, *packages, release=""):
 
 
 def find_certificates():
-    """Returns the CA file that pip is configured to trust, such as a mirror's, or None."""
+    """Returns the CA file that pip is configured to trust, for example for a mirror, or None."""
     asked = subprocess.run(
         ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},

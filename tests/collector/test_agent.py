@@ -1,4 +1,4 @@
-"""The agent with a real Collector: every sample taken by the kernel arrives exactly once."""
+"""Every sample that the kernel takes arrives exactly once at a real Collector."""
 
 import json
 import subprocess

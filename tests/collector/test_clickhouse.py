@@ -204,7 +204,7 @@ OFF_CPU_SAMPLES = WINDOWS * 4 * 2
 
 
 class Engine:
-    """A server process that runs ClickHouse's engine."""
+    """A server process that embeds the ClickHouse engine."""
 
     def __init__(self, directory):
         self._process = subprocess.Popen(
@@ -257,7 +257,7 @@ def gateway(program, engine, directory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Stores windows in the table, and returns the Collector's file with the same windows."""
+    """Stores windows in the table, and returns the file to which the Collector wrote them."""
     from tests.collector.conftest import VERSIONS, build
 
     directory = tmp_path_factory.mktemp("gateway")

@@ -1,7 +1,7 @@
 """The demo in examples/compose: Docker Compose accepts it, and its services work together.
 
-The tests need no images. They run the page, the Collector, ClickHouse's engine and the agent on
-this host, with the commands and files that Compose resolves, but with other addresses.
+The tests need no images. The tests run the page, the Collector, ClickHouse's engine and the agent
+on this host, with the commands and files that Compose resolves, but at other addresses.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The Debian package under systemd as PID 1, which systemd-nspawn boots: ``make test-packages``.
+"""Tests the Debian package with systemd as PID 1 in systemd-nspawn: ``make test-packages``.
 
 Covers what test_debian_package.py cannot test without systemd: maintainer scripts that start and
 stop the agent, the unit's full sandbox, notifications and reload.

@@ -101,7 +101,7 @@ def spans_of(collector):
 
 
 def steps_of(directory):
-    """Returns (times, spans) by thread, from the logs of the service's processes."""
+    """Reads the service's logs, and returns the times and spans of each thread."""
     threads = {}
     for path in directory.iterdir():
         for line in path.read_text().splitlines():
@@ -113,7 +113,10 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the log. Counts linked samples, samples in spans, and both."""
+    """Checks samples against the log.
+
+    Returns the numbers of linked samples, of samples in spans, and of samples linked to their span.
+    """
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]

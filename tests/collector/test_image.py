@@ -1,4 +1,4 @@
-"""The image in config/kubernetes, built by buildah and run with the DaemonSet's privileges.
+"""buildah can build the image in config/kubernetes, which runs with the DaemonSet's privileges.
 
 The tests need neither a registry (mmdebstrap builds the Containerfile's base image) nor a container
 runtime (setpriv and mounts replace all of it but seccomp).
@@ -42,7 +42,7 @@ class Storage:
 
 
 def trust(directory):
-    """Returns options that make pip trust the CAs that this host trusts, such as a mirror's CA."""
+    """Returns container options that make pip trust the host's CAs, such as a mirror's CA."""
     certificates = find_certificates()
     if not certificates:
         return []

@@ -143,7 +143,7 @@ OBJECTS = {"/api/v1/pods": ("Pod", POD)}
 
 
 class ApiServer(HttpServer):
-    """Serves a pod through list and watch, and records requests."""
+    """Serves a pod to list and watch requests, and records all requests."""
 
     def __init__(self):
         self.asked, self.closing = set(), threading.Event()

@@ -1,7 +1,7 @@
 """The alert rules and dashboards in config/ work with a real Prometheus and ClickHouse's engine.
 
-The agent's code sends metrics to Prometheus. Each series that an alert or a panel queries must
-exist under the queried name and labels.
+The tests use the agent's code to send metrics to Prometheus. Each series that an alert or a panel
+queries must exist under the queried name and labels.
 """
 
 import contextlib

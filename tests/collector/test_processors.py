@@ -1,4 +1,4 @@
-"""Requests that a real Collector has processed and exported to the next receiver."""
+"""Tests requests that a real Collector has processed and exported to the next receiver."""
 
 import pytest
 

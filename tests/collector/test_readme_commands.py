@@ -1,9 +1,9 @@
 """The README's two commands work on minimal Debian and Ubuntu in either order, for any user.
 
-mmdebstrap builds a root file system with apt. Commands in it use the host's network. Each clone is
-in a home directory that only its owner may enter. The commands run twice: as root, and as a user
-who may run sudo and has other interpreters first on the PATH. Here, the README's test command runs
-only two test files.
+mmdebstrap builds a root file system with apt. Commands in the root file system use the host's
+network. Each clone is in a home directory that only its owner may enter. The commands run twice: as
+root, and as a user who may run sudo and has other interpreters first on the PATH. In this test, the
+README's test command runs only two test files.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""``send`` sends files written by this package and by Collectors to a Collector."""
+"""The files that this package and Collectors write can be sent to a Collector with ``send``."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A trace through services in Node.js, Java and Python, in reports and in ClickHouse."""
+"""A trace across Node.js, Java and Python services is visible in reports and in ClickHouse."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.servers import free_ports
 pytestmark = [NEEDS_ENGINE, pytest.mark.live, pytest.mark.long]
 SERVICES = Path(__file__).parents[1] / "data" / "trace"
 TRACES, WORK_MS = 2, 400
-"""The number of requests, and the ms for which each span computes, reads and sleeps."""
+"""The number of requests, and how long each span computes, reads and sleeps, in ms."""
 ENDPOINTS = {"front": "GET /checkout", "orders": "POST /orders", "stock": "GET /stock/{item}"}
 AGENT = """
 receivers:

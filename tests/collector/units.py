@@ -51,7 +51,7 @@ def as_the_unit_says(settings, dynamic=None):
 
 
 class UnitProcess(LoggedProcess):
-    """The process of a unit that runs the agent."""
+    """An agent process that is started with the command of a systemd unit."""
 
     def __init__(self, command, log, **options):
         super().__init__(command, log, stdout=subprocess.PIPE, **options)

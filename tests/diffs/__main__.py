@@ -2,8 +2,8 @@
 
 usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
 
-The compared loads run at the same time, since other work that preempted or interrupted only one of
-them would appear as a difference.
+The compared loads run at the same time, because other work that preempted or interrupted only one
+load would appear as a difference.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""GitHub workflows and templates are valid, and name existing targets and extras."""
+"""GitHub workflows and templates are valid, and refer to existing targets and extras."""
 
 import importlib.util
 import re

@@ -70,7 +70,7 @@ def check_stream(arrived, stream):
 
 
 def check_formulas(totals, arrived):
-    """Checks the formulas in docs/reliability.md against the last totals of a stream."""
+    """Checks that a stream's last totals satisfy the formulas in docs/reliability.md."""
     lines = re.search(r"```\n(samples that arrived .*?)```", PAGE.read_text(), re.DOTALL)[1]
     formulas = [line.partition("(")[0].split("=") for line in lines.splitlines()]
     assert len(formulas) == 2

@@ -1,4 +1,4 @@
-"""Real agent processes, and receivers that can go down and come back."""
+"""Fixtures for real agent processes, and for receivers that can be stopped and restarted."""
 
 import contextlib
 import gzip
@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 class Receiver:
-    """A gRPC receiver that can go down and come back at the same address.
+    """A gRPC receiver that can be stopped and restarted at the same address.
 
     ``answer`` receives the request and context before the request is stored, and may abort the
     call.
@@ -75,7 +75,7 @@ class Receiver:
 
 
 class HttpReceiver:
-    """An HTTP receiver that responds 413 to requests whose decompressed size exceeds its limit."""
+    """An HTTP receiver that returns 413 for requests whose decompressed size exceeds its limit."""
 
     def __init__(self, max_bytes):
         self.payloads, self.max_bytes = [], max_bytes

@@ -2,10 +2,10 @@
 
 Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool run one after
 the other and are killed at random instants, while the receiver accepts, rejects, hangs, or loses
-responses at random. A final agent delivers what remains in the spool. The script exits with 1
-unless the samples that the last request reports as taken equal the samples that arrived, by
-``profile_id``, plus the samples reported as lost. Half of the kills use ``fsync: always``, and half
-``fsync: never``.
+responses at random. Finally, another agent delivers the rest of the spool. The script exits with 1
+unless the number of samples taken, according to the last request, equals the number that arrived
+(by ``profile_id``) plus the number reported as lost. Half of the killed agents use ``fsync:
+always``, and half use ``fsync: never``.
 """
 
 # ruff: noqa: T201, E402 - a command prints for its user

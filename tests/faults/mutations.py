@@ -383,7 +383,7 @@ def compile_programs(changed: Path) -> None:
 
 
 def survives(mutation: Mutation, copy: Path) -> str:
-    """Applies a mutation and runs its test. Returns why the mutation survived; "" if caught."""
+    """Applies a mutation and runs its test. Returns why the mutation survived, or "" if caught."""
     path = copy / mutation.path
     source = path.read_text()
     if source.count(mutation.old) != 1:

@@ -1,9 +1,9 @@
 """Agents that are frozen, or receive unrelated signals, account for every sample.
 
 The kernel continues to sample, so a frozen agent's ring buffer overflows at a high sampling rate.
-By default, two agents are frozen for ``FREEZE_S``: one at a high rate, and one with a sufficient
-ring buffer. ``make test-freezes`` repeats longer freezes with each rate and kind of stacks. All
-agents of an iteration are frozen concurrently.
+By default, two agents are frozen for ``FREEZE_S``: one with a high sampling rate, and one with a
+large enough ring buffer. ``make test-freezes`` repeats longer freezes with each rate and kind of
+stacks. All agents of an iteration are frozen concurrently.
 """
 
 import itertools

@@ -122,7 +122,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """More frozen files than reader threads are queued ahead of the other program's file."""
+    """More frozen files than there are reader threads are queued ahead of the healthy file."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     names = [*(f"frozen{number}" for number in range(6)), "healthy"]  # excludes other tests' files

@@ -159,7 +159,7 @@ class Small(budget.CpuShare):
 budget.CpuShare = Small
 budget.GROUP_NS = 20_000_000
 """
-"""A budget that is enough for 150 groups of samples and is never replenished."""
+"""A budget for 150 groups of samples that is never replenished."""
 
 
 @contextlib.contextmanager

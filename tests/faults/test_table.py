@@ -1,4 +1,4 @@
-"""The counts of arrived and missing samples in the fault table are correct."""
+"""The fault table counts received and missing samples correctly."""
 
 import os
 

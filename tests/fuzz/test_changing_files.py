@@ -1,4 +1,4 @@
-"""Tests reading other users' files while they shrink, grow and change."""
+"""Tests reading other users' files that shrink, grow or change while they are being read."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ REFUSALS = (ElfError, InterpreterRefused, SymbolsRefused, TableRefused)
 
 @contextmanager
 def changing(path):
-    """Repeatedly truncates, extends and rewrites a program during the block."""
+    """Repeatedly truncates, extends and rewrites a program file while the block runs."""
     whole, ends = path.read_bytes(), threading.Event()
     sizes = [0, 1, 63, 64, PAGE_BYTES, len(whole) // 2, len(whole) - 1, SPARSE_BYTES]
 

@@ -182,7 +182,7 @@ def test_arbitrary_elf_files_are_parsed_safely(tmp_path_factory, data):
 
 
 def place_all(_):
-    """Places many sections that have the same anchor, a name that many symbols share."""
+    """Places many sections whose common anchor is a name that many symbols share."""
     data = b"".join(b".s%d 0-0 = a\n.s%d 1-2 m\n" % (at, at) for at in range(10_000))
     core = b"".join(b"%016x t a\n" % (0xFFFF_FFFF_8100_0000 + 16 * at) for at in range(10_000))
     place_ranges(parse_builtin_ranges(data)[0], parse_kallsyms([core]).core)

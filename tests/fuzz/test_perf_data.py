@@ -1,4 +1,4 @@
-"""Untrusted recordings of perf are read at low cost, or rejected with a reason."""
+"""Untrusted perf.data files are read at low cost, or rejected with a reason."""
 
 import contextlib
 import gzip

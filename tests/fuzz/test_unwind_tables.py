@@ -91,7 +91,7 @@ def test_eh_frame_sections_of_arbitrary_bytes_are_indexed_or_rejected(data):
 
 
 GO_FILES = {62: go_file([ORDINARY] * 12), 183: go_file([ARM64_ORDINARY] * 12, quantum=4)}
-"""Go files by their ELF machine number."""
+"""Go files, keyed by ELF machine number."""
 
 
 @st.composite

@@ -29,7 +29,7 @@ TABLES = (b".symtab", b".dynsym", b".strtab", b".rela.plt", b".rela.dyn", b".plt
 
 @functools.cache
 def seeds():
-    """Returns small programs, with the offsets at which a change has an effect."""
+    """Returns small programs, with the offsets of the bytes that affect parsing."""
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole", "-fcf-protection", "-Wl,-z,lazy,-z,ibtplt")
         assembly = build(

@@ -29,7 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """Replaces the only occurrence of ``old`` with ``new``: breaks a rule that ``test`` checks."""
+    """Replaces the only ``old`` with ``new``, which breaks a rule that ``test`` checks."""
 
     name: str
     broken: str

@@ -50,7 +50,7 @@ PARTS = {
 }
 """The parts of the profiler that each test file covers, as named on the platforms page."""
 ENDED = (0, 1)
-"""Pytest's exit statuses after it has run all tests."""
+"""Pytest exit statuses which mean that all tests were run."""
 TRIES = 2
 """The maximum number of boot attempts for a guest that crashes due to an emulator bug."""
 BOOT_TIMEOUT_S = 3600
@@ -85,7 +85,7 @@ def open_lock() -> BinaryIO:
 
 
 def check_collection() -> None:
-    """Imports the tests on the host, to detect mistakes early and compile them for the guest."""
+    """Imports the tests on the host, to compile them for the guest and detect errors early."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "kernel"]
     done = subprocess.run(
         [*command, "tests/kernels"], cwd=CHECKOUT, capture_output=True, text=True, check=False

@@ -61,7 +61,7 @@ def receiver():
 
 @pytest.mark.one_boot
 def test_the_agent_delivers_every_sample(receiver, tmp_path):
-    """The agent delivers every sample that it took and names the test module's functions."""
+    """The agent delivers every sample it takes, and names the test module's functions."""
     deliver_all(receiver, tmp_path, receiver.port)
 
 

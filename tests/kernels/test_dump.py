@@ -1,4 +1,4 @@
-"""Dumps of threads on this kernel."""
+"""Tests thread dumps on this kernel."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""On this kernel, event and tracepoint samples add up to the program's number of events."""
+"""On this kernel, event and tracepoint samples add up to the number of events that occurred."""
 
 import mmap
 import subprocess
@@ -46,7 +46,7 @@ def test_sample_values_sum_to_the_number_of_events():
 
 
 def test_tracepoint_samples_have_the_correct_values_on_this_kernel():
-    """Tracepoint values are correct on this kernel, and calls to one system call can be counted."""
+    """Tracepoint values are correct on this kernel, and a specific system call can be counted."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)
     config = SamplerConfig(stacks="both", events=events, off_cpu=OffCpuConfig())

@@ -54,7 +54,7 @@ def check(symbolizer, names, kind):
 
 
 def test_kprobe_pages_are_tracked_through_ksymbol_records():
-    """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
+    """Pages of kprobes inside functions receive the same names from records as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
         check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE)
         added = watch.counts().added
@@ -63,7 +63,7 @@ def test_kprobe_pages_are_tracked_through_ksymbol_records():
 
 @pytest.mark.one_boot
 def test_ftrace_trampolines_are_tracked_through_ksymbol_records():
-    """Ftrace trampolines are named from records until they are freed."""
+    """Ftrace trampolines are resolved from ksymbol records until they are freed."""
     with watching() as (symbolizer, watch):
         before = known(symbolizer)
         instances = [Path(TRACING) / "instances" / f"kprof{number}" for number in range(2)]

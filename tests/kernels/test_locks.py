@@ -1,4 +1,4 @@
-"""Waits for locks on this kernel."""
+"""Lock waits are measured correctly on this kernel."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def start_sampler():
 
 @pytest.mark.skipif(not HAS_TRACEPOINTS, reason="the tracepoints exist since Linux 5.19")
 def test_lock_waits_have_the_measured_duration_and_identify_the_lock_holder():
-    """Lock waits have the duration that the program measures, and the lock holder's thread."""
+    """Lock waits report the duration measured by the program, and the lock holder's thread."""
     sampler = start_sampler()
     try:
         words = [sys.executable, PROGRAM, str(ROUNDS), str(WAITERS), str(SECONDS)]

@@ -70,7 +70,7 @@ class Live:
             self.step()
 
     def run_until_named(self, function):
-        """Steps until a function is sampled and named, since a guest reads names slowly."""
+        """Steps until a function is sampled and named; loading names in a guest is slow."""
         end, seen = time.monotonic() + 3000, 0
         while seen < 20 and time.monotonic() < end:
             self.step()
@@ -120,7 +120,7 @@ def live():
 
 
 def test_modules_are_named_across_load_unload_and_reload(request):
-    """Names are correct at the time of each sample; the delay after each load is measured."""
+    """Each sample has the module name valid at its time; the delay after each load is measured."""
     metadata, names, phases = [], [], []
     with live() as host:
         for variant in ("spin", "other", "spin"):
@@ -204,7 +204,7 @@ def check(host, phases):
 
 
 def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
-    """Init functions resolve to module and name while they run; no symbols remain if they fail."""
+    """Init functions are symbolized while they run; if they fail, no symbols remain."""
     with live() as host:
         loading = subprocess.Popen(
             insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Tests ``record`` and ``doctor`` on this kernel, with programs that have known callers."""
+"""Tests ``record`` and ``doctor`` on this kernel, using programs with known call chains."""
 
 import itertools
 import os
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
 
 
 def record(directory, program, is_enough):
-    """Records a program, on and off the CPU, and returns its stacks with their sample counts.
+    """Records a program on-CPU and off-CPU, and returns its stacks with their sample counts.
 
     Repeats with longer recordings until there are enough stacks, since loading tables may take
     minutes on emulated CPUs.

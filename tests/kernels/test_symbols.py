@@ -1,4 +1,4 @@
-"""The symbols of many modules match the modules' files, and code not backed by a file is named."""
+"""Symbols of many modules match the module files, and code without a backing file is named."""
 
 import platform
 import subprocess
@@ -74,7 +74,7 @@ HIDDEN = HiddenCause.NO_CAP_SYSLOG
     ],
 )
 def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
-    """Symbols are read with CAP_SYSLOG at kptr_restrict 0 and 1, otherwise reported as hidden."""
+    """Symbols are visible only with CAP_SYSLOG, and only if kptr_restrict is 0 or 1."""
     with sysctl("kernel.kptr_restrict", restrict):
         for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
             assert as_nobody(capabilities, lambda: visible(KernelSymbolizer.live())) == (
@@ -84,7 +84,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
 
 
 def test_frames_report_that_their_symbols_are_hidden():
-    """Frames whose symbols are hidden report this instead of a guessed name."""
+    """Frames whose symbols are hidden state that reason instead of a guessed name."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
         (frame,) = KernelSymbolizer.live().resolve_addresses([address])

@@ -1,4 +1,4 @@
-"""Spans that programs publish in thread contexts, on this kernel."""
+"""Spans published in thread contexts are read correctly on this kernel."""
 
 import pytest
 

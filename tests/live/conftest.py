@@ -39,7 +39,7 @@ def compile_once():
 
 @pytest.fixture(params=["libbpf", *further("bcc")])
 def loader(request, monkeypatch, compile_once):
-    """Sets the samplers' default loader. Tests with this fixture run with each loader."""
+    """Sets the samplers' default loader. Tests that use this fixture run once with each loader."""
     monkeypatch.setattr(bcc, "compile_programs", compile_once)
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
@@ -68,7 +68,7 @@ def no_low_descriptors():
 
 @pytest.fixture
 def to_file(tmp_path):
-    """Returns a profiles file, with the environment that makes a service write to it."""
+    """Returns a profiles file, and the environment variables that make a service write to it."""
     return ToFile(tmp_path / "profiles.jsonl")
 
 
@@ -82,7 +82,7 @@ def receiver():
 
 @pytest.fixture(scope="module")
 def symbolizer():
-    """Returns the running kernel's symbols, if the kernel does not hide them."""
+    """Returns the running kernel's symbols; skips the test if the symbols are hidden."""
     result = KernelSymbolizer.live(Access())
     if result.hidden:
         pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")

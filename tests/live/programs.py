@@ -135,7 +135,7 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
 
 
 def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
-    """Attaches a program that loops ``spin`` times to a tracepoint, on one CPU.
+    """Attaches to a tracepoint, on one CPU, a program that loops ``spin`` times.
 
     Returns descriptors of the attachment and of the program. Raises ``OSError`` if tracefs
     cannot be mounted.
@@ -195,7 +195,7 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
 
 
 def holds_sampler(pid: int) -> bool:
-    """Returns whether a process samples, that is, has a BPF program attached to a perf event."""
+    """Returns whether a process is sampling, that is, has a BPF program on a perf event."""
     with contextlib.suppress(OSError):  # a descriptor may have been closed
         files = list(Path(f"/proc/{pid}/fd").iterdir())
         return any(
@@ -218,8 +218,8 @@ def recording(*words, **options):
 def _has_program(pid: int, fd: int) -> bool:
     """Returns whether a BPF program is attached to a perf event of a process.
 
-    The kernel does not describe these programs, but returns a different error than for events
-    without a program (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).
+    The query fails with ``EOPNOTSUPP`` if a program is attached, and with another error otherwise
+    (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).
     """
     try:
         bpf_call(_TASK_FD_QUERY, (ctypes.c_uint32 * 12)(pid, fd))

@@ -47,7 +47,7 @@ def drain_until(sampler, is_enough):
 
 
 def record_and_replay(config, seconds, path):
-    """Checks that a replay equals the recorded samples. Returns the samples and the counts."""
+    """Checks that a replay yields the recorded samples. Returns the samples and the counts."""
     writer = RecordingWriter(path)
     with started(EbpfSampler(config, raw_sink=writer.add_records)) as sampler:
         samples = collect(sampler, seconds)

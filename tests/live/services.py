@@ -79,7 +79,7 @@ def count_by_pid(windows):
 
 
 class ToFile:
-    """A file for a service's profiles, and the environment that makes the service write them."""
+    """A profile file, and the environment variables that make a service write it."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""A terminal with a readable screen, and a program that runs on it."""
+"""A terminal whose screen tests can read, and a program that runs in the terminal."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""A recording of this host is compared with one that ``perf`` makes under the same load."""
+"""Compares a recording of this host with a ``perf`` recording made under the same load."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.live
 
 SECONDS = 1
-"""The CPU time of each part of the load, which takes longer on a busy machine."""
+"""CPU seconds used by each part of the load; the elapsed time is longer on a busy machine."""
 
 # From tools/perf/Documentation/perf.data-file-format.txt (header), uapi/linux/perf_event.h and
 # tools/lib/perf/include/perf/event.h (records).
@@ -47,7 +47,8 @@ def hide_programs_loaded(data):
     """Changes KSYMBOL and BPF_EVENT records in ``perf.data`` so that perf script ignores them.
 
     If several profilers are listening, KSYMBOL and BPF_EVENT records are longer than their headers
-    state, and perf script stops at the first one. Other tests load BPF programs at the same time.
+    state, and perf script stops at the first such record. Other tests load BPF programs at the same
+    time.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)
@@ -61,7 +62,7 @@ def hide_programs_loaded(data):
 
 
 def read_cpu_times(pid):
-    """Returns the CPU time of a process's children and their exited children, in seconds."""
+    """Returns each child's CPU time in seconds, including that of its exited children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2] for child in children]
     ticks = os.sysconf("SC_CLK_TCK")
@@ -121,7 +122,7 @@ def test_functions_in_every_part_of_the_kernel_have_the_names_that_perf_reports(
 
 
 def test_addresses_sampled_by_perf_resolve_to_the_names_that_perf_reports(profiled):
-    """Names may differ only where several symbols share the address."""
+    """Names may differ only where several symbols share an address."""
     _, kernel = profiled
     symbolizer = KernelSymbolizer.live(Access())
     wrong = []

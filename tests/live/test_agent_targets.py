@@ -1,4 +1,4 @@
-"""The agent identifies containers, pods and units, and samples only those in its targets."""
+"""The agent identifies containers, pods and systemd units, and samples only its targets."""
 
 import contextlib
 import os

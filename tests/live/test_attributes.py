@@ -45,7 +45,7 @@ REFUSAL = "attribute key at index 0 in resource attributes is empty"
 
 
 def run_agent(receiver, directory, *, exporter="", of_receiver=""):
-    """Runs the agent until each kind of request has arrived twice, and returns its counts."""
+    """Runs the agent until each kind of request has arrived twice; returns its counts and log."""
     configuration = AGENT.format(
         grpc=receiver.grpc, http=receiver.http, exporter=exporter, receiver=of_receiver
     )

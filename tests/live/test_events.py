@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page fault count of the top function, which must be the one touching pages."""
+    """Returns the highest self count of page faults, that of the function that touches pages."""
     return max(group["self"] for group in part["groups"])
 
 

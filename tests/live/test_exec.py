@@ -1,4 +1,4 @@
-"""Samples of a process that execs or changes its user describe the process at that time."""
+"""Samples describe their process at sampling time, even if it later execs or changes its user."""
 
 import os
 import shutil

@@ -93,7 +93,7 @@ def test_stacks_on_a_busy_host_are_complete_from_the_first_sample():
 
 @pytest.fixture
 def busy():
-    """Runs a process that calls functions in Python, libc and the interpreter. Yields its pid."""
+    """Runs a process that calls functions in Python, libc and the interpreter. Yields the pid."""
     with spawned(*BUSY, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid

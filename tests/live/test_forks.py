@@ -192,8 +192,8 @@ def children(tmp_path):
 def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
     """Children of multiprocessing and billiard exit with os._exit, which skips atexit.
 
-    The test is repeated if the export takes longer than the exiting process waits, as on a busy
-    machine.
+    The test is retried if the export takes longer than the exiting process waits, which can happen
+    on a busy machine.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
@@ -286,7 +286,7 @@ def test_gunicorn_workers_have_the_same_instance_id_as_their_traces(to_file, tmp
 
 
 def test_an_explicit_resource_receives_the_instance_id_of_the_childs_traces():
-    """A Resource with the traces' instance id receives the child's new id. Any other id is kept."""
+    """An instance id shared with traces is replaced by the child's new id. Any other id is kept."""
     done = run(
         """
         from opentelemetry import trace

@@ -41,7 +41,7 @@ def now_ns():
 
 @contextlib.contextmanager
 def watching(*, polled=True, **options):
-    """Yields a symbolizer that tracks ksymbols, and its watch, which reads rings only if polled."""
+    """Yields a symbolizer and its ksymbol watch, which starts reading the rings if ``polled``."""
     try:
         watch = KsymbolWatch(**options)
     except HostError as error:
@@ -208,7 +208,7 @@ def kallsyms_s():
 
 
 def test_the_ksymbol_table_is_exact_after_records_are_lost():
-    """3,000 programs are loaded while nobody reads the rings, each of which has one page."""
+    """3,000 programs are loaded while the one-page rings are not being read."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
@@ -229,7 +229,7 @@ def test_the_ksymbol_table_is_exact_after_records_are_lost():
 def test_frames_sampled_while_records_are_lost_have_no_name():
     """If the record of an unload is lost, another program may have been loaded at the address.
 
-    Once all symbols have been reread, an address without a symbol belongs to no program.
+    Once all symbols have been reread, an address without a symbol does not belong to any program.
     """
     results = set()
     for _ in range(10):

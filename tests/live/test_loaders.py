@@ -61,7 +61,7 @@ def test_both_loaders_create_the_same_maps():
 
 
 def read_tags(loader, spec):
-    """Returns each program's tag, which is the kernel's hash of the instructions, by name."""
+    """Returns each program's tag (the kernel's hash of its instructions), keyed by name."""
     loaded, tags = loader.load(spec), {}
     try:
         for name in spec.programs:

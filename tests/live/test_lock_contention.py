@@ -1,4 +1,4 @@
-"""Samples of kernel lock waits have the exact duration, the lock's holder, and a stack."""
+"""Samples of kernel lock waits include the exact duration, the lock's holder, and a stack."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ def run_sampler(command, **settings):
 
 @pytest.fixture(scope="module")
 def held():
-    """Returns the program's measurements, the samples of its waiters, and the sampler's counts."""
+    """Returns the program's measurements, its threads' samples, and the sampler's counts."""
     output, samples, counts = run_sampler(LOAD, target_comms=(b"lock_waiter", b"lock_holder"))
     return json.loads(output), samples, counts
 

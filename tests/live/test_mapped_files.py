@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 
 class Without(Access):
-    """An ``Access`` that fails as it would in a process without some capabilities."""
+    """An ``Access`` whose calls fail as if this process lacked some capabilities."""
 
     def __init__(self, *routes):
         super().__init__()
@@ -100,7 +100,7 @@ def test_a_file_that_replaces_a_mapped_file_is_not_opened(program, tmp_path):
 
 
 def test_a_mapping_replaced_by_another_file_is_reported_as_gone(program, tmp_path):
-    """Libraries loaded one after the other often have the same address."""
+    """Libraries loaded in succession are often mapped at the same address."""
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid, running(other):
         request = wanted(pid, program)

@@ -35,7 +35,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Samples while system calls are traced.
+    """Takes samples while system calls are traced.
 
     Returns counts, bounds on the number of ticks, and the number of this process's ticks.
     """

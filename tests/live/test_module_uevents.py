@@ -102,7 +102,7 @@ def namespace():
 
 @pytest.fixture
 def host(tmp_path, namespace):
-    """Returns captured files that tests modify. The real kernel sends the uevents."""
+    """Returns captured host files that tests can modify. The real kernel sends the uevents."""
     result = Host(tmp_path)
     result.events = namespace
     result.load("old", TEXT + 0x100000, announce=False)

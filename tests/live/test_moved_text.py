@@ -65,7 +65,7 @@ def record(pid, directory, seconds):
 
 
 def read_functions(directory):
-    """Returns the functions of all samples in order of time, outermost function first."""
+    """Returns the functions of each sample, outermost first, with the samples in time order."""
     stacks = read_stacks(directory / "x.otlp")
     return [[frame.function for frame in reversed(stack.frames)] for stack in stacks]
 

@@ -115,7 +115,7 @@ def directory():
 
 
 def run_all(cases, directory, python=sys.executable):
-    """Runs cases (arguments, standard output, run as nobody?). Returns statuses and errors."""
+    """Runs cases (arguments, stdout, whether to run as nobody). Returns statuses and errors."""
     done = subprocess.run(
         [python, "-c", RUN_ALL],
         input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=300,

@@ -99,7 +99,9 @@ def describe(event, path):
 
 
 def take(events):
-    """Returns the events so far. The kernel writes an event before the system call returns."""
+    """Returns the events received so far.
+
+    The kernel writes an event before the system call returns."""
     time.sleep(2 * SETTLE_NS / 1e9)
     return events.poll()
 

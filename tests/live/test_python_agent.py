@@ -1,4 +1,4 @@
-"""Python frames of other processes, sampled by a user who can only load BPF programs."""
+"""Python frames of other processes, sampled by a non-root user who can load BPF programs."""
 
 import json
 import os

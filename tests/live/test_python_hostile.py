@@ -23,7 +23,7 @@ SECONDS = 2
 
 
 class FakeInterpreter:
-    """Memory with one thread state, and frames and code objects with arbitrary references."""
+    """Memory that contains a thread state, and frames and code objects with random pointers."""
 
     def __init__(self, tid, seed):
         self._words = (ctypes.c_uint64 * WORDS)()

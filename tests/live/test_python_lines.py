@@ -95,7 +95,7 @@ def test_native_frames_appear_where_python_called_them(recorded):
 
 
 def test_a_replay_shows_the_stacks_and_lines_of_the_recording(recorded, tmp_path):
-    """The replay uses only the recording, and places Python frames between native frames.
+    """The replay uses only the recording, and interleaves Python frames with native frames.
 
     A replay must recognize the interpreter's loop, so recordings always name the loop.
     """

@@ -101,7 +101,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """Stops the target, whose child then reads end of file and also exits."""
+        """Stops the target; the target's child then reads EOF and exits."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

@@ -1,4 +1,4 @@
-"""However a service is started, its samples have Python frames, or it logs the reason once."""
+"""For every way to start a service, its samples have Python frames or a reason is logged once."""
 
 import os
 import textwrap

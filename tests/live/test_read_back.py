@@ -1,6 +1,6 @@
-"""A profile saved in any format is read back as ``record`` shows it.
+"""Profiles saved in any format show the same data when they are read back.
 
-A recording is replayed into each format, and into profile files, which ``report`` converts.
+A recording is replayed to each format, and to profile files, which ``report`` converts.
 """
 
 import json

@@ -29,7 +29,8 @@ SHORT = ["-d", "0.5s", "-F", "499", "--stacks", "kernel", "--idle"]
 def _kernel_load():
     """Keeps the kernel busy, because the timers of idle CPUs may stop and yield no samples.
 
-    The load does not have a lower priority than other processes' user code, which is not sampled.
+    The load runs at normal priority, so that the user code of other processes, which is not
+    sampled, cannot starve it.
     """
     with spawned(sys.executable, "-S", "-c", "import os\nwhile True: os.urandom(65536)"):
         yield

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.live
 TO_FILE = ["-F", "499", "--force", "-o", "x.folded"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
-"""Waits for the ``go`` file. The target's ``sleep`` commands may also be sampled."""
+"""Shell command that waits for the file ``go``. The target's ``sleep`` commands may also be
+sampled."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
 """A duration that recordings never reach, because they end when their processes exit."""
@@ -176,7 +177,7 @@ def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
 
 @pytest.fixture
 def in_namespace(tmp_path):
-    """Returns a function that runs a script in a PID namespace. ``./inner`` is a shell."""
+    """Returns a function that runs a script in a PID namespace. ``./inner`` is a copy of ``sh``."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("needs root and unshare")
     shutil.copy(shutil.which("sh"), tmp_path / "inner")

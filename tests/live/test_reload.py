@@ -1,6 +1,6 @@
 """A reload by SIGHUP neither loses nor duplicates samples, and leaks nothing.
 
-The test reloads ten times, or with ``KPROFILER_RELOADS=100`` a hundred times in 60 s.
+By default, the test reloads ten times; with ``KPROFILER_RELOADS=100``, a hundred times in 60 s.
 """
 
 import itertools
@@ -101,7 +101,7 @@ def times_by_cpu(windows):
 
 
 def settings(number):
-    """Returns the settings for a reload. Reloads change filters, windows and exporters."""
+    """Returns the settings for a reload. Each reload changes the filters, windows and exporters."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],

@@ -35,7 +35,7 @@ def on_overlay(program, mounts):
 
 
 def wanted(process, path=None, *, owner=0, device=None):
-    """Returns a process's executable as recorded when the agent first opens the file."""
+    """Returns the ``WantedFile`` of a process's executable when the agent first opens the file."""
     exe = f"/proc/{process.pid}/exe"
     with open(exe, "rb") as file:
         status = os.fstat(file.fileno())
@@ -127,7 +127,7 @@ def test_the_vdso_is_read_again_after_eviction():
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
-    """Memory holds only one of two tables at a time, so the evicted table is read again."""
+    """Only one of two tables fits in memory at a time, so the evicted table is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
     names = open_user_names(

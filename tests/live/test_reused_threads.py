@@ -25,7 +25,7 @@ WANTED = 150
 
 
 def compare(samples, lives):
-    """Counts the samples of live threads by whether thread name, span and waits are correct.
+    """Counts samples of live threads, by whether their thread name, span and waits are correct.
 
     A wait counts as late if it overlaps the lifetime of the next thread with the same id.
     """

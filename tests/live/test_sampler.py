@@ -76,7 +76,7 @@ def boot_ns():
 
 
 def test_starting_the_sampler_takes_little_cpu_time(loader):
-    """The limits are ten times the usual times, because other load also increases CPU times."""
+    """The limits are ten times the typical values, because other load also increases CPU time."""
     limit_s = {"libbpf": 4.0, "bcc": 60.0}[loader]  # bcc compiles the program
     with load(SPIN):
         started = time.process_time()
@@ -264,7 +264,7 @@ def idle_ticks(cpu):
 
 @contextlib.contextmanager
 def idling(cpu):
-    """Skips a test that failed because other load kept the CPU busy."""
+    """Skips the test if it fails because another load keeps the CPU busy."""
     before = idle_ticks(cpu)
     try:
         yield
@@ -302,7 +302,7 @@ while True:
 def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
     """Packets are sent on CPU 1 and received, using packet steering, in softirqs on an idle CPU 0.
 
-    CPU 0 is the idle CPU because in some guests, the timers of an idle CPU 1 do not fire.
+    CPU 0 is the idle CPU because timers do not fire on an idle CPU 1 in some guests.
     """
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):

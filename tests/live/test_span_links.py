@@ -52,7 +52,7 @@ def link(trace_id, span_id):
 
 
 def links_of_this_thread(sampler, seconds=0.1):
-    """Returns the links of this thread's samples, taken while its current span does not change."""
+    """Samples this thread, without changing its current span, and returns the samples' links."""
     samples, tid = [], threading.get_native_id()
     sampler.drain()
     began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""The span links of services match the services' logs. ``make test-span-truth`` compares more."""
+"""Span links match the span logs that services write. ``make test-span-truth`` compares more."""
 
 import math
 import subprocess

@@ -190,7 +190,7 @@ def test_samples_that_do_not_fit_into_the_ring_buffer_are_counted():
 
 @pytest.mark.long
 def test_bpf_programs_that_interrupt_each_other_write_intact_records():
-    """The clock interrupts tracepoint programs, and its handler hits a tracepoint."""
+    """A timer interrupts tracepoint programs, and its handler also hits a tracepoint."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=4999,

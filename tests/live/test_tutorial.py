@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md, run in order, lead to the lines that the page names."""
+"""The commands in docs/tutorial.md, run in order, find the source lines that the page names."""
 
 import contextlib
 import os

@@ -51,7 +51,7 @@ LACKS = {
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Runs processes as root, each of which executes code in a different library.
+    """Runs several processes as root, each executing code in a different library.
 
     All users may read the first library, but only root may read the second. The third library is in
     another mount namespace, as in a container, and the fourth is deleted.

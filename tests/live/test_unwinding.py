@@ -36,7 +36,7 @@ BUILDS = {
 QUICK_CASES = [("pie", "5.10"), ("static", "pt_regs")]
 STACKS = 250
 LONGEST_STEP = 400
-"""The units of work by which a step (mapping, search, interpreter) may exceed the work limit."""
+"""A step (mapping, search, interpreter) may exceed the work limit by up to this many units."""
 
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

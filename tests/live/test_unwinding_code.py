@@ -1,4 +1,4 @@
-"""User stacks in programs and C libraries without unwind tables match the known call chains."""
+"""User stacks of code without unwind tables, including C libraries, match the known call chains."""
 
 import pytest
 

@@ -37,7 +37,7 @@ WITHOUT_TABLE = ("-static", "-Wl,--no-eh-frame-hdr")
 
 
 class Known(Access):
-    """An ``Access`` that opens each file at the path in its request, without a process."""
+    """An ``Access`` that opens files by their requested paths, without a process."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sampled waits, compared with exact totals and with the programs' records."""
+"""Compares sampled waits with exact totals and with the programs' records."""
 
 import bisect
 import contextlib

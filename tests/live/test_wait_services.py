@@ -1,4 +1,4 @@
-"""A service samples the waits of its own threads only, with causes, spans and totals."""
+"""A service samples only the waits of its own threads, with causes, spans and totals."""
 
 import json
 import os

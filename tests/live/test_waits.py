@@ -79,7 +79,7 @@ def running(**settings):
 
 
 class Program:
-    """A process that starts to wait in a given way on command."""
+    """A process that starts a given kind of wait when :meth:`go` is called."""
 
     def __init__(self, body, seconds, *, cpu=None):
         pin = [] if cpu is None else ["taskset", "-c", str(cpu)]
@@ -206,8 +206,8 @@ def test_a_stopped_process_waits_until_it_is_continued():
 def starve_a_sleeper(sampler, cpu):
     """Returns a starved thread's totals and switches while it starves, and its later totals.
 
-    A SCHED_FIFO thread occupies the CPU for 0.8 s of the 0.95 s that the kernel allows. Returns
-    None if a busy machine delays this thread or the read of the totals.
+    A SCHED_FIFO thread occupies the CPU for 0.8 s of the 0.95 s per second that the kernel allows.
+    Returns None if a busy machine delays this thread or the read of the totals.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

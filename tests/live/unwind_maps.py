@@ -1,4 +1,4 @@
-"""The unwinder's maps without its BPF program, and requests for files that processes map."""
+"""Creates the unwinder's maps without its BPF program, and requests to load mapped files."""
 
 import ctypes
 import mmap
@@ -146,7 +146,7 @@ def request_of(path, tgid=0, start=0, end=0, size=None):
 
 
 def mapped_request(pid, inode, device, size=0, generation=0):
-    """Returns the BPF program's request for the executable mapping of an inode in a process."""
+    """Returns the BPF program's request for a process's executable mapping of an inode."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         fields = line.split(None, 5)
         if "x" in fields[1] and int(fields[4]) == inode:

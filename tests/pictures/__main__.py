@@ -1,9 +1,9 @@
-"""Takes the screenshots of the flame graph page in ``docs/images``, from a demo on this host.
+"""Runs a demo on this host, and saves screenshots of its flame graph in ``docs/images``.
 
 Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
 runs in ``/opt/demo`` and a cgroup, with the host name *shop*. The demo consists of two order
-services from ``examples`` and a C program. After five seconds, a corrected service and OpenSSL
-replace the two services.
+services from ``examples`` and a C program. After five seconds, the order services are replaced by a
+corrected service and OpenSSL.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Tests interpreters, and programs without unwind tables, and writes docs/platforms.md.
+"""Tests interpreters and binaries that lack unwind tables, and writes docs/platforms.md.
 
 Tests every interpreter that is installed here or available from a package registry.
 
@@ -74,7 +74,7 @@ def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
 
 
 def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -> bool:
-    """Judges stacks of threads that run subinterpreters, from CPython 3.13 on."""
+    """Checks the stacks of threads that run subinterpreters, on CPython 3.13 and later."""
     if tuple(map(int, python.version.split(".")[:2])) < (3, 13):
         return True
     with running(python, program=SUBINTERPRETERS) as target:
@@ -84,7 +84,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Compares stacks of compiled programs with their calls. Saves rows of programs that pass."""
+    """Checks the stacks of compiled programs. Saves rows of programs that pass."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):

@@ -94,7 +94,7 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def here(libc: str) -> tuple[str, str, str]:
-    """Returns the columns of a row for this machine, a C library and this kernel."""
+    """Returns a row's columns for this machine and kernel, and for the given C library."""
     series = ".".join(platform.release().split(".")[:2])
     return MACHINES[platform.machine()], libc, f"Linux {series}"
 

@@ -36,7 +36,7 @@ _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 PYTHON = "/usr/bin/python3"
-"""The interpreter used to build an application. PyInstaller requires its shared library."""
+"""The interpreter used to build an application. PyInstaller requires a shared libpython."""
 
 
 class Source(NamedTuple):
@@ -134,7 +134,7 @@ def _fetch(source: Source) -> Path:
 
 
 def _relocate(root: Path, command: Path) -> None:
-    """Patches a program to load its release's C library; the machine's library may be older."""
+    """Patches a program to load its own release's C library; the host's library may be older."""
     if not shutil.which("patchelf"):
         raise MatrixError("needs patchelf", "run: apt-get install patchelf")
     libraries = root / "usr/lib/x86_64-linux-gnu"

@@ -1,4 +1,4 @@
-"""Group values equal the sums over their individual samples."""
+"""The value of each group equals the sum over its samples."""
 
 from collections import Counter
 

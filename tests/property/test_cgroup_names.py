@@ -1,4 +1,4 @@
-"""Arbitrary bytes are parsed as cgroup paths, and only containers have a container id."""
+"""Arbitrary bytes are parsed without errors, and container ids are found only for containers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Windows remain correct under clock steps, slew, suspend and an unset clock."""
+"""Windows remain correct if the clock is stepped, slewed or unset, and across suspend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESOURCE = Resource({})
 
 
 class Host:
-    """Clocks that tests set. The Unix clock may run faster or slower than boottime."""
+    """Fake clocks that tests control. The Unix clock may run faster or slower than boottime."""
 
     def __init__(self, unix_ns):
         self.boot = 0

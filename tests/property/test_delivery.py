@@ -72,7 +72,7 @@ class Away(Receiver):
 
 
 class Interrupted(Receiver):
-    """An exporter that hangs after a number of requests, as if the process had been killed."""
+    """An exporter that hangs after a given number of requests, as if its process were killed."""
 
     def __init__(self, name, script, answers):
         super().__init__(name, script)
@@ -146,7 +146,7 @@ def encoder(script):
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience():
-    """Allows a shutdown to wait for the running export, whose thread may have to wait for a CPU."""
+    """Extends the shutdown grace period, because the exporting thread may wait for a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
         yield

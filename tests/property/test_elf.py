@@ -1,8 +1,9 @@
 """Captured kernels agree with their ELF files: address → (module, RVA) → function and back.
 
-The files are the fixtures' ``.ko`` files (KPROFILER_FIXTURES), or all modules and vmlinux from the
-kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle reads the
-files with pyelftools and places each section at its address in the captured kernel's sysfs.
+The files are the ``.ko`` files in the fixtures (KPROFILER_FIXTURES), or vmlinux and all modules
+from the kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle
+reads the files with pyelftools and places each section at its address in the captured kernel's
+sysfs.
 """
 
 import lzma
@@ -42,7 +43,7 @@ def say(capsys):
 
 
 def find_files():
-    """Returns the ELF files by module name. Only the debug package has vmlinux."""
+    """Returns the ELF files by module name. Only the debug package contains vmlinux."""
     if DEBUG:
         results = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
         results |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}

@@ -49,7 +49,7 @@ def test_the_exported_count_is_never_too_high_regardless_of_which_profiles_are_r
 
 
 class Scripted(ProfileExporter):
-    """An exporter with a script that sets how many quarters of a batch arrive, or UNREACHABLE."""
+    """An exporter scripted with how many quarters of each batch arrive, or UNREACHABLE."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 

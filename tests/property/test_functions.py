@@ -25,7 +25,7 @@ def functions(draw):
 
 
 def innermost(rows, address):
-    """Returns the function at an address with the highest start, then the shortest name."""
+    """Returns the function with the highest start at an address; shorter names break ties."""
     around = [row for row in rows if row.start <= address < row.end]
     return min(around, key=lambda row: (-row.start, len(row.name.encode()), row.name), default=None)
 

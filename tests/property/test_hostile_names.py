@@ -1,4 +1,4 @@
-"""Names reach terminals only as printable text, and machine-readable formats unchanged."""
+"""Names are printable on terminals and unchanged in machine-readable formats."""
 
 import gzip
 import json

@@ -181,7 +181,10 @@ def test_corrupt_kallsyms_content_never_yields_a_wrong_name(items, harm, size):
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
 def test_corrupt_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
-    """Module lines need not be sorted. Lines with a removed address are not checked."""
+    """Module lines need not be sorted.
+
+    Corruption that invalidates a line's address is not tested.
+    """
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
     data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)
@@ -209,7 +212,7 @@ def full_fixtures():
 
 @pytest.mark.parametrize("path", full_fixtures(), ids=str)
 def test_lookups_in_a_full_kernel_match_brute_force(path):
-    """All symbols of a captured kernel and 100,000 addresses are looked up (KPROFILER_FIXTURES)."""
+    """All symbols and 100,000 addresses of a captured kernel (KPROFILER_FIXTURES) are looked up."""
     data = lzma.decompress(path.read_bytes())
     result = parse_kallsyms([data])
     blocks = {}

@@ -298,7 +298,7 @@ def test_each_batch_is_valid_and_within_the_limit_and_no_sample_is_missing(windo
 @relaxed
 @given(windows().filter(lambda window: window.sample_count), st.sampled_from(Form))
 def test_encoded_sizes_are_predicted_exactly(window, form):
-    """A limit equal to the size has no effect. A limit one byte lower causes a split or a loss."""
+    """A limit equal to the encoded size has no effect; one byte less causes a split or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
     same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)
     assert [part.payload for part in same.batches] == [batch.payload]

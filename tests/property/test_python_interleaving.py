@@ -32,7 +32,7 @@ NAMES = st.integers(1, 20).map("f{}".format)
 CALLS = st.lists(
     st.tuples(C_FRAMES, EVALUATION, st.lists(NAMES, min_size=1, max_size=5)), max_size=5
 )
-"""Calls from the leaf: C functions, and the chain of Python functions that called them."""
+"""Calls, leaf first: C functions, and the chain of Python functions that called them."""
 
 
 def native(name, number=0):

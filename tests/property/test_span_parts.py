@@ -1,4 +1,4 @@
-"""Parts of the time spent in endpoints equal sums computed separately for each endpoint."""
+"""The breakdown of each endpoint's time matches a brute-force calculation."""
 
 from collections import Counter, defaultdict
 
@@ -68,7 +68,7 @@ def loaded(draw):
 def find_parts(samples, every, spans):
     """Returns the number of traces with the spans, and each part's weight, kernel time and samples.
 
-    Each trace is scanned from the trace's first sample in the spans to the last.
+    Each trace is scanned from its first sample in the spans to its last.
     """
     traces, parts = set(), defaultdict(Counter)
     for _, timeline in span_parts._find_threads(samples, every):

@@ -34,7 +34,7 @@ FIELD = st.integers(0, 2**64 - 1)
 
 
 class Written:
-    """The content of a spool: bytes and meaning of every record."""
+    """The content of a spool: every record as bytes and in decoded form."""
 
     def __init__(self, path, steps, *, close):
         self.records = []  # (bytes, batch or None, totals or None)
@@ -70,7 +70,7 @@ class Written:
             spool._release()
 
     def expect(self, files):
-        """Returns the result expected from intact records: batches, lost and appended samples."""
+        """Returns the batches, lost samples and appended samples expected from intact records."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         headers = [record[2] for record in whole]
         settled = max((header.get("settled", 0) for header in headers), default=0)

@@ -144,7 +144,7 @@ def symbolize(path, wanted, *options):
 
 
 def find_functions(path):
-    """Returns the package's function table for a file, and the path of its symbol file."""
+    """Returns a file's function table as read by the package, and the symbol file's path."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source, None)

@@ -1,1 +1,1 @@
-"""Services that log their spans as ground truth, with which their samples are compared."""
+"""Services that log their spans as ground truth for checking their samples."""

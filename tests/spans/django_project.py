@@ -10,7 +10,7 @@ from tests.spans.interpreter import TRACER
 
 
 def set_up(truth, *, asynchronous):
-    """Returns the application, for WSGI or ASGI. May be called once per process."""
+    """Returns the application, for WSGI or ASGI. Can be called only once per process."""
     import django
     from django.core.asgi import get_asgi_application
     from django.core.wsgi import get_wsgi_application

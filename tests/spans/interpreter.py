@@ -47,7 +47,7 @@ def nested_spans(truth, seconds, tracer=TRACER):
 
 
 def short_threads(truth, seconds):
-    """Threads that exit after one span, so that their ids and thread states are reused."""
+    """Runs threads that exit after one span, so that their ids and thread states are reused."""
 
     def step():
         def work():
@@ -82,7 +82,7 @@ def disorder(truth, seconds):
 
 
 def entered_contexts(truth, seconds):
-    """``Context.run`` in threads and executors, and contexts with many variables."""
+    """Calls ``Context.run`` in threads and executors, on contexts with many variables."""
     executor = concurrent.futures.ThreadPoolExecutor(3)
     variables = [contextvars.ContextVar(str(number)) for number in range(100)]
     chance = random.Random(3)
@@ -184,7 +184,7 @@ async def tasks_until(truth, end):
 
 
 def tasks(truth, seconds):
-    """Runs asyncio gather, task groups, cancellation, generators, threads, executors, callbacks."""
+    """Exercises gather, task groups, cancellation, generators, threads, executors and callbacks."""
     asyncio.run(tasks_until(truth, time.monotonic() + seconds))
 
 
@@ -219,7 +219,7 @@ def hand_written_context_switches(truth, seconds):
 
 
 def make_wrapping_tracer():
-    """Returns a tracer whose spans are instances of a class that wraps a span."""
+    """Returns a tracer that wraps each SDK span in a span of another class."""
 
     class Wrapper(trace.Span):
         """A span whose layout and ``_context`` attribute differ from those of SDK spans."""

@@ -28,7 +28,7 @@ HERTZ = 4999
 SOURCES = ("interpreter", "record")
 LATEST_S = 30
 records_are_read = threading.Event()
-"""Set once samples are linked to spans of classes outside the SDK."""
+"""Set when samples are first linked to spans of non-SDK classes."""
 
 
 def boot_ns():
@@ -74,8 +74,8 @@ class Outcome(NamedTuple):
     """The numbers of samples in logged intervals, by correctness of their links.
 
     Attributes:
-        right: samples in a span that are linked to this span.
-        unlinked: samples in a span without a link.
+        right: samples taken in a span and linked to that span.
+        unlinked: samples taken in a span, but without a link.
         outside: samples outside of all spans, without a link.
         wrong: samples that are linked to a span that was not current.
     """
@@ -101,7 +101,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 
 
 def compare(samples, truth, *, misses_first=False):
-    """Counts the samples that lie in a logged interval of their thread.
+    """Counts right, wrong and missing links of samples taken in their threads' logged intervals.
 
     With ``misses_first``, unlinked samples in the main thread's first span are skipped.
     """
@@ -159,7 +159,7 @@ def follow_records(sampler):
 
 
 def follow_contexts(contexts, drain):
-    """Waits for a sample of this process; sampling registers any records that spans need."""
+    """Waits until a sample has registered this process's thread contexts, if spans need them."""
     contexts.prepare()
     until = time.monotonic() + LATEST_S
     while contexts.is_needed and not contexts.is_registered:

@@ -28,7 +28,7 @@ def in_child(outcomes, seconds, source):
 
 
 def multiprocess(truth, seconds):
-    """Samples children that a thread forks, that are spawned, or that a fork server starts."""
+    """Samples children that are forked by a thread, spawned, or started by a fork server."""
     total = NOTHING
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)

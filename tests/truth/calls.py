@@ -34,7 +34,7 @@ _SIGRETURN = "$0xf,"  # immediate operand: the system call number of rt_sigretur
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
-    """Takes at least ``count`` stacks with the BPF program ``built``, once tables are loaded."""
+    """Takes at least ``count`` stacks after tables are loaded; ``built`` is the BPF program."""
     stacks: list[UserStack] = []
     with (
         dumps.Dumps(built) as dumper,
@@ -57,7 +57,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
     """Returns the load addresses of a command's libraries and dynamic linker, the same in each run.
 
-    ``program`` is the program that the command finally executes.
+    ``program`` is the program that the command ultimately executes.
     """
     libraries: dict[Path, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -84,7 +84,7 @@ class Instruction(NamedTuple):
 class Calls:
     """The calls in a program that has symbols and is linked at fixed addresses.
 
-    ``libraries`` maps additional files, which may be stripped, to their addresses.
+    ``libraries`` maps additional, possibly stripped files to their load addresses.
     """
 
     def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:

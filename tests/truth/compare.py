@@ -1,4 +1,4 @@
-"""Compares the BPF program's stacks with the reference."""
+"""Compares the BPF program's stacks with those from the reference unwinder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A program whose stacks are as expensive to unwind as unwind tables allow.
 
-Each frame is in a different file from its caller. For each frame, the unwinder therefore looks up
-the mapping in the process's tree, and the rule in a large table that is not in the processor's
-caches. Consecutive entries have different CIEs. Between calls, the leaf reads more memory than the
-caches hold.
+Each frame is in a different file from its caller. For each frame, the unwinder therefore searches
+the process's mapping tree, and a large table that is not in the processor's caches. Consecutive
+entries have different CIEs. Between calls, the leaf reads more memory than the caches hold.
 """
 
 from __future__ import annotations

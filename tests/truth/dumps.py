@@ -59,8 +59,8 @@ class StackDump(NamedTuple):
 
     Attributes:
         registers: the registers, indexed by DWARF number.
-        stacks: copies of the stack, starting at the stack pointer's page, and of the goroutine's
-            stack.
+        stacks: copies of the thread's stack, from the stack pointer's page up, and of the
+            goroutine's stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
         cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.
         work: the number of work units that the first walk used.

@@ -42,7 +42,7 @@ _LEAST_NAMED = 0.95
 
 
 class Tally(NamedTuple):
-    """The counts for a workload's samples.
+    """Frame and sample counts of a workload.
 
     Attributes:
         frames: the number of user frames in the threads that log their functions.
@@ -82,7 +82,7 @@ def running(*command: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeating(step: Callable[[], object]) -> Iterator[None]:
-    """Repeats a step in a thread, at most 500 times a second."""
+    """Calls a function repeatedly in a thread, at most 500 times a second."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -159,7 +159,7 @@ WORKLOADS: dict[str, Callable[[Path], contextlib.AbstractContextManager[None]]] 
 
 
 def sample_host(seconds: float) -> list[Window]:
-    """Samples user stacks with names, as ``record`` does."""
+    """Samples and symbolizes user stacks, as ``record`` does."""
     access, clock, windows = Access(), Clock(), list[Window]()
     pipeline = open_live(
         SamplerConfig(samples_per_second=1999, stacks="user"),
@@ -188,7 +188,7 @@ def run(workload: str, directory: Path, seconds: float) -> Tally:
 
 
 def tally(windows: list[Window]) -> Tally:
-    """Compares the names of frames with the threads' logs, and returns the counts."""
+    """Compares frame names with the names of their threads, and returns the counts."""
     frames = samples = named = 0
     wrong = []
     unnamed: dict[str, int] = {}
@@ -214,7 +214,7 @@ def tally(windows: list[Window]) -> Tally:
 
 
 def main() -> None:
-    """Runs all workloads. Fails if names are wrong, or missing in many exited processes."""
+    """Runs all workloads. Fails if names are wrong, or if many exited processes lack names."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     frames = wrong = per_second = 0
     least = 1.0

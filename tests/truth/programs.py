@@ -20,7 +20,7 @@ class Program(NamedTuple):
     """A program that runs until it is stopped.
 
     Attributes:
-        command: ``{made}`` is replaced with a file that ``make`` writes, and ``{source}`` with the
+        command: ``{made}`` is replaced with the output file of ``make``, and ``{source}`` with the
             source directory.
         share: the minimum fraction of complete stacks.
     """
@@ -87,7 +87,7 @@ def find_missing(program: Program) -> str:
 
 
 def make(program: Program, folder: Path) -> list[str]:
-    """Prepares a program's files, and returns its command, or raises CalledProcessError."""
+    """Prepares a program's files and returns its command. Raises CalledProcessError on failure."""
     values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
         values["cc1"] = subprocess.run(

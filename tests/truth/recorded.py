@@ -16,10 +16,10 @@ from tests.truth.tables import ElfTables
 
 
 class RecordedStack(NamedTuple):
-    """The record of one interrupt.
+    """A stack recorded at an interrupt.
 
     Attributes:
-        dump: a copy of the stack, and the registers (with the program counter) by DWARF number.
+        dump: a copy of the stack, and the registers, including the PC, by DWARF number.
         frames: all frames that the BPF program reported, leaf first.
         signal: whether a signal interrupted one of the frames.
     """

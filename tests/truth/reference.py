@@ -27,7 +27,7 @@ class Processor(NamedTuple):
         sp: the number of the stack pointer. ``pc`` and ``ra`` are the numbers of the program
             counter and the return address.
         scratch: the registers that a call does not preserve.
-        mask: the mask of the address bits in a return address.
+        mask: selects the address bits of a return address.
         sigreturn: the code of signal trampolines without a table entry; empty if all have an entry.
         saved_at: the offsets, from the stack pointer, of the registers saved in a signal frame, by
             DWARF number.
@@ -211,7 +211,7 @@ def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_
 def _step(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> tuple[dict[int, int], bool]:
-    """Returns the caller's registers, and whether the caller was interrupted and made no call."""
+    """Returns the caller's registers, and whether a signal interrupted it instead of a call."""
     pc = registers[processor.pc] - (not leaf)
     mapping = maps.find(pc)
     if mapping is None:
@@ -297,7 +297,7 @@ def _on_own_stack(
 
 
 class _Frame(NamedTuple):
-    """The tables, registers and dump used to evaluate a frame's rules."""
+    """The ELF tables, registers and stack dump used to evaluate a frame's unwind rules."""
 
     tables: ElfTables
     registers: dict[int, int]

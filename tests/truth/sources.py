@@ -38,7 +38,10 @@ def copy_sources(folder: Path, mutation: Mutation | None) -> Path:
 
 
 def compile_program(source: Path, include: Path, target: Path) -> Path:
-    """Compiles a BPF program with BTF and without other debug information. Returns the object."""
+    """Compiles a BPF program with BTF and without other debug information.
+
+    Returns the path of the object file.
+    """
     command = [
         "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
         f"-I{include}", "-c", str(source), "-o", str(target),

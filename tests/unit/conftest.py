@@ -25,11 +25,11 @@ BPF_CALL = "otel_kprofiler.bpf.call"
 
 
 class SystemUsedError(Exception):
-    """Raised if a test uses the system without the marker ``system``."""
+    """Raised if a test without the ``system`` marker uses the system outside its process."""
 
 
 class Guard:
-    """Records and blocks a test's use of the system. ``uses`` is None if use is permitted."""
+    """Blocks and records access to the system by tests. ``uses`` is None if use is permitted."""
 
     def __init__(self):
         self.uses, self.threads = None, frozenset()

@@ -26,7 +26,7 @@ from tests.windows import make_window
 
 
 class Collecting(ProfileExporter):
-    """An exporter that waits for ``open``, then records the batch."""
+    """An exporter that waits until ``open`` is set, then records the batch."""
 
     def __init__(self, name, form=Form.PROTOBUF, max_bytes=None, attributes=AttributeForm.INLINE):
         self.name, self.form, self.max_bytes, self.attributes = name, form, max_bytes, attributes

@@ -23,7 +23,7 @@ def count_by_second(times):
 
 
 def ends_of_windows(schedule, until_s):
-    """Returns the window ends, in seconds, of hosts that all start at 0."""
+    """Yields the times, in seconds, at which windows end on hosts that all start at time 0."""
     for _ in range(HOSTS):
         now = 0.0
         while now < until_s:

@@ -1,4 +1,4 @@
-"""Unit tests without the marker ``system`` cannot use the system outside their process."""
+"""Unit tests without the ``system`` marker cannot access the system outside their process."""
 
 import contextlib
 import os

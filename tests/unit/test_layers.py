@@ -1,4 +1,4 @@
-"""Packages import only public names from packages that tests/packages.py allows."""
+"""Packages import only public names, and only from packages that tests/packages.py allows."""
 
 import ast
 import functools
@@ -34,7 +34,7 @@ def listed_names(package: str) -> set[str]:
 
 @functools.cache
 def bound_names(package: str) -> set[str]:
-    """Returns the names that a package imports from its modules, or defines."""
+    """Returns the names that a package defines, or imports from its modules."""
     names = set()
     for node in ast.walk(parse_init(package)):
         match node:
@@ -110,7 +110,7 @@ def test_packages_with_an_api_page_list_their_public_names():
 
 
 def test_packages_without_an_api_page_contain_no_unused_imports():
-    """Neither ruff nor mypy reports unused imports in packages, where any may be an export."""
+    """Ruff and mypy do not report unused imports in ``__init__.py``, as they may be re-exports."""
     used = uses()
     assert not [
         f"{package}.{name}"
@@ -121,7 +121,7 @@ def test_packages_without_an_api_page_contain_no_unused_imports():
 
 
 def uses() -> dict[str, set[str]]:
-    """Returns, by package, the names that other packages, tests and benchmarks import from it."""
+    """Returns the names that other packages, tests and benchmarks import, keyed by package."""
     results: dict[str, set[str]] = {name: set() for name in PACKAGES}
     root = PACKAGE.parent
     for top in (PACKAGE, root / "tests", root / "benchmarks"):
@@ -139,7 +139,7 @@ def test_the_package_table_contains_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions are included, but not imports for type checkers alone."""
+    """Imports within functions count, but imports under ``TYPE_CHECKING`` do not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":
@@ -157,7 +157,7 @@ def test_no_module_exceeds_the_line_limit():
 
 
 def imports_at_run_time(node: ast.AST) -> Iterator[str]:
-    """Yields this package's modules that a tree imports, except those for type checkers alone."""
+    """Yields modules of this package that a tree imports outside of ``TYPE_CHECKING`` blocks."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue

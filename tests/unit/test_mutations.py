@@ -1,4 +1,4 @@
-"""Each mutation matches the code that it would change."""
+"""The code that each mutation replaces exists in the source."""
 
 import pytest
 

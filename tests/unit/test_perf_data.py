@@ -1,4 +1,4 @@
-"""The samples read from perf.data files are those that ``perf script`` shows."""
+"""Samples read from perf.data files match the output of ``perf script``."""
 
 import gzip
 import re
@@ -48,7 +48,7 @@ class NoNames:
 
 
 class Runtime(NoNames):
-    """A symbolizer that names kernel code after the address that it had in the recording."""
+    """A symbolizer that names each kernel frame after its recorded address."""
 
     def find_kernel(self, module, rva, address):
         return Frame(module, rva, (Line(f"{address:x}"),), 0, KERNEL_SIDE)
@@ -61,7 +61,7 @@ def read(data, names=None):
 
 
 def script(name):
-    """Returns the samples that perf shows: event, period, thread, time and stack."""
+    """Returns the samples that ``perf script`` printed: event, period, thread, time and stack."""
     samples, stack = [], []
     for line in gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode().splitlines():
         if match := SAMPLE.match(line):

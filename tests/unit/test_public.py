@@ -1,4 +1,4 @@
-"""If other users cannot access the checkout or its Python, a public environment is built."""
+"""If other users cannot access the checkout or its Python, a public copy is made."""
 
 import os
 import re

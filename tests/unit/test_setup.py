@@ -1,7 +1,7 @@
 """setup.sh chooses an interpreter, and reuses or replaces an existing environment.
 
-Interpreters, environments and pip are real, and pip installs a small package without dependencies.
-Tests that run as root hide the system's interpreter in a mount namespace.
+The tests use real interpreters, environments and pip, and install a small package without
+dependencies. Tests that run as root hide the system's interpreter in a mount namespace.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Adding a row to ``SIDES`` adds a kind of frames to OTLP and to every report."""
+"""Adding a row to ``SIDES`` adds a frame type to OTLP and to every report."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Benchmarks, and the programs that make targets run, can be imported."""
+"""Benchmarks and the programs run by ``make`` targets can be imported."""
 
 import importlib
 import re

@@ -1,4 +1,5 @@
-"""Text is escaped for files and terminals. Counts, errors and exit statuses are readable."""
+"""Text is escaped for files and terminals. Counts, errors and exit statuses are formatted as
+readable text."""
 
 import os
 

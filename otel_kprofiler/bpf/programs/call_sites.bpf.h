@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Recognizes instructions: calls before a return address, and the first and last instructions of
- * functions that use frame pointers.
+ * Recognizes call instructions before return addresses, and the first and last instructions of
+ * functions with frame pointers.
  *
  * The code is branchless, because the verifier would explore each branch for every frame.
  */

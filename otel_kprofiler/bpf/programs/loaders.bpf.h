@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Everything that programs need from their loader: types, maps, helpers, sections.
+ * Loader-specific definitions for BPF programs: types, maps, helpers, sections.
  *
  * libbpf loads the compiled object, creates the maps that are defined here and relocates the
  * references to them. bcc compiles the source, but does not allow its own map functions in macros,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Maps, settings and state of the user unwinder.
+ * Maps, settings and state of the user stack unwinder.
  *
  * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
  * and the BPF program interprets them. unwind.py reads and writes the structs up to

@@ -91,7 +91,7 @@ class LoadedKsymbol:
         self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Returns whether this symbol was certainly at an address at the given boottime."""
+        """Returns whether this symbol certainly covered an address at the given boottime."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 

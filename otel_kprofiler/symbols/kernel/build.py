@@ -33,8 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Python code iterates only over the few aliases and end entries. Built-in functions written in C
-    process all other symbols.
+    A Python loop processes only the few aliases and end entries. All other symbols are processed by
+    built-ins implemented in C.
     """
 
     def __init__(self) -> None:

@@ -128,10 +128,10 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Returns ranges of runtime addresses, and the names of sections that do not match the kernel.
 
-    ``modules.builtin.ranges`` does not identify its kernel build, but ranges from the matching
-    build start at symbols. Rejects a section if fewer than three quarters of its ranges start at
-    symbols. Skips sections whose anchor is not code, and extends an empty range to the end of the
-    symbol at its start.
+    ``modules.builtin.ranges`` does not identify its kernel build, but the ranges of the matching
+    build start at symbol addresses. Rejects a section if fewer than three quarters of its ranges
+    start at symbols. Skips sections whose anchor is not code, and extends an empty range to the end
+    of the symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -177,8 +177,8 @@ class KallModSyms(NamedTuple):
     """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
-        ranges: code ranges of built-in modules. Adjacent code of the same modules forms a single
-            range. A symbol without a size extends to the symbol on the next line.
+        ranges: code ranges of built-in modules. Adjacent ranges of the same modules are merged. A
+            symbol without a size extends to the symbol on the next line.
         sizes: alternating addresses and sizes of the functions whose size is listed.
         bad: the number of malformed lines.
     """

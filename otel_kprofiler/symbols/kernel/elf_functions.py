@@ -20,7 +20,7 @@ STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _LABEL: Final = b".L"
-"""Prefix of assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
+"""Prefix of assembler labels, which kallsyms also omits (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
 _MAX_NAME_BYTES = 1 << 12  # a malformed string table may lack terminators
 
@@ -40,7 +40,7 @@ class ElfMatch(NamedTuple):
     Attributes:
         names: all names, the displayed name first.
         start: the RVA of the function's start.
-        section_offset: the RVA as an offset in its section, for disassemblers.
+        section_offset: offset of the RVA within ``section``, for disassemblers.
     """
 
     line: Line

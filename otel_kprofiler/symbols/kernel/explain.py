@@ -1,4 +1,4 @@
-"""Explains an address: its names, its section, and why it resolves to that frame."""
+"""Explains how an address was resolved: its names, its section, and the reason for the result."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Explanation(NamedTuple):
         names: all names of the symbol, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
-        freed: symbols at ``start`` or at the address that ftrace keeps for freed init functions.
+        freed: freed init functions at ``start``, or at the address at which ftrace lists them.
             Frames never show freed symbols.
     """
 

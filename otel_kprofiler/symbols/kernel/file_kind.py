@@ -1,4 +1,4 @@
-"""Recognizes kernel files, whose addresses are RVAs."""
+"""Recognizes vmlinux, kernel modules and their debug files, in which addresses are RVAs."""
 
 import os
 from typing import Final

@@ -21,7 +21,7 @@ _MASK: Final = (1 << 128) - 1
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """Hashes the build id; if None, the non-empty ``otherwise`` strings joined with ``@``."""
+    """Hashes the build id or, if None, the non-empty ``otherwise`` strings joined with ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     # 128-bit FNV-1a (draft-eastlake-fnv)
     value = _FNV_OFFSET

@@ -374,7 +374,7 @@ def _address(token: bytes) -> bytes | None:
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
     """Sorts the code symbols of a module by address, and adds an end entry at each non-code symbol.
 
-    Yields batches, to limit memory. A batch contains all symbols at each of its addresses.
+    Yields batches to limit memory use. A batch contains all symbols at each of its addresses.
     """
     if not text.addresses:
         return

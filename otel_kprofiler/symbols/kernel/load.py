@@ -208,7 +208,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Creates the ``Module`` of a loaded module, which ends below the next ``taken`` address."""
+    """Creates a ``Module`` whose address range ends at or before the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = table.address(0) & -PAGE_BYTES  # the best available estimate of the address of .text

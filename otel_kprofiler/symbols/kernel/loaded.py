@@ -44,7 +44,7 @@ class FoundModule(NamedTuple):
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a ``/proc/modules`` line has this module's address, or a hidden one."""
+        """Returns whether a ``/proc/modules`` line has this module's address, or hides it."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
@@ -72,7 +72,7 @@ def make_found(
 ) -> FoundModule:
     """Builds a module whose symbol names have not been read.
 
-    ``taken`` contains the start addresses of other modules, and of pages that hold no code.
+    ``taken`` contains the start addresses of other modules and of pages without code.
     ``number`` is the module's generation. ``init_until_ns`` is a boottime at which the init
     function had already returned; ``FOREVER`` if the function is still running; None if unknown.
     """

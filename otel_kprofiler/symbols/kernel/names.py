@@ -59,7 +59,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """Returns the name without clone suffixes, and the linkage name if it differs."""
+    """Returns the name without clone suffixes, and the linkage name if the two differ."""
     system_name = name.decode("utf-8", "backslashreplace")
     function = strip_clone_suffix(system_name)
     return Line(function, system_name) if function != system_name else Line(system_name)

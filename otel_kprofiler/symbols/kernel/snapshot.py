@@ -282,7 +282,10 @@ class Snapshot:
         return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
-        """Builds a frame outside modules; ``below`` is the start of the next lower module range."""
+        """Builds a frame for an address outside modules.
+
+        ``below`` is the start of the next lower module range.
+        """
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
             # Nothing else is mapped at the init text, so the RVA is valid. The stack of the boot

@@ -106,7 +106,7 @@ class KernelSymbolizer:
         """Reads the symbols of this host, or of a captured tree given as ``access``.
 
         Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For the other
-        arguments, see the class.
+        arguments, see the class docstring.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
@@ -139,7 +139,8 @@ class KernelSymbolizer:
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
-            KProfilerError: a copy is malformed, or an ELF file belongs to no loaded module.
+            KProfilerError: a copy is malformed, or an ELF file does not belong to any loaded
+            module.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -209,8 +210,8 @@ class KernelSymbolizer:
     def count_lost_records(self) -> Mapping[str, int]:
         """Returns the number of lost records about code outside modules, by cause.
 
-        After a loss, the symbols are reread from the kernel. Until symbols have been reread, frames
-        may be unresolved.
+        After records are lost, the symbols are reread from the kernel. Until symbols have been
+        reread, frames may be unresolved.
         """
         return self._source.count_lost() if self._source else {}
 

@@ -18,7 +18,7 @@ from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
 """Code within this distance of a symbol's start is always named after the symbol. The largest
-function in Linux is about 20 KiB long. Code that is further from a symbol may be in a hole, such as
+function in Linux is about 20 KiB long. Addresses beyond this distance may be in a gap, such as
 after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
@@ -40,7 +40,7 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Collects ascending addresses: their lower 32 bits, and where the upper 32 bits change."""
+    """Stores ascending addresses: the lower 32 bits, and each change of the upper 32 bits."""
 
     def __init__(self) -> None:
         self._low = array("I")
@@ -235,10 +235,11 @@ class SymbolTable:
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
     def with_ends(self, ends: Iterable[int], *, missing: bool = False) -> SymbolTable:
-        """Returns a copy in which code from each of ``ends`` to the next symbol has no name.
+        """Returns a copy in which the code between each end and the next symbol has no name.
 
-        An end inside padding removes all of the padding. With ``missing``, each end also removes
-        the padding of the next function, because the padding may belong to a missing function.
+        If an end is inside padding, all of the padding is removed. With ``missing``, each end also
+        removes the padding of the next function, because the padding may belong to a missing
+        function.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()

@@ -1,9 +1,10 @@
 """Keeps the history of loaded modules: builds a snapshot from each scan of the module list.
 
-A module runs before the kernel announces it. A new module therefore counts as loaded since the
-previous scan, or since the module that last used its memory was removed, whichever was later. The
-time at which a module was removed is known only to lie between two polls for announcements. Between
-those polls, addresses of a removed module belong to no module.
+A module runs before the kernel announces it. The load time of a new module is therefore taken to be
+the time of the previous scan, or the time at which the previous module at its addresses was
+removed, whichever is later. The time at which a module was removed is known only to lie between two
+polls for announcements. Between those polls, addresses of a removed module are not attributed to
+any module.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FOREVER: Final = 1 << 63
 
 
 class LoadedModule(NamedTuple):
-    """A loaded module; ``main.module.generation`` is its number.
+    """A loaded module, identified by ``main.module.generation``.
 
     ``init`` is the module's init code, or None if unknown. The init code was in memory until
     ``init_until_ns``.
@@ -45,7 +46,7 @@ class ModuleReading(NamedTuple):
     Attributes:
         looked_ns: boottime at which the list of modules was read.
         free_ns: boottime of the previous scan; modules missing from that scan were loaded later.
-        removed: times of removals, by module number. A module that was removed but has no entry was
+        removed: removal times, by module number. A module that was removed but has no entry was
             unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """

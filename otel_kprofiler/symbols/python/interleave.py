@@ -3,8 +3,8 @@
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
 native frame is identified by its name, or by its address if the location of the evaluation loop in
 the file is known. The native frame is replaced by a chain of Python frames, which ends with the
-frame that C code entered. If the numbers of chains and native frames differ, the Python frames
-follow all native frames, at the root end of the stack.
+frame that C code entered. If the number of chains differs from the number of native frames, the
+Python frames follow all native frames, at the root end of the stack.
 """
 
 import enum
@@ -72,7 +72,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Replaces the evaluation loops in a stack (leaf to root) with Python frames."""
+        """Replaces evaluation-loop frames of a stack, ordered leaf to root, with Python frames."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:

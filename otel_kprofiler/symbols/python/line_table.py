@@ -1,8 +1,8 @@
 """Decodes source lines from the location tables of CPython code objects.
 
 CPython 3.11 and later use this format, which is described in CPython's ``Objects/locations.md``
-(3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). Tables are untrusted. Decoding
-stops at the first malformed entry.
+(3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). The tables are untrusted input.
+Decoding stops at the first malformed entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_LINE: Final = 0
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
 """Line table entries of kinds 10 to 12 advance the line number by ``kind - 10``. Entries of kinds
-13 and 14 contain the number of lines.
+13 and 14 store the number of lines to advance.
 """
 
 

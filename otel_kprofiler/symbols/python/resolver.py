@@ -25,9 +25,9 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Maximum number of instructions with a cached frame. Many instructions share a frame."""
+"""Maximum number of instructions with a cached frame. Many instructions map to the same frame."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Memory limit for cached frames, counted as if frames shared no strings."""
+"""Memory limit for cached frames; a string shared by frames is counted for each frame."""
 _PLACE_BYTES: Final = 300
 """Memory used by a frame, excluding its strings."""
 MAX_TABLES_CACHED: Final = 1_024
@@ -41,7 +41,7 @@ UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 class PythonResolver(Stateless):
     """Resolves the Python frames of stacks from the ids of their code objects.
 
-    Never waits for a code object to be described. The sampler adds descriptions to ``codes``.
+    Never waits for the description of a code object. The sampler adds descriptions to ``codes``.
     """
 
     def __init__(self, codes: KnownCodes) -> None:
@@ -128,7 +128,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the frames with their latest names; the same object until a name is added."""
+        """Returns the frames with their latest names, as the same object until a name is added."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

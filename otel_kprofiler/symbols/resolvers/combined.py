@@ -14,7 +14,7 @@ class ChainResolver:
     """Queries resolvers one after the other, each for the addresses that are still unnamed.
 
     If no resolver has a name, uses the most complete result: one with function bounds, else one
-    with a module. The resolvers are closed with the chain.
+    with a module. Closing the chain closes the resolvers.
     """
 
     def __init__(self, *resolvers: Resolver) -> None:

@@ -20,7 +20,7 @@ _log: Final = logging.getLogger(__name__)
 class CodeFile:
     """Maps a file's addresses (SVMA) and offsets to frames. Thread-safe.
 
-    ``symbols`` are the names of the file's functions, or the reason why there are no names.
+    ``symbols`` contains the file's function names, or the reason why they are unavailable.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Resolves RVAs of a kernel that a profile identifies only by build id."""
+"""Resolves RVAs in a kernel that a profile identifies only by build id."""
 
 from collections.abc import Iterable
 

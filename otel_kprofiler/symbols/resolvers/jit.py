@@ -13,7 +13,7 @@ MAX_PROCESSES: Final = 64
 
 
 class MadeCode:
-    """Names runtime-generated code. Not thread-safe."""
+    """Symbolizes runtime-generated code. Not thread-safe."""
 
     def __init__(self, files: ReferableFiles) -> None:
         self._files = files

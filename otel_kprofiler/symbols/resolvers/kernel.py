@@ -43,7 +43,7 @@ class KernelResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all kernel functions with a linkage name. Returns nothing if ``pid`` is set."""
+        """Finds all kernel functions with a linkage name; none if ``pid`` is set."""
         return [] if pid is not None else [*map(_resolution, self.symbolizer.find(name))]
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class ProcessesResolver:
     """Resolves addresses in user code of any process. Thread-safe.
 
     Each call reads the process's mappings, which requires permission to trace the process
-    (ptrace(2), PTRACE_MODE_READ). Caches the symbols of files. If a pid has been reused, its
+    (ptrace(2), PTRACE_MODE_READ). Symbols are cached per file. If a pid has been reused, its
     addresses remain unresolved, rather than being resolved in the new process.
 
     Args:
@@ -96,7 +96,7 @@ class ProcessesResolver:
         return matches if find_process(process.tgid, self._files) == process else []
 
     def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
-        """Finds where a process has mapped the byte at a file offset as code.
+        """Finds the addresses at which a process has mapped a file offset as executable code.
 
         ``path`` is the path of the file as seen by the process.
         """

@@ -26,7 +26,8 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Size limit for ``.eh_frame`` without a search table. Indexing this size takes half a second."""
+"""Size limit for ``.eh_frame`` without a search table. Indexing a section of this size takes half a
+second."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 """First bytes of ``.eh_frame_hdr`` as linkers write it: version, and the encodings of address
@@ -92,8 +93,8 @@ def _read_bounds(
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
     """Builds the bounds from a search table's pairs and from the ``.eh_frame`` at SVMA ``address``.
 
-    Returns None if the table points outside ``frames``, or if a sample of the entries has mixed or
-    unsupported encodings. An unsorted table yields fewer bounds.
+    Returns None if the table points outside ``frames``, or if the encodings of the inspected
+    entries differ or are not supported. An unsorted table yields fewer bounds.
     """
     columns = array("i", pairs)
     starts, entries = columns[::2], columns[1::2]

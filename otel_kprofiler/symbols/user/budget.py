@@ -1,4 +1,7 @@
-"""Limits the memory used while symbols are read. Finished tables are limited by the loader."""
+"""Limits the memory used while symbols are read.
+
+The loader limits the memory of finished tables.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +28,7 @@ _KEY: Final = "max_user_symbol_megabytes"
 class ReadingBudget:
     """Budget for memory held while files are read, one file at a time. Thread-safe.
 
-    Before they allocate memory, readers reserve an amount estimated from sizes in the file.
+    Before allocating memory, a reader reserves an amount estimated from sizes in the file.
 
     Attributes:
         limit_bytes: limit on reserved memory, and thus on the memory for a single file; no limit by
@@ -53,7 +56,7 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context manager during which no other file is read.
+        """Context manager that prevents other threads from reading files.
 
         Reservations are released at the end of the context.
         """

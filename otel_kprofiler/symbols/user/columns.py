@@ -1,4 +1,4 @@
-"""Columns of function tables, and their copies in temporary files.
+"""Stores columns of function tables in memory or in temporary files.
 
 A lookup touches only a few pages of a table. The remaining pages of a file-backed table are page
 cache, which the kernel can reclaim; anonymous memory would remain in use until the table is
@@ -15,7 +15,7 @@ from typing import IO, Final, NamedTuple
 from otel_kprofiler.errors import describe_error
 
 MIN_MAPPED_BYTES: Final = 128 << 10
-"""Smaller tables are kept in memory, because reading a mapped page maps up to 64 KiB around it."""
+"""Smaller tables are not mapped, because a page fault maps up to 64 KiB around the page."""
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
@@ -42,7 +42,7 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Copies columns to an unnamed temporary file, which exists while it is mapped.
+    """Copies columns to an unnamed temporary file, which is freed when it is unmapped.
 
     Returns the original columns if the file cannot be written. ``named`` must not be empty.
     """

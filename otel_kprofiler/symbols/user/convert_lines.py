@@ -2,7 +2,7 @@
 
 Reads the file from standard input, and writes the result to standard output and the cause of a
 failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can
-cause the symbolic library to abort or to use too much of either.
+cause the symbolic library to abort or to consume excessive resources.
 """
 
 import errno

@@ -87,7 +87,7 @@ class DebugFileFinder(Protocol):
     """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open, verified candidates, the best first. The caller closes each candidate."""
+        """Yields open, verified candidates, best first. The caller must close each candidate."""
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
@@ -97,7 +97,7 @@ def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> 
 
 
 def parse_debug_link(content: bytes) -> DebugLink | None:
-    """Parses ``.gnu_debuglink``; None if it is malformed, or its name is not a plain file name.
+    """Parses ``.gnu_debuglink``; None if it is malformed or contains more than a file name.
 
     The section contains a name, a zero byte, padding to a multiple of four bytes, and a CRC-32 (GDB
     manual, "Separate Debug Files").

@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers by build id, and caches them on disk.
 
-Protocol: debuginfod(8), "WEBAPI". Servers are not trusted. The compressed and
-decompressed size of responses is limited, and only ELF files with the requested build id are used.
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted. The compressed and decompressed sizes of
+responses are limited, and only ELF files with the requested build id are used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DownloadLimits(NamedTuple):
 
     Attributes:
         connect_s: time limit for connecting to a server, and for each read from its response.
-        missing_s: time after which a file that no server had is requested again.
+        missing_s: delay before a file that no server had is requested again.
     """
 
     file_bytes: int = 1 << 30
@@ -186,7 +186,7 @@ class _Download:
         self._session.headers["Connection"] = "close"
 
     def run(self, address: str, target: int) -> bool:
-        """Downloads a file to the ``target`` descriptor.
+        """Downloads a file and writes it to the descriptor ``target``.
 
         Returns False if the server does not have the file. Raises ``_DownloadError`` if the
         download fails, or ``OSError`` if the file cannot be written.

@@ -75,7 +75,7 @@ def _find_runtime() -> _Demangler | None:
 
 
 def _load(library: str) -> _Demangler:
-    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if not installed."""
+    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if it is missing."""
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     run.restype = ctypes.c_void_p  # c_char_p would lose the pointer that must be freed

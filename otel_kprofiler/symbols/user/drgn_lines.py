@@ -30,7 +30,8 @@ class WorkerLimits(NamedTuple):
     """Limits on a worker process. Times are in seconds.
 
     Attributes:
-        memory_bytes: limit on the data segment; at most half of the cgroup's available memory.
+        memory_bytes: limit on the data segment; reduced to half of the cgroup's available memory if
+            that is less.
         open_s: time limit for opening the file.
         answer_s: time limit for looking up one address.
         idle_s: idle time after which the worker exits. The next request restarts the worker.

@@ -1,7 +1,7 @@
 """Looks up source lines with drgn, in a child process.
 
 Each line of standard input is an address (SVMA) in hexadecimal. The first line of standard output
-states why the file cannot be read, and is empty on success. Each further line is a response in
+states why the file cannot be read, and is empty on success. Each subsequent line is a response in
 JSON: ``[[function, file, line], …]``, innermost first. The process exits when it has received no
 requests for a while.
 """

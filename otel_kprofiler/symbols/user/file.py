@@ -15,7 +15,7 @@ class NamedAddress(NamedTuple):
 
     Attributes:
         lines: functions, innermost inlined function first; empty if there is no name.
-        start: start address of the enclosing function that is not inlined; 0 if there is no name.
+        start: start address of the enclosing non-inlined function; 0 if there is no name.
         unresolved: why there is no name; None if there is a name.
         is_interim: whether a later lookup may return more details, such as source lines.
     """
@@ -57,10 +57,10 @@ class FileSymbols:
     """The names of a file's functions, by address (SVMA); thread-safe.
 
     Args:
-        lines: source lines and inlined functions; None to name only physical functions.
+        lines: source lines and inlined functions; None to omit both from results.
         lines_problem: why lines cannot be read; None if they can be read, or if the file has no
             lines.
-        can_retry_lines: whether reading the file again, although unchanged, may yield its lines.
+        can_retry_lines: whether rereading the unchanged file may yield its lines.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FileSymbols:
         return NamedAddress((self.make_line(function.name),), start, None)
 
     def find(self, name: str) -> tuple[Function, ...]:
-        """Finds functions by linkage name or, failing that, by demangled name; sorted by address.
+        """Finds functions by linkage name or, failing that, demangled name, in address order.
 
         A demangled name without parameters matches functions with any parameters. Compares at most
         ``MAX_CANDIDATES`` names that contain the last identifier of ``name``.

@@ -1,4 +1,4 @@
-"""Looks up a binary's functions by address or name, in compact and immutable tables.
+"""Looks up a binary's functions by address or name in compact, immutable tables.
 
 A function uses thirteen bytes plus the length of its name, or eight bytes if it has no name.
 """
@@ -72,7 +72,7 @@ def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
 
 
 class Bounds(NamedTuple):
-    """Functions without names, from unwind information, sorted by start.
+    """Unnamed functions from unwind information, sorted by start address.
 
     Attributes:
         base: SVMA that the starts are relative to.

@@ -11,10 +11,10 @@ _FOREVER: Final = (1 << 64) - 1
 class PcTable:
     """A pc-value table, which maps positions in a function to values. Not thread-safe.
 
-    Positions are in units of the smallest instruction size, the code quantum. The table is a list
-    of varint pairs: the change of the value (zigzag-encoded), and the number of positions with the
-    new value. A change of 0, except in the first pair, ends the table. Bytes of ``data`` after the
-    table are ignored.
+    Positions are in units of the code quantum, which is the minimum instruction size. The table is
+    a list of varint pairs. Each pair consists of the change in value (zigzag-encoded) and the
+    number of positions that have the new value. A change of 0, except in the first pair, ends the
+    table. Bytes of ``data`` after the table are ignored.
     """
 
     __slots__ = ("_ends", "_left", "_values")

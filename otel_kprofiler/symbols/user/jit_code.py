@@ -1,4 +1,4 @@
-"""Names runtime-generated code of a process, using its jitdump and its perf map."""
+"""Names runtime-generated code of a process using its jitdump and perf map."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -26,7 +26,7 @@ EventT = TypeVar("EventT")
 class MadeFunction(NamedTuple):
     """A runtime-generated function ``[start, end)``, with the source line of one of its addresses.
 
-    ``file`` is empty, and ``line`` is 0, if unknown.
+    If the source line is unknown, ``file`` is empty and ``line`` is 0.
     """
 
     start: int
@@ -117,7 +117,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _open_file(self) -> int:
-        """Open the process's current file. Raises ``OSError`` if missing or not trusted."""
+        """Open the process's current file. Raises ``OSError`` if it is missing or untrusted."""
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
@@ -190,7 +190,7 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:
-    """Returns whether a file is a regular file writable only by the writer's user or root."""
+    """Returns whether a file is regular, not world-writable, and owned by the writer or root."""
     is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
     return is_private and status.st_uid in (writer.user, 0)
 

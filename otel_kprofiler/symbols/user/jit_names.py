@@ -29,7 +29,7 @@ class _Process:
 
 
 class JitNames:
-    """Names runtime-generated code for the draining thread, and reads files in another thread.
+    """Names JIT code for the thread that drains samples, and reads files in another thread.
 
     Thread-safe. ``open_code`` must not read files.
     """

@@ -1,7 +1,7 @@
-"""Stores runtime-generated code of a process by address and time.
+"""Indexes the runtime-generated code of a process by address and time.
 
-Code memory is reused, so a name is valid for an address only during one time interval. Functions
-never overlap: a new function replaces all functions that it overlaps.
+Code memory is reused, so a name is valid for an address only during one time interval. A new
+function replaces all functions that it overlaps.
 """
 
 from array import array
@@ -62,8 +62,8 @@ class JitTable:
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
         """Add a function, replacing all functions that overlap it.
 
-        The function exists from boottime ``since_ns`` on, and its description was read at
-        ``seen_ns``. ``gone_ns`` is the latest boottime at which the overlapped functions certainly
+        The function has existed since boottime ``since_ns``; its entry was read at ``seen_ns``.
+        ``gone_ns`` is the latest boottime at which the overlapped functions are known to have
         existed.
         """
         first, last = self._overlapped(code)

@@ -343,7 +343,7 @@ class JitDump(JitFile[Record]):
                 self._add(code, now_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Returns an unnamed entry for the old address, and a named entry for the new one."""
+        """Returns an unnamed entry for the old address, and the function at its new address."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:
@@ -369,7 +369,7 @@ class JitDump(JitFile[Record]):
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
-    """Reads the offset of a process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
+    """Reads the offset of a process's ``CLOCK_MONOTONIC``; see time_namespaces(7)."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
     except FileNotFoundError:  # Linux before 5.5 has no time namespaces

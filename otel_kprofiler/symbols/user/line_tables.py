@@ -1,4 +1,4 @@
-"""Opens the table of a file's source lines, using symbolic or drgn."""
+"""Opens a file's line table, using symbolic or drgn."""
 
 import importlib.util
 import logging
@@ -23,7 +23,7 @@ class LineTables:
         self._use_drgn = use_drgn and importlib.util.find_spec("drgn") is not None
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Open the source lines in a file or its debug file; the caller closes them.
+        """Open the line table of a file or its debug file; the caller closes the table.
 
         Lookups take microseconds, or longer if the DWARF is split or shared with other files; see
         :class:`DrgnLines`. Raises :class:`LinesError` if the lines cannot be opened, or

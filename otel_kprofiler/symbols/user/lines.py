@@ -1,4 +1,4 @@
-"""Reads source lines and inlined functions of user-space binaries from their DWARF.
+"""Reads source lines and inlined functions of user-space binaries from their DWARF data.
 
 The symbolic library converts a file's DWARF once, in a child process, to a format for fast lookups.
 """
@@ -47,7 +47,7 @@ _OLD_HEADER: Final = struct.Struct(">4sQ")
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
-"""Failures that may occur after the CPU time for an entire conversion has been spent."""
+"""Failures that may cost as much CPU time as a complete conversion."""
 _PROBLEMS: Final = {
     ChildProblem.UNANSWERED: LinesProblem.UNANSWERED,
     ChildProblem.NO_PROCESS: LinesProblem.NO_PROCESS,
@@ -66,8 +66,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: memory limit of the process; at most half of the cgroup's available memory.
             Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: CPU time limit, by the size of the uncompressed DWARF; five times the time needed for
-            the output of common compilers.
+        cpu: CPU time limit, in proportion to the size of the uncompressed DWARF; five times the
+            time required for the output of common compilers.
         wall_s: elapsed time limit, which allows for busy machines.
     """
 
@@ -112,9 +112,9 @@ class SymbolicLines:
     ) -> SymCache:
         """Open the source lines in a file or its debug file, converting them if necessary.
 
-        The file may be closed afterwards. Conversion takes about 0.2 s, or 30 s for a kernel. After
-        a failure, an unchanged file is not converted again for an hour, or for 30 s if the cause is
-        temporary, such as a full disk. ``path`` and ``alternate`` are unused.
+        The caller may close ``source`` after this call. Conversion takes about 0.2 s, or 30 s for a
+        kernel. After a failure, an unchanged file is not converted again for an hour, or for 30 s
+        if the cause is temporary, such as a full disk. ``path`` and ``alternate`` are unused.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is malformed.

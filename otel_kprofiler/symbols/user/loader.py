@@ -1,4 +1,4 @@
-"""Loads the symbols of a binary in the background, after its code is first sampled."""
+"""Loads the symbols of a binary in the background after the binary is first sampled."""
 
 import itertools
 import logging
@@ -44,7 +44,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner of code that is not in a file. In each turn, the code of one process is read."""
+"""Queue owner for code that is not in a file. Each turn reads the code of one process."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -60,8 +60,8 @@ class SymbolLoader(ForkAware):
     Files with the same build ID and file ID are read only once, for all processes.
 
     Args:
-        code: names code that is not in a file; closed with the loader. If ``code`` is None, code
-            outside files has no names.
+        code: names code that is not in a file. The loader's ``close`` also closes it. If ``code``
+            is None, code outside files has no names.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for symbol tables and for reading files. Large tables and tables not
             used recently are evicted first. A table larger than half of the limit is refused.
@@ -116,8 +116,9 @@ class SymbolLoader(ForkAware):
     ) -> None:
         """Queue a file, and return immediately.
 
-        ``content`` is the open file, which the caller closes, or its image in memory. ``owner`` is
-        the pid of a process that has mapped the file. The loader alternates between processes.
+        ``content`` is either the open file, which the caller closes, or the file's bytes. ``owner``
+        is the pid of a process that has mapped the file. The loader alternates between the
+        processes that have queued files.
         """
         # Files without a build id may differ in bytes that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -192,7 +193,7 @@ class SymbolLoader(ForkAware):
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at an address in a process, outside all files; never blocks."""
+        """Returns the functions at a process's address that is not in a file; never blocks."""
         if self._code is None:
             return NO_FILE
         found, has_work = self._code.name(process, address, at_ns)
@@ -245,7 +246,7 @@ class SymbolLoader(ForkAware):
         self._gate.after_fork()
 
     def after_fork_in_child(self) -> None:
-        """Close inherited files. The child loads nothing."""
+        """Close inherited files. No files are loaded in the child."""
         self._stopping = True
         self._threads = []
         self._changed = threading.Condition()
@@ -393,8 +394,8 @@ class SymbolLoader(ForkAware):
     def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the remaining tables and the memory held for reading fit the limit.
 
-        Evict large tables first, so that they do not displace many small ones. A table not
-        used since the last eviction ranks as if it were larger than it is.
+        Evict large tables first, so that they do not displace many small ones. A table not used
+        since the last eviction is weighted as if it were larger.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

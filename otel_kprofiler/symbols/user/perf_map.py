@@ -4,8 +4,8 @@ Each function has a line ``START SIZE NAME``, with hexadecimal numbers (Linux's
 tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-prof``), Python
 (``-X perf``), .NET, Erlang, and the JVM (``Compiler.perfmap``).
 
-Lines have no timestamps, and code memory is reused. The name of an address at a given time follows
-these rules:
+Lines have no timestamps, and code memory is reused. The name of an address at a given time is
+determined by these rules:
 
 - An address has no name at times after the last read of the file.
 - An address that is listed for only one function has that function's name.

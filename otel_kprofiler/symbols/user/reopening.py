@@ -44,7 +44,8 @@ def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None
 
     The opened file matches the requested inode number, size, modification time, hash and build id.
     If no visible process maps the file, opens the file at the same path if it has the requested
-    hash and build id. Returns the file (which the caller closes), the vDSO's image, or None.
+    hash and build id. Returns the open file, which the caller must close, or the vDSO image; None
+    if not found.
     """
     details = wanted.details
     if details.path == VDSO_NAME:
@@ -75,7 +76,7 @@ def _is_same(file: OpenFile, details: FileDetails) -> bool:
 
 
 def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
-    """Yields requests to open the file through processes that map it, the most reliable first.
+    """Yields requests to open the file through processes that map it, most reliable first.
 
     On overlayfs, ``/proc/PID/maps`` shows a device other than the inode's (file_user_inode(),
     include/linux/fs.h). Requests that match only by inode number and path are yielded last.

@@ -1,4 +1,4 @@
-"""Resolves user stacks to files and addresses, and to names where symbols are loaded."""
+"""Resolves user stacks to files, addresses and, if the symbols are loaded, function names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached raw-stack words and frames. Only frames are shared between processes."""
+"""Default limit on cached raw-stack words and frames. Frames are shared between processes; words
+are not."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -54,11 +55,11 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""A file offset, paired with the unwind method if that method may find a wrong caller."""
+"""A file offset, with the unwind method if that method may return a wrong caller."""
 
 
 class UserNames(Protocol):
-    """Provides the function names loaded for user code. Only ``finish`` may block.
+    """Provides function names for user code once they are loaded. Only ``finish`` may block.
 
     The thread that drains samples calls all methods except ``add``, which other threads call.
     """
@@ -167,7 +168,7 @@ class _Words(dict[int, Frame]):
 
     Attributes:
         pending: number of lookups whose frame may still receive a name or source lines.
-        may_have_code: whether any frame has no file, and so may be in runtime-generated code.
+        may_have_code: whether any frame has no file and may therefore be in runtime-generated code.
         has_signals: whether a signal interrupted any frame.
     """
 
@@ -277,7 +278,7 @@ class UserResolver(Stateless):
 
     Args:
         files: details of files. The table store adds a file when its code is first sampled.
-        names: looks up function names; closed with the resolver. If None, frames are not
+        names: looks up function names; closed when the resolver is closed. If None, frames are not
             symbolized.
     """
 
@@ -302,7 +303,10 @@ class UserResolver(Stateless):
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
-        """Resolves a user stack. The result is provisional while a file of the stack is unknown."""
+        """Resolves a user stack.
+
+        The result is provisional until all files in the stack are known.
+        """
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending

@@ -39,7 +39,7 @@ _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Maximum fraction of the reading budget for the tables of one file."""
+"""Maximum fraction of the read budget that one file's tables may use."""
 
 
 class LineReader(Protocol):
@@ -93,7 +93,7 @@ class SymbolSources:
         Args:
             lines: whether to read source lines and inlined functions; requires the ``dwarf``
                 extra.
-            directories: directories with debug files, by build id or by path.
+            directories: where to search for debug files, by build id or by path.
             servers: URLs of debuginfod servers.
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.

@@ -73,7 +73,7 @@ def read_stubs(
     *,
     budget: ReadingBudget,
 ) -> list[Stub]:
-    """Reads a file's PLT stubs; returns none for machines other than x86-64 and arm64.
+    """Reads a file's PLT stubs; empty for machines other than x86-64 and arm64.
 
     ``symbols`` is ``.dynsym``, which the relocations reference. Raises ``ElfError`` if a section is
     malformed, has more than ``limit`` bytes, or exceeds the memory budget.
@@ -107,7 +107,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields the index and fields of each relocation in ``rows`` or with a slot in ``slots``."""
+    """Yields the index and fields of each relocation in ``rows``, or whose slot is in ``slots``."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

@@ -49,7 +49,7 @@ class SymbolTable(NamedTuple):
 
 
 class Symbols(NamedTuple):
-    """The columns of code symbols, in the order of their table.
+    """Columns of code symbols, in symbol-table order.
 
     Attributes:
         values: SVMA of each symbol.
@@ -150,7 +150,7 @@ def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
 
 
 def _one_of(column: bytes, wanted: Collection[int]) -> int:
-    """Returns an integer with a byte per value of a column: 1 if the value is in ``wanted``."""
+    """Returns an integer whose bytes are 1 where the column's value is in ``wanted``, else 0."""
     flags = bytearray(256)
     for value in wanted:
         flags[value] = 1

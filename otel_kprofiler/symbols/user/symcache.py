@@ -137,7 +137,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """Reads a string, which is preceded by its length (LEB128)."""
+        """Reads a string with a LEB128 length prefix."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]

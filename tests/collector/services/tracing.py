@@ -1,4 +1,4 @@
-"""Tracing for services under test. No span may be lost before export."""
+"""Tracing for services under test. Spans must not be lost before export."""
 
 import os
 

@@ -1,9 +1,9 @@
-"""The table of faults: the effect of each fault on the samples, counted by independent code.
+"""Generates the table of faults: the effect of each fault, as counted by independent code.
 
 ``make fault-table`` runs every scenario with a separate agent at 99 Hz, with user-space symbols,
-and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``.
-``python -m tests.faults.table WORD ...`` runs the scenarios whose kind or name contains a word;
-with ``--fresh``, also those that already have rows.
+and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``. ``python -m
+tests.faults.table WORD ...`` runs the scenarios that have no row yet and whose kind or name
+contains a word; with ``--fresh``, it also reruns scenarios that have a row.
 
 To add a scenario, append to ``SCENARIOS`` of a module in ``kinds`` (a new module is discovered
 automatically)::

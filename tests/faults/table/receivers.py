@@ -107,7 +107,7 @@ def accept(receiver, request, context) -> bytes:
 
 
 class Proxy:
-    """A receiver behind a proxy. ``manner(connection, connect)`` handles its connections."""
+    """A receiver behind a proxy. ``manner(connection, connect)`` handles each connection."""
 
     def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
         self.behind, self.manner, self.exporter = behind, manner, behind.exporter

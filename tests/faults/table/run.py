@@ -1,4 +1,4 @@
-"""Runs a scenario's agent, exposes it to the fault, and counts its samples."""
+"""Runs a scenario's agent, injects the fault, and counts the agent's samples."""
 
 from __future__ import annotations
 
@@ -225,9 +225,9 @@ class Run(Programs):
     def _compare(self, kind, exporter, got) -> dict:
         """Returns an exporter's counts for a sample kind, and their differences from its reports.
 
-        Samples are compared with the printed counts, and also with the counts in the data, unless
-        the data is incomplete: the end of a stream may be missing because the spool was corrupted
-        between two runs, or because the receiver was down.
+        Samples are compared with the printed counts, and with the counts in the data if the data is
+        complete. The end of a stream may be missing because the spool was corrupted between two
+        runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()
         gaps = 0

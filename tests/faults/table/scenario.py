@@ -51,7 +51,8 @@ class Scenario:
     Attributes:
         kind: the section of the table that lists the scenario.
         name: a description, unique within its kind.
-        fault: called once the agent is sampling. The measurement ends when the call returns.
+        fault: called when the agent has started sampling. The measurement ends when the call
+            returns.
         receiver: opens the receiver, which recovers after the fault.
         before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.

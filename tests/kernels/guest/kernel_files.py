@@ -33,7 +33,7 @@ def sysctl(name: str, value: int) -> Iterator[None]:
 
 @contextmanager
 def traced(filters: Iterable[str]) -> Iterator[None]:
-    """Traces functions during the block. ``*:mod:NAME`` also covers a module loaded later."""
+    """Traces functions in the ``with`` block. ``*:mod:NAME`` also covers a module loaded later."""
     for text in filters:
         write(f"{TRACING}/set_ftrace_filter", f"{text}\n")
     write(f"{TRACING}/current_tracer", "function")

@@ -46,7 +46,7 @@ class KernelObject:
 
     @cached_property
     def functions(self) -> dict[str, list[Place]]:
-        """The functions by name, at their addresses in the canonical layout.
+        """The functions, keyed by name, with their addresses in the canonical layout.
 
         A backend can compute this layout from the file alone: executable sections except init
         sections, in the order of their headers, each aligned, beginning at 0.
@@ -96,7 +96,7 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """Returns the test module's file. The functions of ``other`` differ from those of ``spin``."""
+    """Returns the test module's file. ``spin`` and ``other`` contain different functions."""
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 

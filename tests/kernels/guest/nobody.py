@@ -19,9 +19,9 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def as_nobody(capabilities: Sequence[str], function: Callable[[], T]) -> T:
-    """Returns the result of ``function``, called in a child with uid 65534 and ``capabilities``.
+    """Calls ``function`` in a child with uid 65534 and ``capabilities``, and returns the result.
 
-    Results and exceptions are pickled. Import the modules that ``function`` uses beforehand.
+    Results and exceptions are pickled. Before the call, import the modules that ``function`` uses.
     """
     reader, writer = os.pipe()
     pid = os.fork()

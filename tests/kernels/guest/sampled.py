@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """Runs a sampler during the block; samples only waits if ``off_cpu`` is given."""
+    """Runs a sampler during the block; if ``off_cpu`` is given, it samples waits, not CPU time."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,
@@ -46,7 +46,7 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
 def drain_until(
     running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 300
 ) -> list[RawSample]:
-    """Drains until there are enough samples or the time is up. A busy host slows the guest."""
+    """Drains until ``enough`` returns true or the timeout expires. A busy host slows the guest."""
     samples: list[RawSample] = []
     end = time.monotonic() + timeout_s
     while not enough(samples) and time.monotonic() < end:

@@ -42,7 +42,7 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """The packages of a release. ``options`` direct apt to these packages."""
+    """The packages of a release. ``options`` are the apt options that select the release."""
 
     options: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class Archive:
         self._fetch(["download", *packages], folder)
 
     def download_source(self, package: str, folder: Path) -> None:
-        """Downloads a package's source, from an archive opened with sources. Raises MatrixError."""
+        """Downloads a package's source (see ``with_sources``). Raises MatrixError."""
         self._fetch(["source", "--download-only", package], folder)
 
     def _fetch(self, words: Sequence[str], folder: Path) -> None:

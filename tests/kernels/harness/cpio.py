@@ -16,7 +16,7 @@ def _padded(data: bytes) -> bytes:
 
 
 class Archive:
-    """An archive that grows entry by entry. Directories must be added before their content."""
+    """An archive that grows entry by entry. Directories must be added before their contents."""
 
     def __init__(self) -> None:
         self._content = bytearray()

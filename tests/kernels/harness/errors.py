@@ -1,4 +1,4 @@
-"""The harness's only error type, which states the problem and its fix."""
+"""The only exception type of the harness, which states the problem and how to fix it."""
 
 
 class MatrixError(Exception):

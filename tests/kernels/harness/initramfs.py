@@ -88,7 +88,7 @@ def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
 
 
 def build_initramfs(kernel: KernelFiles) -> bytes:
-    """Returns the archive, uncompressed since this boots fastest, or raises MatrixError."""
+    """Returns the archive, uncompressed for the fastest boot. Raises MatrixError on failure."""
     busybox = f"{kernel.root}/bin/busybox" if kernel.root else shutil.which("busybox")
     if busybox is None:
         raise MatrixError("no busybox", "run: apt-get install busybox-static")

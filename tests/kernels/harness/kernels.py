@@ -44,7 +44,7 @@ class KernelFiles:
 
     @property
     def title(self) -> str:
-        """The kernel's series, with the page size if it is not 4 KiB."""
+        """The kernel series, followed by the page size if that is not 4 KiB."""
         pages = re.search(r"-(\d+)k$", self.name)
         return f"Linux {self.name.partition('-')[0]}" + (f", {pages[1]} KiB pages" if pages else "")
 
@@ -210,7 +210,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
 
 
 def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
-    """Downloads, unpacks and indexes packages. ``root`` appears only once it is complete."""
+    """Downloads, unpacks and indexes packages. ``root`` is renamed into place when complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"

@@ -11,7 +11,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class Result(NamedTuple):
-    """The result of a test in one boot. ``feature`` is the sentence that the test proves."""
+    """The result of a test in one boot. ``feature`` is the statement that the test verifies."""
 
     test: str
     feature: str

@@ -16,7 +16,7 @@ VARIANTS = {"spin": "", "other": "1"}
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Builds outdated variants. Returns the directory of all variants, or raises MatrixError."""
+    """Rebuilds outdated variants. Returns the directory of all variants, or raises MatrixError."""
     if kernel.headers is None:
         raise MatrixError(f"{kernel.name}: the headers to build the test module are missing")
     home = kernel.work / "module"

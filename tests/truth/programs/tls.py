@@ -1,4 +1,5 @@
-"""Runs TLS connections within one process, forever. Argument: certificate and key file."""
+"""Runs TLS connections within one process, forever. Argument: a file that contains the certificate
+and the key."""
 
 import contextlib
 import hashlib

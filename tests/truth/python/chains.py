@@ -1,7 +1,7 @@
 """Generated call chains whose stacks are known: each function has a single call site.
 
 A function stores a mark on entry and another mark on return, so a mark shows which functions may be
-on top. This module runs in every tested version of CPython and imports only the standard library.
+on top. This module runs on every tested version of CPython and imports only the standard library.
 """
 
 import random
@@ -14,7 +14,7 @@ STYLES = (
 )  # fmt: skip
 """The ways to call the next function; half of the calls are direct, as in most programs."""
 GREENLET = "greenlet"
-"""The style that calls in a new greenlet, in which the callee is the outermost frame."""
+"""The style in which a call runs in a new greenlet, so that the callee is the outermost frame."""
 END = "nothing is below"
 THREADS, PER_THREAD = 4, 6
 _DEPTHS = (1, 2, 3, 5, 8, 12, 20, 40, 55)
@@ -71,17 +71,18 @@ class Function(NamedTuple):
 
 
 class Chains:
-    """The source code of all functions, and the samples that each may have.
+    """The source code of all functions, and the valid samples of each function.
 
     Attributes:
         source: the source of the module, whose file name is ``chains.py``.
         roots: the names of the first functions, by thread.
         callers: the caller and calling line of each function, by qualified name; None for the first
             function of a thread, ``END`` for that of a greenlet.
-        tops: for each line, the marks that a thread may have while the line is on top; None: all.
+        tops: for each line, the marks that a thread may have while the line is at the top of its
+            stack; None for all marks.
         frameless: the marks that a thread may have in a greenlet without a Python frame, because
             the interpreter is allocating or freeing the greenlet's frames.
-        system_calls: a substring of the name of the system call that each line makes.
+        system_calls: for each line, a substring of its system call's name.
         styles: the style in which each function is called.
     """
 
@@ -162,7 +163,7 @@ class Chains:
         return qualname, calling
 
     def _add_work(self, qualname, function, indent, marks):
-        """Adds a function's body. Returns the line number of the call, or of a leaf's last line."""
+        """Adds a function's body. Returns the call's line number or, in a leaf, the last line's."""
         if function.style is None and not function.leaf:
             lines = [self._emit(indent + text.format(**vars(marks))) for text in _STEPS]
             first, second = {marks.begin}, {marks.step}

@@ -1,7 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
 Runs like program.py, without arguments. In two threads, each function has a new name. In two other
-threads, functions differ only in their lines, and line tables also reuse addresses.
+threads, functions differ only in their line numbers, and line tables also reuse earlier addresses.
 """
 # ruff: noqa: T201 - a command
 
@@ -41,7 +41,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Creates a function that differs only in lines and in constants, which profilers ignore."""
+    """Creates functions that differ only in their lines, and in constants that profilers ignore."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)
@@ -55,7 +55,7 @@ _LINED = [
 
 
 def expected(mark):
-    """Returns the function that stores a mark, and the first and last line with the mark."""
+    """Returns the function that stores a mark, and the first and last line of its body."""
     serial = mark % LINED
     if mark < LINED:
         return name_of(serial), 2, 4

@@ -24,16 +24,16 @@ class Seen(NamedTuple):
 
 
 class Report:
-    """The numbers of a program's samples, by outcome.
+    """Counts of a program's samples, by outcome.
 
     Attributes:
         right: samples that match the running code exactly.
         frameless: samples without Python frames, from threads that might not have had Python
             frames. The sampler must report the same number (``no_frame`` in ``outcomes``).
-        absent: samples without Python frames, from threads that had some.
+        absent: samples without Python frames, from threads that did have Python frames.
         unknown: samples with a frame whose code object was not described.
         styles: correct samples, by the call style of their functions.
-        in_system_calls: correct samples in a system call of the innermost function.
+        in_system_calls: correct samples taken in a system call by the innermost function.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Judge:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Adds a sample. Samples before the first chain do not count."""
+        """Adds a sample. Samples before the first chain are ignored."""
         if not seen.mark:
             return
         report = self.report

@@ -38,7 +38,7 @@ def build(folder: Path, sources: Path = PROGRAMS) -> Path:
 
 
 class MarkingLoader(LibbpfLoader):
-    """Loads the sampler that also reads the threads' marks."""
+    """Loads a build of the sampler that also reads the threads' marks."""
 
     def __init__(self, built: Path) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class MarkingLoader(LibbpfLoader):
 
 
 class Target(NamedTuple):
-    """A running program: its process, its thread ids as in samples, and the judge of its stacks."""
+    """A running program: its process, its thread ids in samples, and the judge of its stacks."""
 
     process: subprocess.Popen[str]
     threads: dict[int, int]
@@ -148,7 +148,7 @@ class KernelNames:
 def measure(
     built: Path, targets: list[Target], samples: int, *, timeout_s: float = 60
 ) -> list[Report]:
-    """Samples programs until each has ``samples`` samples, or the time is up."""
+    """Samples programs until each has ``samples`` samples or the timeout expires."""
     loader, names = MarkingLoader(built), KernelNames()
     config = SamplerConfig(
         samples_per_second=HZ,

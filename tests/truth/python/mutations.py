@@ -1,4 +1,4 @@
-"""Breaks the reader of Python frames in many ways, and checks that the comparison detects each.
+"""Mutates the Python frame reader, and checks that the comparison detects each mutation.
 
 ``python -m tests.truth.python.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """
@@ -104,7 +104,7 @@ def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
 
 
 def is_true(report: Report | str, churn: bool) -> bool:
-    """Returns whether no stack is wrong and, except for short-lived functions, few are absent."""
+    """Returns whether no stack is wrong and, unless ``churn`` is set, few stacks are missing."""
     if isinstance(report, str) or report.wrong or report.total < _SAMPLES // 2:
         return False
     return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total

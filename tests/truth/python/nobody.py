@@ -1,7 +1,7 @@
 """As the calling user, samples programs that other users started, and prints the results.
 
-Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input contains a JSON line for
-each program: its pid, marks by thread, seed, call styles, and the functions that call its chains.
+Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input contains one line of JSON
+per program: its pid, marks by thread, seed, call styles, and the functions that call its chains.
 """
 # ruff: noqa: T201 - a command
 

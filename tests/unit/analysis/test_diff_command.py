@@ -1,4 +1,4 @@
-"""The command ``diff`` on profile files."""
+"""The command ``diff`` compares profile files."""
 
 import json
 from collections import Counter

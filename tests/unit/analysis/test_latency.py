@@ -22,7 +22,7 @@ STACKS = {name: make_stack(name) for name in ("serial", "parallel", "other")}
 
 
 def times(start_ms, end_ms, phase_ms, jitter_ms=0.0, seed=0):
-    """Returns the times at which a CPU's timer samples a thread that runs without pause."""
+    """Returns the times at which a CPU's timer samples a thread that runs continuously."""
     rng = random.Random(seed)
     return [
         START + round((at + rng.uniform(-jitter_ms, jitter_ms)) * MS)

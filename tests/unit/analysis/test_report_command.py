@@ -1,4 +1,4 @@
-"""The command ``report`` on profile files."""
+"""The ``report`` command, run on profile files."""
 
 import json
 import subprocess

@@ -17,7 +17,7 @@ STACK_BYTES = 512  # MAX_BPF_STACK, the sum over a call chain
 
 
 def functions(path):
-    """Returns the instructions of each code section, and the starts of its functions."""
+    """Yields the name, section code and start index of each function."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         symbols = list(elf.get_section_by_name(".symtab").iter_symbols())

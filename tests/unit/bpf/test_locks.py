@@ -1,4 +1,4 @@
-"""The counters, constants and records of lock contention are parsed and packed."""
+"""Lock contention layouts are packed; lock contention counters and records are parsed."""
 
 import os
 import struct

@@ -36,7 +36,7 @@ class SyntheticRing:
         self.commit(self.reserve(len(payload)), payload, flags)
 
     def write(self, at: int, data: bytes) -> None:
-        """Writes data at a position, to both mappings of the same pages."""
+        """Writes data to both copies of the ring, at the same position."""
         for index, byte in enumerate(data):
             self.content[(at + index) % SIZE] = self.content[(at + index) % SIZE + SIZE] = byte
 

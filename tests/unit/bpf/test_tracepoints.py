@@ -1,4 +1,4 @@
-"""The constants of a tracepoint's program are packed, and tracepoints are found in BTF."""
+"""Tracepoint program constants are packed, and tracepoints are found in BTF."""
 
 import struct
 
@@ -15,7 +15,7 @@ def test_each_event_counts_as_1_if_no_value_is_configured():
 
 
 def test_a_tracepoint_value_is_read_from_an_argument_or_a_struct_member():
-    """A member may have offset 0. System call numbers are incremented, because 0 means any call."""
+    """A member may have offset 0. Call numbers are stored plus 1, because 0 means any call."""
     for value, words in (
         (TracepointValue(1, None, True, 4096), (1, 0, 0, 1, 4096)),
         (TracepointValue(0, 0), (0, 1, 0, 0, 1)),

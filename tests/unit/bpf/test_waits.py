@@ -1,4 +1,4 @@
-"""Records of off-CPU threads are parsed as the BPF programs write them."""
+"""Records of off-CPU threads are parsed in the format that the BPF programs write."""
 
 import mmap
 import struct

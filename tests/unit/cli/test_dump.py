@@ -1,4 +1,4 @@
-"""``dump`` selects threads before it reads them."""
+"""``dump`` selects threads before it reads their stacks."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Tests, with recorded samples, that keys change the state and screen of ``top``."""
+"""Tests the effect of key presses on the state and the screen of ``top``, with recorded samples."""
 
 from dataclasses import replace
 

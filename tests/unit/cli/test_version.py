@@ -1,4 +1,4 @@
-"""``--version`` prints the versions that a bug report needs, and shells complete commands."""
+"""``--version`` prints the versions that a bug report needs, and shell completion works."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""Loading in a child process yields the same values and errors, and requires little memory."""
+"""A configuration loads in a child process with the same values and errors, and little memory."""
 
 import subprocess
 import sys

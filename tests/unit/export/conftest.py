@@ -129,7 +129,7 @@ def open_http_receiver():
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """Creates, with openssl, certificates and keys named ca, server, client and stranger."""
+    """Creates certificates and keys named ca, server, client and stranger, using openssl."""
     if not shutil.which("openssl"):
         pytest.skip("needs the openssl command to create certificates")
     directory = tmp_path_factory.mktemp("tls")

@@ -187,7 +187,7 @@ def test_rotation_recovers_after_failing_to_open_a_new_file(
 
 
 def test_shutdown_does_not_close_a_file_during_an_export(open_file, batch, tmp_path, monkeypatch):
-    """The descriptor could be reused for another file before the write."""
+    """If the file were closed, its descriptor could be reused before the export writes to it."""
     exporter = open_file()
     write, entered, resume = os.write, threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""OTLP over HTTP, tested with a real HTTP server that has scripted responses."""
+"""OTLP over HTTP, tested with a real HTTP server that sends scripted responses."""
 
 import contextlib
 import email.utils
@@ -237,7 +237,7 @@ def test_partial_success_is_parsed_in_both_encodings(
 def test_a_success_status_counts_as_delivery_regardless_of_the_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
-    """Only the status matters. An unreadable partial success is logged once per exporter."""
+    """Only the HTTP status matters. An unreadable partial success is logged once per exporter."""
     headers, body = answer
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)

@@ -1,4 +1,4 @@
-"""Commands probe receivers before sending samples, and save the samples that are rejected."""
+"""Commands probe receivers before sending samples, and save rejected samples."""
 
 import socket
 
@@ -125,7 +125,7 @@ def test_an_unresolvable_host_name_is_reported_without_a_traceback():
 
 
 def starts(path):
-    """Returns the numbers of the windows in a file, and checks their samples."""
+    """Returns the window numbers in a file, and checks each window's sample count."""
     windows = read_profiles(path)
     assert all(window.sample_count == 3 for window in windows)
     return [one.start_unix_ns // SECOND - 1_700_000_000 for one in windows]

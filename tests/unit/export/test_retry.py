@@ -14,7 +14,7 @@ DONE = Answer(Verdict.ACCEPTED, "OK")
 
 
 class Clock:
-    """A fake clock that advances only by waits and attempts."""
+    """A fake clock that advances only during waits and attempts."""
 
     def __init__(self):
         self.now = 0.0

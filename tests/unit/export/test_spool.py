@@ -47,7 +47,7 @@ def abandon(spool):
 
 
 def written(directory, count, end=Spool.close, **options):
-    """Writes batches, ends their spool; returns the batches and the path of the only segment."""
+    """Writes batches and closes the spool. Returns the batches and the path of the only segment."""
     spool, stored = fill(directory, count, **options)
     end(spool)
     (path,) = segments(directory)
@@ -248,7 +248,7 @@ def test_a_segment_of_another_format_version_is_set_aside(tmp_path, caplog):
 
 
 def rotated(directory):
-    """Creates a closed spool with three segments, and returns the batches of each."""
+    """Creates a closed spool with three segments, and returns the batches in each segment."""
     spool, _ = fill(directory, 0, max_bytes=8 * 400)
     stored = [spool.append(numbered(number)) for number in range(1, 7)]
     by_segment = {path: [] for path in segments(directory)}

@@ -1,4 +1,4 @@
-"""Built-in modules are encoded, shown in reports, and can be selected."""
+"""Built-in modules can be encoded, shown in reports, and selected."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page's data contains a time axis, counts, and a summary of the recording."""
+"""The data embedded in a page contains a time axis, counts, and a summary of the recording."""
 
 import pytest
 

@@ -70,7 +70,7 @@ def wait(state, cause, ms, **more):
 
 @pytest.fixture
 def windows():
-    """Returns windows in which thread 7 runs, waits and faults, and thread 8 runs in a span."""
+    """Returns windows: thread 7 runs, waits and takes page faults, and thread 8 runs in a span."""
     cpu = [
         WindowSample(stack(READ, MAIN), 7, "shop", 0, None, at(60, 10, 20)),
         WindowSample(stack(NAMELESS, MAIN), 8, "worker", 1, SPAN, at(10, 20)),
@@ -173,7 +173,7 @@ def test_waits_and_spans_are_shown_as_markers_on_the_first_track_of_their_thread
 
 
 def test_waits_below_the_sampling_threshold_are_exported_as_markers_without_an_end_time(windows):
-    """Waits with equal values were shorter than the sampling threshold at the time."""
+    """Equal sample values indicate waits shorter than the sampling threshold at the time."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Python functions and lines with any names survive OTLP and appear in every format."""
+"""Python functions with arbitrary names, and lines, survive OTLP and appear in every format."""
 
 import gzip
 import json
@@ -97,7 +97,7 @@ def strings(profile):
 
 @pytest.mark.parametrize("place", ["function", "file"])
 def test_hostile_names_cannot_alter_the_structure_of_any_format(place):
-    """Names come from a process's memory, so none of them is trusted."""
+    """Names come from a process's memory and are not trusted."""
     names = {"function": (HOSTILE, "a.py"), "file": ("f", HOSTILE)}[place]
     windows = [sent(stack_of(python(names[0], 3, 1, names[1])))]
     (line,) = folded(windows).splitlines()

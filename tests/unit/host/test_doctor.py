@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host with files from a dictionary, whose values are contents or exceptions to raise."""
+    """A host whose files are in a dictionary; its values are contents or exceptions to raise."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {

@@ -1,4 +1,4 @@
-"""In the fair queue, processes that cause work take turns and share CPU time."""
+"""The fair queue divides CPU time fairly among the processes that cause work."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Files are found by inode number in the directories of earlier files."""
+"""Files are found by inode number in directories in which other files were found earlier."""
 
 import os
 import threading

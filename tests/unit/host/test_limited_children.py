@@ -1,4 +1,4 @@
-"""Children that read a file have limits, and report why they fail."""
+"""Children that read files run with resource limits, and report why they fail."""
 
 import os
 import sys

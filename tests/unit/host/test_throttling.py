@@ -1,4 +1,4 @@
-"""If a kernel limit suspends the sampler, the warning states a sufficient value."""
+"""If a kernel limit throttles sampling, the warning suggests a sufficient limit."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Written files are complete or absent, and never written through another user's links."""
+"""Files are written completely or not at all, and never through another user's links."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""CPython layouts are read from tables or from the offsets that builds export."""
+"""CPython layouts come from built-in tables, or from offsets that the interpreter exports."""
 
 import contextlib
 import struct

@@ -178,7 +178,7 @@ EXTENSION = Module("lz4.so", ModuleKind.USER, None, FileId("2"), 0)
 
 
 def native(module, *names):
-    """Returns frames in a file. Empty names stand for unnamed functions."""
+    """Returns native frames in a module. Empty names stand for unnamed functions."""
     return tuple(Frame(module, 1, (Line(name),) if name else (), 0, USER_SIDE) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Files and payloads from this and other producers are decoded."""
+"""Files and payloads from this profiler and from other producers are decoded."""
 
 from __future__ import annotations
 

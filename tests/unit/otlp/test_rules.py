@@ -1,4 +1,4 @@
-"""A violation of a rule is reported by that rule only."""
+"""Each violation is reported only by the rule that was violated."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class CostlyStacks:
 
 
 class CostlyResources:
-    """Resources that take some time for each new program."""
+    """Fake Resources whose lookup takes ``cost_ns`` for each new program."""
 
     cost_ns = 10_000_000
 
@@ -308,7 +308,7 @@ def test_samples_exceeding_the_budget_are_marked_in_the_payload(parts):
 
 
 def test_samples_attributed_to_a_shared_resource_have_no_thread_id_or_name(parts):
-    """The budget may recover between the lookups of a sample's Resource and its group."""
+    """The budget may recover between looking up a sample's Resource and looking up its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
         1

@@ -17,7 +17,7 @@ def raw(time_ns, cpu=0):
 
 
 class ScriptedSymbols:
-    """Symbols that name stacks after the current generation. Tests can stall the watermark."""
+    """Symbols whose frame addresses are the current generation. Tests can stall the watermark."""
 
     def __init__(self):
         self.watermark = None

@@ -17,7 +17,7 @@ USERS = FIRST, SECOND, THIRD = (1000, 2000, 3000)
 
 @pytest.fixture
 def keys(tmp_path):
-    """Returns process keys by user: per user, one more than the limit on hanging processes."""
+    """Returns process keys by user; each user exceeds the limit on hanging processes by one."""
     results = {}
     for user in USERS:
         results[user] = [ProcessKey(user + number, 1) for number in range(MAX_OF_USER + 1)]

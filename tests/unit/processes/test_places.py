@@ -95,7 +95,7 @@ def test_reading_an_exited_process_raises_os_error(host):
 
 
 def cgroups(host, root, *paths):
-    """Mounts a hierarchy with cgroups at the paths, and returns the cgroups' ids."""
+    """Mounts a cgroup hierarchy with cgroups at the given paths, and returns the cgroup ids."""
     tree = host.root / "cgroups"
     for path in paths:
         (tree / path.lstrip("/")).mkdir(parents=True)

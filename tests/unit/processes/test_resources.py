@@ -42,7 +42,7 @@ def proc(tmp_path):
 
 
 def passwd(root, text="root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n", cgroup="user.slice"):
-    """Writes /etc/passwd, by default for a host that is not a container."""
+    """Writes /etc/passwd and /proc/self/cgroup; by default, the process is not in a container."""
     (Path(root) / "etc").mkdir(exist_ok=True)
     (Path(root) / "etc/passwd").write_text(text)
     (Path(root) / "proc/self").mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """Returns a sample of process ``tgid``, with the same start time for every process."""
+    """Returns a sample of process ``tgid``; all processes have the same start time."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 

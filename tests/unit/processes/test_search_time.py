@@ -1,4 +1,4 @@
-"""The duration of a search is limited."""
+"""A search ends when it exceeds its time limit."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 
 class Clocks:
-    """A thread's clocks, which tests set, in seconds."""
+    """Fake clocks of a thread, in seconds."""
 
     def __init__(self):
         self.now_s = self.cpu_s = self.delay_s = 100.0

@@ -32,7 +32,7 @@ DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # in glibc
 
 
 class Registered(dict):
-    """A registry that stores where each process keeps its contexts."""
+    """A registry that stores the location of each process's contexts."""
 
     def register(self, pid, start_time_ns, stack_start, place):
         self[pid] = place

@@ -1,4 +1,4 @@
-"""Recordings return the recorded data, and nothing from the host that replays them."""
+"""A replay returns only recorded data, and reads nothing from the replaying host."""
 
 import contextlib
 import errno

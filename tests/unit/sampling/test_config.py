@@ -48,7 +48,7 @@ def test_the_ring_size_is_bounded():
 
 
 class OldKernel:
-    """Access to a host with an unsupported kernel."""
+    """A stand-in for ``Access`` that reports an unsupported kernel."""
 
     def read_bytes(self, path):
         assert path == "/proc/sys/kernel/osrelease"

@@ -93,7 +93,7 @@ def test_a_wait_without_the_kept_flag_is_dropped():
 
 
 def test_a_wait_end_is_joined_only_with_the_matching_start():
-    """The end that arrives may be from a later wait, or from another thread."""
+    """An end record may belong to a later wait or to another thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
     assert one.stacks == ()
@@ -103,7 +103,7 @@ def test_a_wait_end_is_joined_only_with_the_matching_start():
 
 
 def test_a_wait_end_without_the_has_begun_flag_is_not_joined():
-    """Without the flag, the thread has run since the start, so its span may have ended."""
+    """Without the flag, the thread has run since the begin record, so its span may have ended."""
     (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
     assert wait.stacks == (b"late    ",)
 
@@ -166,7 +166,7 @@ def test_forgetting_a_thread_keeps_the_wait_of_a_later_thread_with_the_same_id()
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_sequence_of_waits_is_reported_exactly(seed):
-    """A simple model sums the duration of each wait, or the threshold if the wait is shorter."""
+    """A simple model sums the larger of the duration and the threshold over all waits."""
     rng = random.Random(seed)
     joiner, now = WaitJoiner(), 1000
     waiting, expected, reported, kept, taken = {}, {}, defaultdict(int), 0, 0

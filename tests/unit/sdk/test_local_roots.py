@@ -29,7 +29,7 @@ STACK = Stack.from_frames(())
 
 @pytest.fixture
 def roots(monkeypatch):
-    """Returns the local roots of ``tracer``'s spans, separate from the global ones."""
+    """Returns a LocalRoots for the spans of ``tracer``, separate from the global instance."""
     result = LocalRoots(limit=64)
     result.keep_ended = True
     return result
@@ -53,7 +53,7 @@ def tracer(processor):
 
 @pytest.fixture
 def now(monkeypatch):
-    """Replaces the clock used for expiry, and returns a list that holds its time."""
+    """Replaces the clock used for expiry, and returns a list that contains the current time."""
     time = [1000.0]
     monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time

@@ -1,4 +1,4 @@
-"""A host consisting of files, on which tests load and unload modules."""
+"""A fake host backed by files, on which tests load and unload modules."""
 
 import itertools
 import lzma
@@ -22,7 +22,7 @@ CORE = f"""{KERNEL:016x} T _text
 
 
 class Events(NoEvents):
-    """A source of uevents that tests announce."""
+    """A fake source of uevents, which tests queue."""
 
     def __init__(self):
         super().__init__()

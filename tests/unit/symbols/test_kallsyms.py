@@ -96,7 +96,7 @@ def test_ftrace_clones_listed_right_after_their_module_are_recognized_as_freed()
 
 @pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
 def test_ftrace_clones_in_kallsyms_are_distinguished_from_module_symbols(clones_lines, alone):
-    """The lines are those of a module and its clones, as if no other module were loaded."""
+    """Only the lines of one module and its clones are parsed, as if no other module were loaded."""
     mine = [line for line in clones_lines if line[3] == alone]
     data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
     kallsyms = parse_kallsyms([data])
@@ -149,7 +149,7 @@ def test_a_malformed_line_is_counted_and_skipped(bad):
     ],
 )
 def test_a_malformed_line_ends_the_preceding_function(bad, ends):
-    """The function ends at the bad line's address or, if unknown, right after the last symbol."""
+    """The function ends at the bad line's address, or after one byte if the address is unknown."""
     table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
     assert named(table, 0) == named(table, ends - 1) == ("a", 0)
     assert named(table, ends) is named(table, 0x1FF) is None

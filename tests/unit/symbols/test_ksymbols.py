@@ -80,7 +80,7 @@ def sample(time_ns, *pcs):
 
 @pytest.fixture
 def live(tmp_path):
-    """Returns a symbolizer with one kernel function and a source of changes."""
+    """Returns a symbolizer with one kernel function, and the source of its symbol changes."""
     (tmp_path / "kallsyms").write_text(
         "ffffffff81000000 T _text\nffffffff81001000 T run\nffffffff81002000 T _etext\n"
         f"{A + 4096:x} t ftrace_trampoline\t[__builtin__ftrace]\n"
@@ -342,7 +342,7 @@ def test_a_frame_has_the_same_kind_as_its_symbol(live):
 
 
 def test_stacks_track_program_loads_and_never_show_a_stale_name(live):
-    """Lookups of a raw stack at five times return the same object while the code is unchanged."""
+    """A raw stack looked up at five times resolves to the same object until the code changes."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)

@@ -90,7 +90,7 @@ def test_failed_module_reads_are_retried_once_a_minute(host, symbolizer, clock, 
     clock.ns += 60_000 * MS
 
     def is_known():
-        """Wakes the watch at the current time, and checks the module's name and ranges."""
+        """Wakes the watch now, and returns whether the module's name and ranges are known."""
         host.events.wake()
         symbolizer.advance(clock.ns)
         result = frame(symbolizer, TEXT + 0x4014, clock.ns)

@@ -1,4 +1,4 @@
-"""Module tracking builds a history of snapshots from announcements and reads."""
+"""Module tracking builds a history of snapshots from uevents and from the host's files."""
 
 import errno
 import logging
@@ -120,7 +120,7 @@ def test_an_unloaded_module_is_named_only_in_samples_from_its_lifetime(host, sym
 
 
 def test_a_reused_address_never_resolves_to_the_wrong_module(host, symbolizer):
-    """If the removal is not announced, the address has no owner between two reads."""
+    """If a removal is not announced, the address resolves to no module between two reads."""
     ran_ns = boot_ns() - 10**9
     time.sleep(0.12)
     settle(symbolizer)

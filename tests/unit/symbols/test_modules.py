@@ -213,7 +213,7 @@ def test_malformed_lines_of_proc_modules_are_counted():
 
 
 def test_module_ranges_are_derived_from_symbols_if_sysfs_is_unreadable(clones, clones_folder):
-    """Without root, /proc/modules contains the base, and text symbols determine the size."""
+    """Without sysfs, the base is read from /proc/modules, and the size from text symbols."""
     bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
     )

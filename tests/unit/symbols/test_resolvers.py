@@ -1,4 +1,4 @@
-"""Resolvers are composed, use captured kernel symbols, and may be custom classes."""
+"""Resolvers can be combined, can use captured kernel symbols, and can be custom classes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ FILE = Module("a.so", ModuleKind.USER, None, "ab" * 16, 0)
 
 
 class Table:
-    """A custom resolver with the same names for addresses in all processes."""
+    """A custom resolver that maps addresses to the same names in all processes."""
 
     def __init__(self, names, module=None, reason=Unresolved.NO_SYMBOL):
         self.names, self.module, self.reason = names, module, reason

@@ -1,4 +1,4 @@
-"""``symbolize`` accepts names with offsets, patterns, and the output of ``symbolize``."""
+"""``symbolize`` accepts names with offsets, patterns, and its own output."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Locates a variable of a second thread as the sampler does, and checks the address.
+"""Locates a second thread's variable like the sampler, and checks the address.
 
 Usage: place.py LIBRARY. The library must have the function `thread_pointer`.
 """

@@ -229,7 +229,7 @@ def compile_runner(change=lambda library: None):
 
 
 def c_code():
-    """C code enters nested contexts, eventually more of them than the writer can track."""
+    """C code enters nested contexts, eventually more than the writer can track."""
     global may_miss
     run = compile_runner()
 
@@ -645,7 +645,7 @@ def ends():
 
 
 def fail_to_start():
-    """Hooks that were installed before a failure are removed."""
+    """If the start fails, the hooks that were already installed are removed."""
     taken = []
     add = getattr(ctypes.pythonapi, "PyContext_AddWatcher", None)
     find_methods = thread_contexts._methods

@@ -37,7 +37,7 @@ class Files:
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Returns a function that creates a host without the given methods of reading BPF programs."""
+    """Returns a function that creates a host where given methods of reading BPF programs fail."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):
@@ -95,7 +95,7 @@ def test_kallsyms_alone_yields_all_symbols_without_lengths(host):
 
 @pytest.mark.parametrize("lines", [LINES, re.sub(rb"[0-9a-f]{16}", b"0" * 16, LINES)])
 def test_a_hidden_or_truncated_kallsyms_does_not_count_as_a_full_read(host, lines):
-    """In a full read, all missing symbols would count as unloaded."""
+    """After a full read, all missing symbols would be considered unloaded."""
     reader = BaselineReader(host(lines=lines))
     hidden = lines is not LINES
     assert reader.read_all(lambda: hidden).action is KsymbolAction.PROGRAMS_READ

@@ -1,4 +1,4 @@
-"""The process table is maintained from records and full reads."""
+"""The process table is maintained from perf records and full scans of ``/proc``."""
 
 import struct
 

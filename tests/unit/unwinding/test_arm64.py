@@ -62,7 +62,7 @@ def test_every_row_matches_an_independent_decoder(built, program):
 
 
 def test_stacks_match_a_real_kernel_and_the_reference_unwinder(built, program, tmp_path):
-    """The stacks pass through signal frames and have signed return addresses."""
+    """The stacks contain signal frames and signed return addresses."""
     vdso = tmp_path / "vdso"
     recorded = read_recorded(DATA / "arm64.json.xz", program.name, program, vdso)
     unwinder = native.NativeUnwinder(built, "aarch64")
@@ -96,7 +96,7 @@ class Records:
         self.unwinder.add_mapping(JIT, JIT + 4096, 0, native.ANONYMOUS)
 
     def unwind(self, words, pc, *, fp=0, link=0):
-        """Unwinds from ``pc`` with these 8-byte words, by offset from the stack pointer."""
+        """Unwinds from ``pc``; ``words`` maps offsets from the stack pointer to 8-byte words."""
         memory = bytearray(1024)
         for at, value in words.items():
             struct.pack_into("=Q", memory, at, value)

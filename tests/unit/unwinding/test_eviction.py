@@ -18,7 +18,7 @@ def key(number):
 
 
 class Kernel:
-    """The contents of the slots, as visible to the BPF program."""
+    """A fake kernel that stores the contents of the slots, as visible to the BPF program."""
 
     def __init__(self):
         self.slots = [None] * SLOTS

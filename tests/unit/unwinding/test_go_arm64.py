@@ -55,7 +55,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Returns the rows of an assembly function, padded to 16 words before the last three."""
+    """Returns the rows of a function padded to 16 words by NOPs before the last three words."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 

@@ -54,7 +54,7 @@ def read_rows(entries, start, *registers):
 
 
 def rows(*functions, **options):
-    """Returns the last function's rows: offset, CFA, and rules for rbp and the return address."""
+    """Returns the last function's unwind rows: offset, CFA, rbp rule and return address rule."""
     file, table, segments = go_file([*[ORDINARY] * 10, *functions], **options)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=X86_64)
     entries = decode(maker.frames)

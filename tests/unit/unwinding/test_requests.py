@@ -1,4 +1,4 @@
-"""Requests for files are handled in a fair order, and the number of open files is bounded."""
+"""File requests are handled fairly, and the number of open files is limited."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Converts the shown and expected contents of a page to a form that can be compared."""
+"""Converts the displayed and expected contents of a page to a comparable form."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def shown(data):
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
-    """Computes what ``shown`` must return, from windows. Each kind must have a single period."""
+    """Computes from windows what ``shown`` must return. Each kind must have a single period."""
     result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:

@@ -313,7 +313,7 @@ def test_overload_responses_include_a_retry_delay(receivers, intake, monkeypatch
 
 
 def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
-    """Otherwise, every queued request would be in memory twice: compressed and decompressed."""
+    """Decompressing requests before queueing them would keep each one in memory twice."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))
     with intake._lock:

@@ -1,4 +1,4 @@
-"""Source files for the page are correctly selected, read with a user's rights, and decoded."""
+"""Source files for the page are selected correctly, read with user permissions, and decoded."""
 
 import codecs
 import contextlib

@@ -123,7 +123,7 @@ def in_cgroup(controller, **values):
 
 
 def frozen(run):
-    """Freezes the agent with the cgroup freezer, like a paused container."""
+    """Freezes the agent with the cgroup freezer, as when a container is paused."""
     with cgroup(run, "freezer") as place:
         (place / "freezer.state").write_text("FROZEN")
         time.sleep(3)
@@ -164,7 +164,8 @@ SCENARIOS = [
     loop("no memory can be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
     loop("no signal can be queued", limited(resource.RLIMIT_SIGPENDING, 0)),
     loop("address space cannot grow", limited(resource.RLIMIT_AS, 1 << 30, forks)),
-    loop("scheduled as idle, alongside eight busy processes", alone=True, fault=scheduled(
+    loop("scheduling policy SCHED_IDLE, alongside eight busy processes", alone=True,
+         fault=scheduled(
         lambda thread: os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0)))),
     loop("nice 19, alongside eight busy processes", scheduled(
         lambda thread: os.setpriority(os.PRIO_PROCESS, thread, 19)), alone=True),
@@ -174,7 +175,7 @@ SCENARIOS = [
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
     loop("cgroup with 2 CPU shares", in_cgroup("cpu", shares=2), others="the agent hardly runs"),
     loop("cgroup with 256 MB of memory", in_cgroup("memory", limit_in_bytes=256 << 20)),
-    loop("moved between cgroups ten times a second", repeatedly(move_between_cgroups)),
+    loop("agent is moved between cgroups ten times a second", repeatedly(move_between_cgroups)),
     loop("sampled by perf at 999 Hz", beside(lambda run: run.start(
         "perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null", root=True))),
 ]  # fmt: skip

@@ -45,7 +45,7 @@ MANNERS = {
     "never receives a response": silent,
     "is never read": lambda connection, connect: time.sleep(6),
     "receives a response in another protocol": garbage,
-    "sends an endless stream of zeros": endless,
+    "returns an endless stream of zeros": endless,
     "is closed after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
     "is closed after 20 bytes from the receiver": lambda connection, connect: connect(back=20),
     "is limited to 300 bytes per 10 ms":

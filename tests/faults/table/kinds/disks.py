@@ -196,7 +196,7 @@ def writable_at_last(run):
 IN_SPOOL = on_disk("spool")
 SCENARIOS = [
     to_file("disk is temporarily full", partial(fill, name="disk"), **on_disk("disk")),
-    to_file("disk of 128 kB remains full", tiny, heals=False,
+    to_file("128-kB disk fills up and remains full", tiny, heals=False,
             **on_disk("disk", "size=128k")),
     to_file("file is moved away", move_away),
     to_file("file is removed", unlink),

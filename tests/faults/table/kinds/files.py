@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code from copies of a file, which differ in their last byte and thus identity."""
+    """Runs code from distinct copies of a file, which differ only in their last bytes."""
 
     def fault(run):
         content = make()
@@ -99,7 +99,7 @@ DAMAGES = {
     "entries of 0 bytes": sections(56, "Q", 0),
     "segments of 2^64-1 bytes": segments(32, "Q", 2**64 - 1),
     "segments at the same address": segments(16, "Q", 0),
-    "all segments are unwind tables": segments(0, "I", 0x6474E550),
+    "all segments have type PT_GNU_EH_FRAME": segments(0, "I", 0x6474E550),
     "all segments are notes": segments(0, "I", 4),
     "machine of another architecture": field(18, "H", 243),
 }

@@ -82,11 +82,11 @@ ATTACKS = {
     "paths that lead outside the directory": clients(
         "b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
     "requests as fast as two processes can send them": clients(GET + "\\r\\n'"),
-    "requests whose sender resets the connection": program(RESETS),
+    "clients that send a request and reset the connection": program(RESETS),
     "500 clients that each leave 50 responses unread": program(UNREAD),
     "requests whose Host header names another site": clients(
         "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
-    "a request with NUL and line feeds in its URL": clients(
+    "a request with NUL bytes and line feeds in its URL": clients(
         "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),
 }  # fmt: skip
 
@@ -153,9 +153,9 @@ def take_port(run):
 SCENARIOS = [
     *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
     Scenario(HEALTH, "another process is using the port when the agent starts", before=take_port),
-    unread("log to a full pipe", full_pipe),
-    unread("log to a pipe without a reader", closed_pipe),
-    unread("log to a full disk", opened("/dev/full")),
+    unread("log is written to a full pipe", full_pipe),
+    unread("log is written to a pipe without a reader", closed_pipe),
+    unread("log is written to a full disk", opened("/dev/full")),
     notified("systemd's notification socket is full", full_socket),
     notified(
         "systemd's notification socket does not exist",

@@ -45,7 +45,7 @@ def setting(name, value):
 
 
 def suspend_sampler(run):
-    """Makes the kernel suspend each event after a sample, and keeps all CPUs busy."""
+    """Makes the kernel throttle the sampler's events, and keeps all CPUs busy."""
     path = KERNEL / "perf_event_max_sample_rate"
     usual = path.read_text()
     run.on_close(lambda: path.write_text(usual))
@@ -97,7 +97,7 @@ def cgroups(name):
 
 
 def memory(run):
-    """Allocates all memory except 2 GB, and releases it."""
+    """Allocates all but 2 GB of the available memory, and releases it later."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     run.python(
@@ -149,7 +149,7 @@ SCENARIOS = [
     one("perf traces each context switch", tool("perf", "trace", "-a", "-o", "/dev/null")),
     one("caches are dropped five times a second",
         repeatedly(lambda _: Path("/proc/sys/vm/drop_caches").write_text("3"), 0.2)),
-    one("cgroups with container names are created and removed",
+    one("cgroups named like containers are created and removed",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory except 2 GB is in use", memory),

@@ -181,7 +181,7 @@ SCENARIOS = [
 
 
 def run_from_fuse(delay_s):
-    """Runs a program from a file system that responds late, or only once it is unmounted.
+    """Runs a program from a file system that responds late, or not until it is unmounted.
 
     A killed process does not exit until its threads have received the responses for which they are
     waiting.

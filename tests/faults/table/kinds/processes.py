@@ -151,7 +151,7 @@ while True:
 
 
 def reused(run):
-    """Runs processes that reuse one pid; as root, because only root may choose a pid."""
+    """Runs processes that reuse a pid. Runs them as root, because only root may choose a pid."""
     run.c(SAME_ID, root=True)
     wait(run)
 
@@ -167,12 +167,12 @@ def one(name, fault, **more):
 
 
 SCENARIOS = [
-    one("forks as fast as two cores can perform them", c(FORKS % ("fork", EXIT), count=2)),
+    one("two processes that fork as fast as possible", c(FORKS % ("fork", EXIT), count=2)),
     one(
-        "vforks and execs as fast as two cores can perform them",
+        "two processes that vfork and exec as fast as possible",
         c(FORKS % ("vfork", EXEC), count=2),
     ),
-    one("threads as fast as two cores can create them", c(THREADS, count=2)),
+    one("two processes that create threads as fast as possible", c(THREADS, count=2)),
     one("a thread renames itself 2,000 times a second", c(RENAMES, 500_000)),
     one("a thread renames itself as fast as possible", c(RENAMES, 0)),
     one("thread names with terminal escape sequences", c(RENAMES, 500_000, "\x1b]0;x\x07")),

@@ -1,4 +1,4 @@
-"""Configurations that are changed or broken while the agent runs."""
+"""Reloads of changed or invalid configurations while the agent runs."""
 
 from __future__ import annotations
 
@@ -50,16 +50,17 @@ FILES = {
     "is empty": text(""),
     "is not YAML": text("a: [b, {"),
     "is not UTF-8": text(b"a: \xff\xfe\xfa"),
-    "has an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
+    "contains an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
     "specifies a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),
     "has aliases that expand to 3 billion values": text(BOMB),
     "has 100,000 levels of nesting": text("[" * 100_000),
-    "has a tag that creates Python objects": text("!!python/object/apply:os.system [reboot]"),
-    "contains a GiB of zeros": sparse,
+    "contains a YAML tag that creates Python objects": text(
+        "!!python/object/apply:os.system [reboot]"),
+    "contains 1 GiB of zeros": sparse,
     "is a directory": lambda path: path.mkdir(),
     "is a FIFO": os.mkfifo,
     "is a link to itself": lambda path: path.symlink_to(path.name),
-    "is a terminal's device": lambda path: path.symlink_to("/dev/ptmx"),
+    "is a terminal device": lambda path: path.symlink_to("/dev/ptmx"),
     "is random bytes": lambda path: path.write_bytes(os.urandom(4096)),
     "is truncated": text('{"receivers": {"kprofiler": {"samples_per_second": 9'),
     "refers to an exporter that does not exist":
@@ -68,7 +69,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Returns a fault that applies each change alone to the first configuration, and reloads it."""
+    """Returns a fault that applies each change to the first configuration, and reloads it."""
 
     def fault(run):
         first = run.config
@@ -152,7 +153,7 @@ CHANGES = {
     "unreachable receiver added": changed(another),
     "queue shortened to one batch": exporter(sending_queue={"queue_size": 1}),
     "messages limited to 64 KiB": exporter(max_message_bytes=65536),
-    "health endpoint changed to an address in use": changed(occupied),
+    "health endpoint moved to an address that is in use": changed(occupied),
 }
 
 KEEPS = "the agent samples others, or none"
@@ -162,7 +163,8 @@ SCENARIOS = [
                others=KEEPS if "rate" in name or "targets" in name or "resources" in name
                or "frozen" in name or "kernel" in name else "")
       for name, fault in CHANGES.items()],
-    Scenario(CHANGED, "off-CPU samples turned off, then on with wakers", alone=True, fault=changed(
+    Scenario(CHANGED, "off-CPU sampling disabled, then enabled with wakers", alone=True,
+             fault=changed(
         sampler(off_cpu={"enabled": False}), sampler(off_cpu={"enabled": True, "wakers": True}))),
     Scenario(CHANGED, "exporters removed and added again",
              changed(exporters("file/witness"))),

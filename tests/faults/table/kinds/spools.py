@@ -25,7 +25,7 @@ class AwayReceiver(HttpReceiver):
 def damaged(damage, segments=1):
     """Returns a fault that stops the agent, corrupts its spool, and restarts it.
 
-    If there are several ``segments``, each is written by a separate run.
+    If there are several ``segments``, each is written by a separate run of the agent.
     """
 
     def fault(run):
@@ -185,7 +185,7 @@ SCENARIOS = [
       for text, name in HUGE_NAMES.items()],
     one("a segment of random bytes", with_segment("00000000000000000000.spool",
                                                   lambda _: os.urandom(100_000))),
-    one("a copy of the oldest segment with a later number",
+    one("the oldest segment is copied to a later segment number",
         with_segment("00000000000009999999.spool", lambda segments: segments[0].read_bytes())),
     one("the oldest segment is a symbolic link", link_away),
     one("the oldest segment has a second hard link",

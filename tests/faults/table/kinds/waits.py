@@ -114,7 +114,7 @@ STORMS = {
     "8 processes that yield as fast as possible": (YIELDS,),
     "1,000 threads that are woken simultaneously, 50 times a second": (HERD,),
     "50 threads that contend for a lock": (LOCKS,),
-    "process that is stopped and continued 1,000 times a second": (STOPS,),
+    "a process that is stopped and continued 1,000 times a second": (STOPS,),
     "writes that are synced to disk": (SYNCS,),
     "parents that wait for vforked children": (VFORKS,),
 }

@@ -1,4 +1,4 @@
-"""Fixtures that open files for tests that read symbols."""
+"""Fixtures that open files for tests of symbol readers."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Builds small programs with rare features of real programs, for tests of user symbols."""
+"""Builds small programs with rarely used ELF features, for tests of user symbols."""
 
 import os
 import shutil

@@ -15,7 +15,7 @@ SPAN = 0x100_0000
 
 
 def abbreviations(*rows):
-    """Returns a table of abbreviations (tag, whether there are children, attributes and forms)."""
+    """Returns an abbreviation table; each row is (tag, has children, attribute and form, …)."""
     out = b""
     for code, (tag, has_children, *attributes) in enumerate(rows, 1):
         out += uleb(code) + uleb(tag) + bytes([has_children])
@@ -113,7 +113,7 @@ def origins():
 
 
 def names():
-    """Returns DWARF with functions that have long names, each a suffix of the next."""
+    """Returns DWARF with functions whose long names are suffixes of a single string."""
     entries = b"".join(function(at, at) for at in range(1000))
     return dwarf(unit(entries), strings=b"n" * (1 << 20) + b"\0")
 
@@ -133,7 +133,7 @@ def many_abbreviations():
 
 
 def compressed():
-    """Returns DWARF with lines that decompress to 256 MB."""
+    """Returns DWARF with a line table that decompresses to 256 MB."""
     packer = zlib.compressobj(1)
     part = bytes(1 << 20)
     packed = b"".join(packer.compress(part) for _ in range(256)) + packer.flush()

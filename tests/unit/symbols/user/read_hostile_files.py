@@ -1,7 +1,7 @@
-"""Reads files as the agent does, in a child process, so that a test can measure its memory use.
+"""Reads files as the agent does, in a child process whose memory usage a test can measure.
 
-Arguments: a good file, a hostile file, a limit in MiB, how often to read the hostile file, and what
-to read (names or lines).
+Arguments: a good file, a hostile file, a limit in MiB, how many times to read the hostile file, and
+what to read (names or lines).
 """
 
 import json

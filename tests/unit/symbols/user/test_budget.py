@@ -21,7 +21,7 @@ SLACK_MIB = 12  # for the allocator and code imported on demand
 FILES = 20
 DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
-"""How many files of each kind to read. ``make test-hostile-files`` sets 20."""
+"""Number of files of each kind to read. ``make test-hostile-files`` sets 20."""
 SLOW = {"versions", "packed-symbols", "symbols-within-the-limit"}
 """The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -75,7 +75,7 @@ def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
 
 
 def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
-    """Lines are kept as long as names, and are evicted together with the names."""
+    """The lines of a file are evicted together with its names."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
     assert counts["loaded"] == 1 + FILES, report

@@ -232,7 +232,7 @@ def with_minidebuginfo(program, folder, content, *options):
 
 
 def partial(program, folder, kept, packed):
-    """Copies a program with the symbols ``kept``, and stores ``packed`` in ``.gnu_debugdata``."""
+    """Copies a program, keeping the symbols ``kept``; stores ``packed`` in ``.gnu_debugdata``."""
     small = os.path.join(folder, "small")
     tool("objcopy", "-S", *(f"--keep-symbol={name}" for name in packed), program, small)
     tool("objcopy", "--only-keep-debug", small)

@@ -205,7 +205,7 @@ def test_inlined_calls_match_dwarf(variants):
 
 
 def split(rows):
-    """Returns the groups of rows that empty rows separate."""
+    """Splits rows into groups at empty rows."""
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 

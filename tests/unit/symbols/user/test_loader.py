@@ -398,7 +398,7 @@ def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch)
 
 
 class MadeCode:
-    """Code that is not in a file; its names are read once."""
+    """A stub for code that is not in a file and whose names are read once."""
 
     def __init__(self):
         self.has_work, self.was_read = True, threading.Event()

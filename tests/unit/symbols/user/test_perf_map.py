@@ -83,7 +83,7 @@ CODES = st.builds(
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
 def test_lookups_at_any_time_never_yield_a_wrong_name(tmp_path_factory, rounds, address):
-    """Functions are written at times 1, 2, …; the map is read after each list of functions."""
+    """Functions are written at increasing times; the map is read after each list of functions."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
     perf_map = PerfMap(ME, Access(), Clock(), str(root))
