@@ -37,7 +37,7 @@ def read_kallsyms() -> bytes:
 
 
 def baseline(count: int, tries: int) -> Iterator[Row]:
-    """Compares each way of reading the symbols of ``count`` programs with reading all kallsyms."""
+    """Compares methods of reading ``count`` programs' symbols with reading all of kallsyms."""
     fds = [load(number) for number in range(count)]
     known = ProgramReader()
     known.read()
@@ -59,7 +59,7 @@ def baseline(count: int, tries: int) -> Iterator[Row]:
 
 
 def churn(seconds: float, standing: int) -> Row:
-    """Measures CPU time at 1,000 loads and unloads/s, while ``standing`` programs stay loaded."""
+    """Measures CPU time at 1,000 loads and unloads/s, with ``standing`` other programs loaded."""
     fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
@@ -85,7 +85,7 @@ def churn(seconds: float, standing: int) -> Row:
 
 
 def latency_ms(tries: int) -> float:
-    """Returns the longest time from a program's load until its name is found, polled every 5 ms."""
+    """Returns the longest time until a loaded program's name is found, polling every 5 ms."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     symbolizer.advance(now_ns())

@@ -1,8 +1,7 @@
 """``python -m benchmarks.compare BASE [TOPIC ...]``: compares this checkout with another commit.
 
-First compares the payloads that the two commits encode from one recording. After that, alternates
-between the two commits for each topic, so that other load on the machine affects both commits
-alike.
+First compares the payloads that the two commits encode from one recording. Then alternates between
+the two commits for each topic, so that other load on the machine affects both commits equally.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class RowKey(NamedTuple):
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to a (name, values) pair for each run. The last number of a run is the ratio."""
+"""Maps each row to a (name, values) pair for each run. The last value in each run is the ratio."""
 
 
 @contextlib.contextmanager

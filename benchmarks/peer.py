@@ -120,7 +120,7 @@ class Stacks:
                 for key in resource.attributes}  # fmt: skip
 
     def without(self, keys: AbstractSet[str]) -> list[bytes]:
-        """Returns the requests after removing the resource attributes named in ``keys``."""
+        """Returns copies of the requests without the resource attributes in ``keys``."""
         results = []
         for request in map(ExportProfilesServiceRequest.FromString, self.requests):
             for group in request.resource_profiles:
@@ -135,7 +135,7 @@ class Stacks:
         return results
 
     def complete(self, program: str, files: Files) -> float:
-        """Returns the fraction of user stacks that end in an outermost function."""
+        """Returns the fraction of user stacks that end in a function without a caller."""
         stacks = self.by_program[program]
         whole = sum(
             count for frames, count in stacks.items() if frames and _ends(frames[-1], files)
@@ -143,7 +143,7 @@ class Stacks:
         return whole / max(1, stacks.total())
 
     def leaves(self, program: str, files: Files) -> Counter[tuple[str, int]]:
-        """Counts the functions that were running, identified by file id and start address."""
+        """Counts samples per leaf function, identified by file id and start address."""
         result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             if frames and frames[0].module:

@@ -52,8 +52,8 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding runs in a separate thread, so that a large window never delays draining the ring
-    buffer. The reporter must be called from a single thread; its methods are thread-safe. Sample
-    counts are kept per exporter name, so they continue when an exporter's queue is replaced.
+    buffer. Only a single thread may pass windows; all other methods are thread-safe. Sample counts
+    are kept per exporter name, so they continue when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond these limits, the oldest window is dropped, and its samples are counted as lost.

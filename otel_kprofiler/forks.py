@@ -56,7 +56,7 @@ class ForkAware:
 
 
 class ForkGate:
-    """Delays forks while threads work, so that no child inherits the descriptors in use."""
+    """Delays forks while threads use descriptors that children must not inherit."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -109,7 +109,7 @@ class HttpServer(ThreadingHTTPServer):
         return slowest if now - self._answering[slowest] >= _STALLED_S else None
 
     def keep(self, request: socket.socket) -> None:
-        """Keep open a connection whose request has been read, even if other clients are waiting.
+        """Keep a connection open after its request was read, even if other clients are waiting.
 
         The connection is closed after its response, at its deadline, or once its client stops
         reading while other clients wait.

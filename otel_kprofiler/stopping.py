@@ -1,7 +1,7 @@
 """Stops several threads within a shared deadline.
 
 A thread that reads a file on an unresponsive file system ends only when the file system responds,
-which may never happen. The caller that stops everything sets a deadline, within which each
+which may never happen. The caller that initiates the shutdown sets a deadline, by which each
 component joins its threads. The log names the files that are still being read and, separately, all
 other threads that are still running.
 """

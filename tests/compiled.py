@@ -1,7 +1,7 @@
 """Compares the requests that the compiled package encodes with those that its sources encode.
 
-``python -m tests.compiled PYTHON`` records the load of :mod:`benchmarks.peer`, and replays it in
-this interpreter and in ``PYTHON``, an interpreter with the compiled wheel.
+``python -m tests.compiled PYTHON`` records the workload of :mod:`benchmarks.peer`, and replays the
+recording in this interpreter and in ``PYTHON``, an interpreter with the compiled wheel.
 """
 
 import subprocess

@@ -49,7 +49,7 @@ def require_fuse():
 
 
 class Fuse:
-    """A mounted file system with the given files (content by name).
+    """A mounted file system with the given files, a mapping of names to content.
 
     Unless ``cached`` is set, the kernel requests names, attributes and content on each access.
     """

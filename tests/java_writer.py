@@ -43,7 +43,7 @@ def command(directory, log, threads):
 
 
 def unpack(directory):
-    """Unpacks the classes and the library, and returns the ``java`` command and the library path."""
+    """Unpacks the classes and the library; returns the ``java`` command and the library path."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         pytest.skip("needs a JDK")
     library = directory / "libjavaProfiler.so"

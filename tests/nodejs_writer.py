@@ -7,7 +7,7 @@ from tests.thread_contexts import SOURCES
 
 PROGRAM = SOURCES / "nodejs"
 WRITERS = ("@datadog/pprof", "pprof-wrapped")
-"""The current package, and a version whose objects point to the record."""
+"""The current package, and a version with an extra object that points to the record."""
 
 
 def command(writer, log, threads):

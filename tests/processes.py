@@ -1,4 +1,4 @@
-"""Runs a program in tests, with the program's output in a log file."""
+"""Runs programs for tests, with output redirected to log files."""
 
 import contextlib
 import os

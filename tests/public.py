@@ -47,7 +47,7 @@ class PublicPython(NamedTuple):
 
 
 def as_nobody(*capabilities: str) -> list[str]:
-    """Returns a command prefix to run a program as an unprivileged user with capabilities."""
+    """Returns a command prefix for running a program as an unprivileged user with capabilities."""
     sets = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     return [*NOBODY, f"--inh-caps={sets}", f"--ambient-caps={sets}"]
 

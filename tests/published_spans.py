@@ -25,7 +25,7 @@ ended = threading.Event()
 
 
 def note():
-    """Does some work in the current span, and records its start and end times."""
+    """Does some work in the current span, and records the start and end of the work."""
     span = trace.get_current_span().get_span_context()
     of_thread = notes.setdefault(threading.get_native_id(), [])
     start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""A Rust program that publishes its spans through ``libdd-otel-thread-ctx``, built with cargo."""
+"""A Rust program, built with cargo, that publishes its spans through ``libdd-otel-thread-ctx``."""
 
 import os
 import shutil

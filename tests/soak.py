@@ -3,7 +3,7 @@
 ``make soak MINUTES=30`` runs this module, which pytest does not collect. Two agents run at the same
 time: one sends to a receiver in this script, the other to a real Collector if it has been built
 (see ``tests/collector``). Prints memory, CPU, descriptors, threads and sample counts once a minute,
-and exits with 1 if a sample is unaccounted for or an agent's usage has grown.
+and exits with status 1 if a sample is unaccounted for or an agent's resource usage has grown.
 """
 
 # ruff: noqa: T201 - a command prints for its user
@@ -45,7 +45,7 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """The agents by name, and the receiver of the agent ``fake``. Faults affect this receiver."""
+    """The agents by name, and the receiver of agent ``fake``, in which faults are injected."""
 
     receiver: faults.Receiver
     start: Callable[[str], faults.Agent]

@@ -222,7 +222,7 @@ def find_lines(lines, time_ns):
 
 
 def compare(samples, log):
-    """Counts samples by how their links compare with the thread's log."""
+    """Counts the outcomes of comparing each sample's link with its thread's log."""
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Removes warnings that the profiler logs because other tests run at the same time."""
+"""Filters out warnings that the profiler logs because other tests run concurrently."""
 
 _LOST = "BPF symbol records were lost"
 

@@ -86,7 +86,7 @@ def read_stacks(path):
 
 
 def send(window: Window, form=Form.PROTOBUF) -> Window:
-    """Returns a window's payload, which must be valid, as a receiver decodes it."""
+    """Encodes, validates and decodes a window, and returns the decoded window."""
     payload = encode(window, form)
     assert check_payload(payload) == []
     (decoded,) = decode_windows(payload)

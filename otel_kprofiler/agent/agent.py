@@ -303,7 +303,7 @@ class Agent:
         self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
-        """Decide whether to sample, at random with the probability ``probabilistic_threshold``."""
+        """Decide at random whether to sample, with the probability ``probabilistic_threshold``."""
         wanted = self._lottery.draw(now)
         if self._pipeline is None or wanted in (None, self._is_sampling):
             return

@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     """Formats a record as one line without control characters.
 
-    Each line of a traceback is written on a separate line.
+    Line breaks in tracebacks are preserved.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging

@@ -36,7 +36,7 @@ class Filter:
         modules: names of loaded or built-in kernel modules with a frame in the stack; ``-`` and
             ``_`` are treated as the same character.
         functions: function names in the stack.
-        spans: the first hexadecimal digits of span ids or trace ids.
+        spans: hexadecimal prefixes of span ids or trace ids.
         endpoints: local root span names.
         attributes: Resource attributes or sample labels, as ``NAME=VALUE``.
     """

@@ -20,7 +20,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A stack's groups: ``own`` is the leaf's group, and ``all`` contains all frames' groups."""
+    """A stack's groups: ``own`` is the leaf's group, and ``all`` contains every frame's group."""
 
     own: Key
     all: Iterable[Key]

@@ -23,7 +23,7 @@ TRACE: Final = "trace"
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Name prefix of parts that are waits, followed by the wait's cause."""
+"""Name prefix for time spent waiting, followed by the cause of the wait."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
 """Name of the part for a thread's work outside the spans of the trace."""
@@ -83,7 +83,7 @@ class SpanTime(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A sample of a thread. ``part`` names the part of a span's time that the sample belongs to."""
+    """A sample of a thread. ``part`` names the part of a span's time that includes the sample."""
 
     time: int
     weight: int

@@ -182,7 +182,7 @@ class CpuLines(MappedWords):
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
 
     def runs(self, cpu: int, event: int = 0) -> int:
-        """Returns the number of completed runs of the program for an event on a CPU."""
+        """Returns how often an event's program has run to completion on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
         # Sum of taken and omitted samples. Skips ring_full, whose samples also count as taken.
         return self.words[first] + sum(self.words[first + 2 : first + _COUNTERS])
@@ -241,7 +241,7 @@ def parse_records(
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
     A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
-    ``kinds`` is from :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed, or
+    ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed, or
     contains samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []

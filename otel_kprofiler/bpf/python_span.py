@@ -16,7 +16,7 @@ class SpanClass(NamedTuple):
 
     Attributes:
         type: address of the class object.
-        place: index of the span context's attribute in the instances' shared keys.
+        place: index of the span-context attribute in the class's shared keys.
         keys: address of the class's shared keys (``ht_cached_keys``).
     """
 

@@ -33,7 +33,7 @@ class Fence:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        """Execute the barrier."""
+        """Execute the memory barrier."""
         with self._lock:
             pass
         with self._lock:

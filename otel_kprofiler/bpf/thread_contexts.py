@@ -32,12 +32,12 @@ _HEX: Final = frozenset(b"0123456789abcdef")
 
 
 class ContextKind(enum.IntEnum):
-    """Type of the variable that leads to a thread's context (``enum context_kind``)."""
+    """Type of the variable from which a thread's context is found (``enum context_kind``)."""
 
     POINTER = 0
     """``otel_thread_ctx_v1``: a pointer to the record."""
     IN_V8 = 1
-    """``otel_thread_ctx_nodejs_v1``: a struct. An object's internal field points to the record."""
+    """``otel_thread_ctx_nodejs_v1``: a struct. A V8 internal field points to the record."""
     WRAPPED_IN_V8 = 2
     """Like ``IN_V8``, but the internal field points to an object that points to the record."""
     GO_LABELS = 3
@@ -55,7 +55,7 @@ class GoOffsets(NamedTuple):
 
 
 class ContextPlace(NamedTuple):
-    """Location of the variable with a thread's context (``struct context_place``).
+    """Location of the variable that leads to a thread's context (``struct context_place``).
 
     Attributes:
         offset: offset in bytes from the thread pointer, or in the module's TLS block.
@@ -90,7 +90,7 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span, flags and attributes of a thread context.
 
-    Returns the span, if any, and the attributes, preceded by two bytes: ``valid`` and the trace
+    Returns the span, if any, and the attributes with a two-byte prefix: ``valid`` and the trace
     flags. If ``valid`` is :data:`IS_GO`, the attributes include their names (:func:`split_named`).
     Raises ``ValueError`` if the record is too short.
     """

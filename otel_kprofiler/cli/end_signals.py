@@ -14,9 +14,9 @@ class EndSignals:
     """Context manager that catches the signals that end a recording.
 
     For use in the main thread only. The first signal after :meth:`listen` is stored in
-    ``received``. A signal before :meth:`listen` raises ``SystemExit``, because nothing has been
-    recorded yet. A second signal also raises ``SystemExit``, because the user does not want to wait
-    for the results. An ignored SIGHUP (nohup) remains ignored.
+    ``received``. A signal received before :meth:`listen` raises ``SystemExit``, because nothing has
+    been recorded yet. A second signal also raises ``SystemExit``, because the user does not want to
+    wait for the results. An ignored SIGHUP (nohup) remains ignored.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class PartFile:
 
 
 def find_dead(directory: str) -> list[str]:
-    """Returns the part files that this user's killed recordings left in a directory."""
+    """Returns the part files in a directory that were left by this user's killed recordings."""
     try:
         names = os.listdir(directory or ".")
     except OSError:

@@ -32,7 +32,7 @@ _OTHERS: Final = {
 """First bytes of unsupported file formats, each with the format's name and a hint."""
 
 Notify = Callable[[str], None]
-"""Function that receives a sentence about unreadable data."""
+"""Callback that receives a message about unreadable data."""
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:

@@ -277,7 +277,7 @@ def _report_spans(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """Drops the waits of idle threads from the samples, and prints a note if there were any."""
+    """Drops the waits of idle threads from the samples, and prints a note if it dropped any."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)

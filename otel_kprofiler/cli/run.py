@@ -89,7 +89,7 @@ def command(debug: bool, path: str) -> None:
 
 
 def _end() -> NoReturn:
-    """Exit without finalizing the interpreter, which is unsafe while gRPC's threads run."""
+    """Exit without finalizing the interpreter; finalization is unsafe while gRPC threads run."""
     logging.shutdown()
     os._exit(0)
 

@@ -284,7 +284,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens a resolver for user frames that, unlike the agent's resolver, may wait for files."""
+    """Opens a user frame resolver that, unlike the agent's, may block on file access."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

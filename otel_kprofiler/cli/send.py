@@ -33,7 +33,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
       otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
 
     FILEs are created by `record`, `report`, or a Collector's file exporter. If FILE is -, standard
-    input is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or a URL with http:// or https://.
+    input is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or starts with http:// or https://.
     Headers, certificates, compression and other settings are read from the
     OTEL_EXPORTER_OTLP_[PROFILES_]* environment variables, as for `record --export`.
 
@@ -65,7 +65,7 @@ class _Delivery:
         self._again: list[str] = []
 
     def send(self, path: str) -> None:
-        """Send a file, and keep the parts that must be sent again."""
+        """Send a file, and save the parts that must be resent."""
         data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0

@@ -26,7 +26,7 @@ class ParsedType(click.ParamType[_ValueT], Generic[_ValueT]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> _ValueT:
-        """Convert text, or fail with a usage error. Defaults that are not text stay unchanged."""
+        """Convert text, or fail with a usage error. Non-string defaults are not converted."""
         if not isinstance(value, str):
             return cast("_ValueT", value)
         try:

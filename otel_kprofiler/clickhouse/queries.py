@@ -19,8 +19,8 @@ KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Matches the names of mappings that contain only kernel code. The names of kernel modules do not
-match, because user-space binaries may have the same names.
+"""Matches the names of mappings that contain only kernel code. Kernel module names are excluded,
+because user-space binaries may have the same names.
 """
 KERNEL_FLOOR: Final = 1 << 63
 """Lowest kernel address, which identifies kernel code in frames without a mapping."""

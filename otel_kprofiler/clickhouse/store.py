@@ -129,7 +129,7 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:
-    """Returns a sort key that orders the kinds in ``KINDS`` first, in the order of ``KINDS``."""
+    """Returns a sort key that places the kinds in ``KINDS`` first, in the order of ``KINDS``."""
     profile_kind = kind.kind
     return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 

@@ -18,8 +18,8 @@ class Debug(Exporter):
     verbosity: Literal["basic", "normal", "detailed"] = Field(
         default="basic",
         description="Content of the line that is printed for each batch. basic: the numbers of "
-        "profiles, samples and bytes. normal: also the interval and the bytes per sample. detailed: also the "
-        "number of samples in each profile.",
+        "profiles, samples and bytes. normal: also the interval and the bytes per sample. "
+        "detailed: also the number of samples in each profile.",
     )
 
     def settings(self) -> DebugSettings:

@@ -30,7 +30,7 @@ AttributesKey = Annotated[
 class Section(BaseModel):
     """An immutable mapping in the configuration, with a fixed set of keys.
 
-    ``unsupported`` maps keys of related configuration formats to alternatives.
+    ``unsupported`` maps unsupported keys of related configuration formats to alternatives.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -3,7 +3,7 @@
 :mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script needs no privileges,
 and imports nothing from the package, so that it starts in milliseconds. The arguments are the file
 offset, the size and the address of ``.eh_frame``. For each function, the table contains two 32-bit
-distances from the address of ``.eh_frame``: to the function, and to its FDE.
+offsets from the address of ``.eh_frame``: that of the function, and that of its FDE.
 
     frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE
 """

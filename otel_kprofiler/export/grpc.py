@@ -175,7 +175,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns options that override the environment's proxy, which could read the metadata."""
+    """Returns options that override the environment's proxy, which could read gRPC metadata."""
     if not proxy_url:
         return (("grpc.enable_http_proxy", 0),)
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy_url))

@@ -361,7 +361,7 @@ class ExportQueue:
             self._changed.wait(min(left, _POLL_S))
 
     def _settled(self, last: int) -> bool:
-        """Returns whether all batches up to the number ``last`` have left the queue."""
+        """Returns whether all batches with numbers up to ``last`` have left the queue."""
         first = self._in_flight or (self._waiting[0] if self._waiting else None)
         return not self._settling and (first is None or first.number > last)
 

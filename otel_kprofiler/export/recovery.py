@@ -66,7 +66,7 @@ def has_segments(directory: PrivateDirectory) -> bool:
 
 
 class Recovery:
-    """Reads all segments of a spool's directory, oldest first.
+    """Reads all segments in a spool directory, oldest first.
 
     Segments written by other versions are renamed to ``NUMBER.spool.aside``. The samples in renamed
     segments are not delivered, and count neither as recovered nor as lost. Anything that is not a
@@ -131,7 +131,7 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Record how many samples precede a segment that is set aside, if it can be determined."""
+        """Record the number of samples before a set-aside segment, if the number is known."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 

@@ -17,7 +17,7 @@ class RequestSize:
         configured: size limit of an uncompressed request in bytes; None for no limit.
 
     Attributes:
-        encoded: size limit for encoding the requests of later windows, in bytes.
+        encoded: maximum size, in bytes, of requests encoded from later windows.
         aim: target size of the parts when batches are divided before sending, in bytes.
         takes_nothing: whether the receiver accepted no samples from two consecutive batches, or
             from the first batch.

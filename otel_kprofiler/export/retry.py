@@ -108,9 +108,8 @@ def attempt_until_settled(
 ) -> tuple[Answer, LossCause | None]:
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
-    ``attempt`` sends the batch once, within the number of seconds passed to it, which is at most
-    ``timeout_s``. Returns the last response and, unless the batch was accepted, the cause of the
-    loss.
+    ``attempt`` sends the batch once; its argument is a timeout in seconds, at most ``timeout_s``.
+    Returns the last response and, unless the batch was accepted, the cause of the loss.
     """
     started = time.monotonic()
     failures = 0

@@ -201,7 +201,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Send a request once, without counting or logging it.
 
         ``request`` is a request without samples, serialized in this exporter's ``form``. The
-        exporter's time limit for attempts also applies.
+        exporter's timeout per attempt also applies.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))

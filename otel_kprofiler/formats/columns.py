@@ -1,6 +1,6 @@
 """Builds the data for the HTML page: tables of values and of indices into other tables.
 
-``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
+``viewer/src/profile.js`` defines the column names. Long columns are packed as a type code of the
 :mod:`array` module, a colon, and the little-endian numbers in base64. Browsers read this format ten
 times faster than JSON.
 """

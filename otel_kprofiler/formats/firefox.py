@@ -30,7 +30,7 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of Firefox's internal (Gecko) format, which the processed format must also state."""
+"""Version of Firefox's internal (Gecko) format, which the processed format must also contain."""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}

@@ -92,7 +92,7 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 @contextmanager
 def limit_memory(pid: int, grant: MemoryGrant, *, is_final: bool = True) -> Iterator[None]:
-    """Limit a child's memory to its grant, and make the OOM killer choose the child first.
+    """Limit a child's memory to ``grant``, and make the child the OOM killer's first choice.
 
     The child must run as the same user as this process. The grant counts as used until the context
     exits. Unless the limit ``is_final``, a later grant for the same child may be larger.

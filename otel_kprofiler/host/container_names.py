@@ -129,7 +129,7 @@ class KnownContainers:
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:
-    """Returns a container's name in Docker or podman; empty if their files do not contain it."""
+    """Returns a Docker or Podman container's name; empty if the runtime's files lack the name."""
     return _read_docker(files, container) or _read_podman(files, container)
 
 

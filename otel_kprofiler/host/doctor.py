@@ -46,10 +46,10 @@ def doctor(
 ) -> list[Finding]:
     """Check everything that profiling depends on.
 
-    ``loaders`` maps the libraries that can load BPF programs, best first, to whether each is
-    installed. One installed library is enough. ``try_sampler`` runs the real sampler briefly and
-    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. Checks whose
-    argument is None are skipped.
+    The keys of ``loaders`` are the libraries that can load BPF programs, in order of preference; a
+    value is True if the library is installed. One installed library is enough. ``try_sampler`` runs
+    the real sampler briefly and describes the result; it raises ``KProfilerError`` or ``OSError``
+    on failure. Checks whose argument is None are skipped.
 
     Returns:
         Returns the findings in the order in which to fix them. If no finding is a ``FAIL``,

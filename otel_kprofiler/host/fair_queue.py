@@ -11,7 +11,7 @@ from otel_kprofiler.host.process_stat import read_owner
 TURN_NS: Final = 100_000
 """Fixed cost of a turn, in nanoseconds, so that owners alternate even if turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
-"""Nanoseconds after a turn during which the turn's owner cannot use the reserve."""
+"""Time after a turn, in nanoseconds, during which the turn's owner cannot use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the CPU budget that is set aside as the reserve."""
 MAX_OWNERS: Final = 1024
@@ -41,9 +41,9 @@ class FairQueue(Generic[T]):
     The group with the lowest cost is scheduled first, so that a group with many owners does not
     deprive other groups of their turns.
 
-    This is start-time fair queueing. An owner with new work starts at the cost of the owner that
-    had the last turn in its group, so that idle time earns no credit. Among owners with equal
-    costs, the owner that has waited longest is next.
+    This is start-time fair queueing. An owner with new work starts at the cost of the last owner
+    served in the same group, so that idle time earns no credit. Among owners with equal costs, the
+    owner that has waited longest is next.
 
     All owners together may use ``share`` seconds of CPU time per second. A fifth of this time is
     reserved for owners without a turn in the last minute, so that they need not wait while another
@@ -123,7 +123,7 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest item of the owner with the most items; None if the queue is empty.
 
-        Considers only owners in the group with the most items. Among owners with equally many
+        Considers only owners in the group with the most items. Among owners with the same number of
         items, chooses the owner that has waited for the shortest time.
         """
         if not self._waiting:
@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
         return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
-        """Drop the idle owner with the least recent turn."""
+        """Drop the idle owner that was served least recently."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]

@@ -15,6 +15,6 @@ def call_libc(action: str, function: str, *arguments: object) -> int:
 
 
 def prctl(option: int, argument: int = 0) -> int:
-    """Make the system call and return its result. Raises ``OSError``, for example in a sandbox."""
+    """Make the system call and return its result. Raises ``OSError`` on failure."""
     zero = ctypes.c_ulong(0)
     return call_libc(f"prctl {option}", "prctl", option, ctypes.c_ulong(argument), zero, zero, zero)

@@ -108,7 +108,7 @@ class LimitedChildren:
     def serve(
         self, command: Sequence[str], words: Sequence[str], fd: int, limits: ChildLimits
     ) -> bytes:
-        """Have a :class:`ServedChild` read a file, wait for it, and return its reply.
+        """Pass a file to a :class:`ServedChild` and return the child's reply.
 
         A child reads one file at a time, and only files that have the same owner. If a child that
         has already read other files fails, or runs out of memory, a new child reads the file.

@@ -109,7 +109,7 @@ class OpenedFile(NamedTuple):
     """A mapped file, open for reading.
 
     Attributes:
-        fd: descriptor, which the receiver of this object must close.
+        fd: descriptor, which the recipient of this object must close.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: how the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
         reached_at: path at which the file was opened.

@@ -101,7 +101,7 @@ class Privileges:
 def run_unprivileged(function: Callable[[], _T]) -> _T:
     """Call a function in a thread without capabilities.
 
-    Threads started by the function or by C libraries that it calls have no capabilities either.
+    Threads that the function starts, directly or through C libraries, also have no capabilities.
     """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - only for the agent
 

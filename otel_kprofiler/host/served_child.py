@@ -63,7 +63,7 @@ class ServedChild(MeteredChild):
         self._request, self.is_idle = (request, fd), False
 
     def begin(self) -> None:
-        """Send the file. If the child has exited, :meth:`communicate` returns its status."""
+        """Send the request. If the child has exited, :meth:`communicate` returns its status."""
         request, fd = self._request
         try:
             socket.send_fds(self._socket, [request], [fd])

@@ -73,7 +73,7 @@ class PythonCounts(NamedTuple):
     refused_processes: Mapping[Refusal, int]
 
     def as_dict(self) -> dict[str, object]:
-        """Returns the counts as plain values for JSON."""
+        """Returns the counts as JSON-serializable values."""
         return {
             **self._asdict(),
             "refused": _by_name(self.refused),

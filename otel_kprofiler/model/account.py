@@ -191,7 +191,7 @@ class Account(NamedTuple):
     ) -> Account:
         """Combines the counts of the sampler and the exporters into the counts of all sample kinds.
 
-        ``sampled`` contains the account of each kind up to the last closed window. ``exporters``
+        ``sampled`` contains the counts of each kind up to the last closed window. ``exporters``
         are added to the accounts, and may contain samples of additional kinds. ``earlier`` contains
         the number of samples from earlier runs, by kind.
         """
@@ -246,7 +246,7 @@ class Account(NamedTuple):
         return sentences
 
     def as_dict(self) -> dict[str, object]:
-        """Returns the account as plain values for JSON."""
+        """Returns the counts as JSON-serializable values."""
         values = {
             "missed": self.missed,
             "taken": self.taken,

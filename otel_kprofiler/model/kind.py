@@ -39,7 +39,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def counts_samples(self) -> bool:
-        """Returns whether values count samples, rather than the events that were sampled."""
+        """Returns whether values count samples, rather than sampled events."""
         return (self.sample_type, self.sample_unit) == ("samples", "count")
 
     @property
@@ -56,8 +56,8 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for kernel locks. A sample's value is the time that it represents. Lock contention
-is an event kind, so the kind's number differs by sampler."""
+"""Sampled waits for kernel locks. A sample's value is the wait time that it represents. Lock
+contention is an event kind, so the kind's number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
 """Sample kinds that every sampler supports. In a window, these kinds come first, in this order."""

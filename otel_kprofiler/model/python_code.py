@@ -17,7 +17,7 @@ class PythonCode(NamedTuple):
         id: code id in samples; unique within a recording.
         process: process id in the initial pid namespace.
         address: runtime address of the code object.
-        image: number that distinguishes the programs that have run under a pid.
+        image: number that distinguishes programs that have run with the same pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based number of the first line (``co_firstlineno``); 0 if unknown.

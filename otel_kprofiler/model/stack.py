@@ -84,7 +84,7 @@ class BpfProgram(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The owner of code: vmlinux, a loaded module, a BPF program or a user object.
+    """An object that contains code: vmlinux, a loaded module, a BPF program or a user object.
 
     Attributes:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
@@ -272,7 +272,7 @@ class Side(NamedTuple):
     """A stack's frames of one kind, such as its kernel frames.
 
     Attributes:
-        frames: the frames, leaf first. Frames in a tuple are kept alive by this object.
+        frames: the frames, leaf first. A tuple holds strong references to the frames.
         status: outcome of collecting the frames.
         is_provisional: whether more frames may be resolved when the window closes.
         entries: for Python frames, the index plus one of each frame that was entered from C code.

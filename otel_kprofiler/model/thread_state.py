@@ -17,7 +17,7 @@ class ThreadState(NamedTuple):
         tgid, tid: process id and thread id, in the pid namespace of the reading process.
         state: why the thread is off the CPU; None if the thread is running.
         waited_ns: time since the thread left the CPU, excluding time when the host was suspended;
-            None while the thread runs, or if unknown.
+            None if the thread is running, or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.
         stack: the thread's stack; empty if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.

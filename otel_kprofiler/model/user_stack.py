@@ -37,7 +37,7 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The BPF program reached its work limit for a stack."""
+    """The BPF program reached the work limit per stack."""
     PENDING = 3
     """The unwind table of the last frame's file is not loaded yet."""
     NO_RULE = 4

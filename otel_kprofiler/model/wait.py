@@ -54,7 +54,7 @@ class Wait(NamedTuple):
         state: why the thread is off the CPU.
         start_ns: boottime at which the thread left the CPU.
         duration_ns: off-CPU time in this state, excluding time while the host was suspended. The
-            sample's value is this duration divided by the wait's sampling probability.
+            sample's value is ``duration_ns`` divided by the wait's sampling probability.
         is_ended: False if the wait is ongoing; later samples report the remaining time.
         in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.

@@ -171,7 +171,7 @@ _WAITING: Final = re.compile(
     r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
     r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
 )
-"""Matches generic wait functions, and functions of tracers at ``sched_switch``."""
+"""Matches generic wait functions, and tracer functions that run at ``sched_switch``."""
 
 
 def find_cause(

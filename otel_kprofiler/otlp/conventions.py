@@ -72,7 +72,7 @@ STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
 """Attribute of a profile: number of samples in the stream's windows up to and including this
-one."""
+window."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: number of samples taken by the BPF program since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
@@ -101,7 +101,7 @@ WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Prefix of a wait profile's attributes, followed by a wait state. The value is the exact off-CPU
+"""Prefix of wait-profile attribute names; the wait state follows. The value is the exact off-CPU
 time, in nanoseconds, that the Resource's threads spent in the named state during the window. Absent
 if the time is 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"

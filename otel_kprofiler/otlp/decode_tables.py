@@ -184,7 +184,7 @@ class Tables:
         return tuple([frames[index] for index in indices])
 
     def _frame(self, entry: Any) -> Frame:
-        """Equal frames in all messages are the same object."""
+        """Equal frames from different messages are the same object."""
         indices = tuple(entry.attribute_indices)
         attributes = self._frame_attributes.get(indices)
         if attributes is None:

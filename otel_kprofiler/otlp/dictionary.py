@@ -55,7 +55,7 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""The incomplete parts of a stack (kernel, user, Python), each with its status."""
+"""The incomplete stacks (kernel, user, Python) of a sample, each with its status."""
 
 
 _FunctionKey = tuple[str, str, str, int]

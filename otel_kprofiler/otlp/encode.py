@@ -120,7 +120,7 @@ def encode_window(
         form: protobuf, or JSON as specified by OTLP.
         max_bytes: maximum size of a batch's uncompressed payload; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
-            Pyroscope and Parca show references as empty strings.
+            Pyroscope and Parca show string references as empty strings.
         unnamed_frames: how frames without a function name are written. Pyroscope drops frames that
             have only addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per batch,

@@ -20,7 +20,7 @@ _ADDRESS_BITS: Final = 64
 def intern_frequent(
     dictionary: Dictionary, stacks: Sequence[Stack], pause: Callable[[], None]
 ) -> None:
-    """Intern the most frequent frames and raw addresses, before the dictionary holds locations."""
+    """Intern the most frequent frames and raw addresses, before any locations are added."""
     stacks = list(dict.fromkeys(stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]))
     raw = _RawAddresses()
     uses: Counter[int | Frame] = Counter()

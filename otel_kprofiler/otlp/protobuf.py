@@ -208,7 +208,7 @@ class ProtobufWriter:
         return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request. ``tables`` must omit entry 0 of each table, which is added."""
+        """Returns the whole request. Adds entry 0, which ``tables`` must not contain."""
         body = b"".join(
             zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
         )

@@ -30,7 +30,7 @@ Find = Callable[["Contents"], Iterator[Problem]]
 
 
 class Rule(NamedTuple):
-    """A rule: its description, and a function that finds violations."""
+    """The description of a rule, and the function that finds its violations."""
 
     promise: str
     find: Find

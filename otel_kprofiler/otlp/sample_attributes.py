@@ -62,7 +62,7 @@ class SampleAttributes(NamedTuple):
 
 
 def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
-    """Parse the attributes of a sample. Numbers may be strings."""
+    """Parse the attributes of a sample. Numbers may be encoded as strings."""
     statuses = tuple(
         [
             (side, parse_status(as_text(attributes[key])))

@@ -2,7 +2,7 @@
 
 In a message, only the first profile of a kind carries these counts (the kind's account), which also
 apply to the following profiles. Before a message is split, the account is copied to all profiles of
-that kind. Each resulting message keeps only the first copy of each kind's account.
+that kind. Each resulting message keeps only the first copy of each kind's counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def thin_accounts(message: Any) -> None:
 
 
 def _accounts(message: Any) -> Iterable[tuple[Any, KindKey, list[int]]]:
-    """Yields each profile, in order, with its kind and the indices of its account attributes."""
+    """Yields each profile, in order, with its kind and the indices of its count attributes."""
     dictionary = message.dictionary
     strings = dictionary.string_table
     names = [

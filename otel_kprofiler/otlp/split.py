@@ -81,9 +81,9 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
     Every sample is in exactly one part. Each part repeats the sample and loss counts (the account).
-    Some parts may exceed ``max_bytes``. Returns the parts in order, or no parts if the
-    request has a single timestamp, is unreadable, or contains a different number of samples than
-    the batch states.
+    Some parts may exceed ``max_bytes``. Returns the parts in order, or an empty tuple if the
+    request has a single timestamp, cannot be parsed, or does not match the sample counts of the
+    batch.
     """
     try:
         message = _parse(batch)

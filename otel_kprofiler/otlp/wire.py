@@ -23,7 +23,7 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""A cached :func:`varint` for the high bits, which most addresses of a mapping have in common."""
+"""Cached :func:`varint` for the high bits, which most addresses in a mapping share."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -39,7 +39,7 @@ Envelope = tuple[bytes, bytes]
 
 
 class Writer(Protocol):
-    """Writes one serialized form; stateless and thread-safe."""
+    """Serializes messages as protobuf or JSON; stateless and thread-safe."""
 
     form: Form
     separator: bytes

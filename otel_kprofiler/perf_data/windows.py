@@ -64,7 +64,7 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads a file written by ``perf record``, seekable or piped. Returns a list with one window.
+    """Reads output of ``perf record``, in file or pipe format. Returns a list with one window.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
     separate kind of sample, with event counts as values. Frames are symbolized if this host has a
@@ -73,7 +73,7 @@ def read_perf_data(
 
     ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
     of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is
-    called with a sentence about missing data. ``names`` resolves code addresses; by default, from
+    called with a message about missing data. ``names`` resolves code addresses; by default, from
     the files of this host. Raises ``PayloadError`` if the file is malformed, is not supported, or
     contains no samples.
     """

@@ -19,9 +19,9 @@ from otel_kprofiler.model import (
 SHARE: Final = 0.1
 """A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup,
-after a burst of one second. The user's older processes in the cgroup together receive the same
-fraction, after a burst of five seconds."""
+"""Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup
+combined, after a burst of one second. The user's older processes in the cgroup together receive the
+same fraction, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1

@@ -36,7 +36,8 @@ def describe_left_out(
     """Returns missing data and reasons, prefixed by ``; left out:``; empty if nothing is missing.
 
     ``user_symbols`` is the value of the ``user_symbols`` setting. ``missing`` lists the
-    capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
+    capabilities in :data:`OF_OTHERS` that this process lacks; empty if it samples only its own
+    user's processes.
     """
     parts = []
     if config.stacks == "kernel":

@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 class ProcessReader:
-    """Reads executable, owner, parent, container and systemd unit of processes. Not thread-safe.
+    """Reads a process's executable, owner, parent, container and systemd unit. Not thread-safe.
 
     ``reads_arguments`` states whether to read command lines, which show the programs that
     interpreters run. Reading a command line can block.
@@ -79,7 +79,7 @@ class ProcessReader:
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Returns the attributes of the sampled program, as read from any process that ran it.
+        """Returns the sampled program's attributes, read from any process that ran the program.
 
         Between fork and execve(2), a child runs its parent's program, often too briefly to be read.
         """

@@ -24,9 +24,9 @@ class _Shared:
 class SharedResources:
     """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
-    A program is known only if the attributes of the process's parent have been read. Once there are
-    :data:`MOST_SHARED` Resources, all are discarded. ``make`` returns a Resource with the given
-    attributes and those common to all Resources.
+    A program is known only if the attributes of the process's parent have been read. When the
+    number of Resources reaches :data:`MOST_SHARED`, all Resources are discarded. ``make`` returns a
+    Resource with the given attributes and those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:

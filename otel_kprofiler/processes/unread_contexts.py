@@ -26,7 +26,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process with unreadable memory. Ignores kernel threads and repeated calls.
+        """Count a process whose memory cannot be read. Ignores kernel threads and repeated calls.
 
         Raises ``OSError`` if the process has exited.
         """
@@ -43,7 +43,7 @@ class UnreadContexts:
         self.count(key.tgid, "spans and service attributes", reason)
 
     def count(self, pid: int, subject: str, reason: str) -> None:
-        """Count a process, and log the first process for each reason.
+        """Count a process, and log it if it is the first with this reason.
 
         ``subject`` is the kind of data that is not read, such as spans. At most 64 different
         reasons are kept.

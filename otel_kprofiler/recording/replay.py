@@ -18,7 +18,7 @@ from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 
 
 class ReplaySampler:
-    """Returns the samples in a recording, one recorded drain per call, without delay.
+    """Replays the samples in a recording, one recorded drain per call, without delay.
 
     Also serves as the recorded host's clock, for ``Clock(sampler)``. The clock reports the time
     up to which samples have been returned. The caller closes the recording.

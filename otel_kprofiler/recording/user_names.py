@@ -40,7 +40,7 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """The name at an address between the boottimes of two samples, in nanoseconds."""
+    """The name of an address in the interval between two samples, in boottime nanoseconds."""
 
     since_ns: int
     until_ns: int

@@ -238,7 +238,7 @@ class CpuEvents(PerCpuEvents):
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
         """Yields each CPU just after a sample.
 
-        After a time limit, immediately yields the remaining CPUs.
+        Once a time limit is reached, yields the remaining CPUs without waiting.
         """
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS

@@ -14,8 +14,8 @@ class ProcessFollower:
     """Finds the descendants of processes, even if their parents exit first.
 
     The BPF program finds descendants by walking up each process's chain of parents. This class also
-    adds each descendant to the targets, because its ancestors may exit first. A process whose
-    parent exits within a second of the process's start may be missed.
+    adds each descendant to the targets, because the chain is broken if an ancestor exits. A process
+    whose parent exits within a second of the process's start may be missed.
     """
 
     def __init__(

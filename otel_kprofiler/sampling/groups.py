@@ -171,7 +171,7 @@ class GroupFollower:
         return bool(parse_mount_points(mounts, "cgroup"))
 
     def _find_cgroups(self, root: Cgroup) -> Iterable[Cgroup]:
-        """Yields the topmost cgroups of all groups; the BPF program also matches descendants."""
+        """Yields the topmost selected cgroups; the BPF program also matches their descendants."""
         names, covered = {}, set()
         for cgroup in walk_cgroups(root):
             if os.path.dirname(cgroup.path) in covered:

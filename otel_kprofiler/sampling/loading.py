@@ -54,8 +54,8 @@ def get_offsets(
 ) -> _T:
     """Returns what ``find`` finds in the kernel's types.
 
-    Raises ``KernelFeatureError`` with ``message`` if the kernel lacks BTF. The fix suggests another
-    kernel, or the ``alternative``.
+    Raises ``KernelFeatureError`` with ``message`` if the kernel lacks BTF. The error's hint
+    suggests another kernel, or the ``alternative``.
     """
     offsets = find_offsets(find, read_types)
     if offsets is None:

@@ -1,4 +1,4 @@
-"""Plans the sampling of kernel lock waits, and attaches the programs."""
+"""Plans the sampling of kernel lock waits, and attaches the BPF programs."""
 
 import contextlib
 import time

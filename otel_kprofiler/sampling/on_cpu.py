@@ -1,4 +1,4 @@
-"""Samples running threads, waiting threads, and events, by draining the BPF programs' ring."""
+"""Collects samples of running threads, waits and events from the BPF programs' ring."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _EVENT_RING_BYTES: Final = 16 << 20
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Returns the size of the ring, in bytes.
 
-    The ring can hold the 64-frame stacks of four drain intervals, or of eight if waits are sampled.
+    The ring can hold 64-frame stacks for four drain intervals, or for eight if waits are sampled.
     The size is at least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at
     most ``max_ring_bytes``. Waits and events may each use up to three quarters of the ring.
     """

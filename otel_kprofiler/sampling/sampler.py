@@ -47,7 +47,7 @@ class SamplerConfig:
         max_tables_bytes: maximum kernel memory for unwind tables.
         max_table_bytes: maximum size of a file's unwind table. Tables above this size are not used.
         max_preload_s: time limit, in seconds, for loading the tables of running programs before the
-            first sample. The time limit is extended by up to half if listing the programs takes too
+            first sample. The time limit is extended by up to 50 % if listing the programs takes too
             long. If 0, tables are loaded on demand, which is too late for the first sample that
             requires a table.
         preload_paths: additional files whose tables are loaded before the first sample, such as

@@ -179,7 +179,7 @@ class ThreadReader:
             self._close = undo.pop_all().close
 
     def read(self) -> ThreadReading:
-        """Read each target thread once. Raises ``OSError`` if the kernel refuses the iterator."""
+        """Read each target thread once. Raises ``OSError`` if the kernel rejects the iterator."""
         os.sched_yield()  # updates the scheduler's clock
         reading = self._collect(self._iterate(self._name))
         running = [row for row in reading.rows if row.flags & ON_A_CPU]
@@ -230,7 +230,7 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs an iterator for the targets' threads or, before Linux 6.1, for all threads."""
+        """Runs a BPF iterator over the targets' threads or, before Linux 6.1, over all threads."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:

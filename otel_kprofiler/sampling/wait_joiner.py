@@ -231,7 +231,7 @@ class ThresholdControl:
 
     Args:
         least_ns: minimum threshold.
-        per_second: target number of waits sampled per second on each CPU; determines the first
+        per_second: target number of waits sampled per second on each CPU; determines the initial
             threshold.
 
     Attributes:

@@ -6,11 +6,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""A thread's last report: number of the read, time by state, wait count, time in short waits."""
+"""A thread's last report: scan number, time by state, wait count, time in short waits."""
 
 
 class WaitSums:
-    """Computes each process's new off-CPU time from its threads' cumulative sums."""
+    """Computes increases in off-CPU time per process from cumulative sums per thread."""
 
     def __init__(self) -> None:
         self._round = 0

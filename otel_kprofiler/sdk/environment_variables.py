@@ -52,8 +52,8 @@ OTEL_KPROFILER_LOCAL_ROOT_NAMES = "OTEL_KPROFILER_LOCAL_ROOT_NAMES"
 """``true`` (default) to name linked samples after the process's topmost span in their trace."""
 
 OTEL_KPROFILER_BAGGAGE_KEYS = "OTEL_KPROFILER_BAGGAGE_KEYS"
-"""Comma-separated keys of the baggage entries that become labels of samples, with their values at
-the start of the local root span."""
+"""Comma-separated keys of the baggage entries that become sample labels, with the values at the
+start of the local root span."""
 
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""

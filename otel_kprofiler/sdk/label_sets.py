@@ -104,8 +104,8 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
             ...
 
     Args:
-        given: the labels, by name (1 to 100 characters). Values become strings of up to 200
-            characters.
+        given: the labels, by name (1 to 100 characters). Values are converted to strings and
+            truncated to 200 characters.
         more: labels whose names are identifiers, which override those in ``given``.
 
     Raises:

@@ -293,7 +293,7 @@ class RootNames:
         baggage_keys: the keys of the baggage entries that become labels of the samples.
 
     Attributes:
-        named: the number of samples with a name.
+        named: the number of samples that have a local root name.
         unnamed: the number of samples that have a link but no name, by reason: ``unknown_span``
             (the span started before the processor was added, was forgotten, or is not recording) or
             ``too_many_names``.

@@ -25,8 +25,8 @@ def get_thread_state() -> int:
 def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if unknown.
 
-    Enters two contexts one after the other, and searches for the word that contains the address of
-    the current context.
+    Enters two contexts one after the other, and searches the thread state for the word that
+    contains the address of the current context.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 

@@ -1,8 +1,8 @@
 """Reads this process's thread contexts to find spans that the sampler cannot read directly.
 
-Spans are unreadable if their class is not the SDK's, or if they run in an interpreter whose objects
-the sampler cannot traverse (:mod:`.span_path`). Reading thread contexts of this process requires
-neither a process context nor privileges.
+Spans are unreadable if their class is not the SDK's, or if they are active in an interpreter whose
+objects the sampler cannot traverse (:mod:`.span_path`). Reading thread contexts of this process
+requires neither a process context nor privileges.
 """
 
 import logging

@@ -32,7 +32,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """The agent's keys under ``receivers: kprofiler:``, and keys only for embedded profilers."""
+    """The agent's keys under ``receivers: kprofiler:``, plus keys for embedded profilers only."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",

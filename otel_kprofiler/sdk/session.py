@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class Session:
     """Takes samples from its construction until :meth:`stop`.
 
-    The pipeline belongs to a daemon thread, but the methods may be called from any other thread.
-    The constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
+    The pipeline runs in a daemon thread, but the methods may be called from any other thread. The
+    constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
 
     Args:
         sink: receives each window, in the daemon thread.

@@ -76,7 +76,7 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
 
 
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
-    """Install a handler that exports pending samples before SIGTERM's current action is taken.
+    """Install a handler that exports pending samples before the current SIGTERM action runs.
 
     The handler calls ``end`` if SIGTERM is going to terminate the process, and ``flush`` otherwise.
     Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit

@@ -8,7 +8,7 @@ The package can be used as a library, on this host or on captured files::
     for match in symbolizer.find("vfs_read"):
         print(hex(match.address), match.module, hex(match.rva))
 
-A :class:`StackResolver` resolves samples, with a :class:`SideResolver` each for the kernel
+A :class:`StackResolver` resolves samples, using one :class:`SideResolver` each for the kernel
 (:class:`KernelSymbolizer`), Python (:class:`PythonResolver`) and native user code
 (:class:`UserResolver`). A :class:`SymbolLoader` finds the names of user functions. A
 :class:`Symbolizer` resolves single addresses, kernel or user.

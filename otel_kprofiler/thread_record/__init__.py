@@ -1,6 +1,6 @@
 """Loads the library that publishes the current span of each thread (source: ``record.c``).
 
-``build.sh`` compiles the library for each processor. The binaries are committed, like the eBPF
+``build.sh`` compiles the library for each architecture. The binaries are committed, like the eBPF
 objects.
 """
 

@@ -258,7 +258,7 @@ class ModuleWatch(ForkAware):
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Queue the announced modules, with lower and upper bounds on removal times."""
+        """Queue modules from received events, and bound their removal times."""
         with self._lock:
             asked_ns = self._now()
             try:

@@ -67,7 +67,7 @@ ProcessRecord = TaskRecord | ExecRecord | MapRecord | LostRecord
 
 
 class ProcessRecords(NamedTuple):
-    """Records in stream order; ``damaged`` if parsing stopped at invalid bytes."""
+    """Records in stream order; ``damaged`` is true if parsing stopped at invalid bytes."""
 
     records: list[ProcessRecord]
     damaged: bool

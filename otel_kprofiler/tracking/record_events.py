@@ -110,7 +110,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
     The constructor opens all events; on failure, it closes them and raises. The size of each ring
     is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is halved repeatedly until
-    the kernel agrees to lock that much memory. ``epoll`` wakes when a ring is half full.
+    the kernel allows that much memory to be locked. ``epoll`` wakes when a ring is half full.
     """
 
     def __init__(

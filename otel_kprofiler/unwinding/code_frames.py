@@ -63,7 +63,7 @@ Parts = Mapping[str, Sequence[Segment]]
 
 
 class Symbols:
-    """Finds the starts of a file's functions, and the imported functions that do not return."""
+    """Finds function start addresses in a file, and imported functions that do not return."""
 
     def __init__(self, file: bytes | mmap.mmap, parts: Parts) -> None:
         self._file, self._parts = file, parts

@@ -258,7 +258,7 @@ def _find_switch(code: bytes, start: int) -> int:
 
 
 def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
-    """Generates the rows of a function that runs on another stack from ``left`` to ``back``."""
+    """Generates the rows of a function that switches stacks at ``left``, and back at ``back``."""
     offset = frame + _SLOT
     rows = make_rows(sizes, frame)
     after = [row for row in rows if left < row[0]]

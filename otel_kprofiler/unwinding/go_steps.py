@@ -130,7 +130,7 @@ class StepMaker:
 
 
 def change_frame(size: int, after: int, *, saves: bool = True) -> bytes:
-    """Packs the CFA instructions for a change of the frame size, in bytes, to ``after``.
+    """Encodes the CFA instructions that change the frame size to ``after`` bytes.
 
     ``saves`` states whether the caller's rbp is saved at the top of each frame.
     """

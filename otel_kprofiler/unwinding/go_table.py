@@ -34,7 +34,7 @@ class Shape(NamedTuple):
         size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
         saving: required instructions that save the caller's registers; may be empty.
-        program: CFA program; empty if the rules depend on the code.
+        program: CFA instructions; empty if the unwind rules depend on the function's code.
     """
 
     size: int

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadableTables:
-    """Verified tables of an open file."""
+    """The verified unwind tables of an open file."""
 
     def __init__(
         self, source: Source, tables: Tables, elf: ElfFile, opened: OpenedFile | None

@@ -87,7 +87,7 @@ class TableMaps:
             os.close(fd)
 
     def remove_table(self, slot: int) -> None:
-        """Empty a slot after :meth:`forget_file`, and wait as :meth:`publish_table` does."""
+        """Empty a slot after :meth:`forget_file`; wait until no program uses the old content."""
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:

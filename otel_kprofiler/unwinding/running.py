@@ -24,7 +24,7 @@ _READ_BYTES: Final = 256 * 1024
 
 @contextmanager
 def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
-    """Map files as code, so that they are listed like running programs, and yield their inodes.
+    """Map files as executable, so that they are listed like running programs, and yield the inodes.
 
     Files that cannot be mapped, such as those on a file system mounted with noexec, are omitted.
     """

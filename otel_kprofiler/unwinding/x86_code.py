@@ -276,7 +276,7 @@ def _load(operands: _Operands) -> tuple[int, int]:
 
 
 def _move(operands: _Operands, to: int, source: int, memory: Effect) -> tuple[int, int]:
-    """``memory`` is the effect of a move between rbp and memory."""
+    """Decodes a move; ``memory`` is the effect of a move between rbp and memory."""
     if to == _SP:
         return (Effect.FROM_FP if source == _FP else Effect.LOSE_SP), 0
     if to == _FP and source == _SP:

@@ -20,7 +20,7 @@ _SOCKET_ID: Final = struct.Struct("!HH16s16s")
 """The first fields of inet_diag_sockid: ports, local and remote address."""
 _INTERFACE: Final = struct.Struct("=I8s")
 _MESSAGE: Final = struct.Struct("=B3x36s24xII")
-"""The fields used in inet_diag_msg: family, socket id, user, inode."""
+"""The fields read from inet_diag_msg: family, socket id, user, inode."""
 _MAX_ANSWER_BYTES: Final = 4096
 _TIMEOUT_S: Final = 5
 

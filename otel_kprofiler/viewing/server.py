@@ -57,7 +57,7 @@ class Query(NamedTuple):
         end_ms: end of the range, exclusive, as Unix time in milliseconds; None to include the last
             sample.
         last_s: length of a range that ends now, in seconds; replaces ``start_ms`` and ``end_ms``.
-        resource: id of a resource, as in the data; empty for all.
+        resource: resource id, as in the page's data; empty for all resources.
     """
 
     start_ms: float | None = None

@@ -342,7 +342,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the half-open range of the samples' Unix times, in ns; zeros if there are none."""
+    """Returns the half-open range of Unix sample times, in ns; (0, 0) if there are no samples."""
     # A single statement for minimum and maximum would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()

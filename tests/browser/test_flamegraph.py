@@ -302,7 +302,7 @@ def strip_place(page, part):
 
 @pytest.fixture
 def timeline(browser):
-    """Opens a page of ten seconds: ``early`` runs in the first two, ``late`` in the last three."""
+    """Opens a ten-second profile: ``early`` runs in the first 2 s and ``late`` in the last 3 s."""
     second = 10**9
     groups = [
         ("x", 1, [

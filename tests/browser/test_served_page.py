@@ -1,4 +1,4 @@
-"""The page, when hosted by a server, fetches its data and keeps its view when new data arrives."""
+"""When hosted by a server, the page fetches its data, and keeps its view when new data arrives."""
 
 import json
 import time

@@ -55,7 +55,7 @@ class Engine:
         self._lock = threading.Lock()
 
     def run(self, sql, body, *, is_go):
-        """Runs a query, with the data to insert in ``body``, and returns the response."""
+        """Runs a query, with ``body`` as the data to insert, and returns the response."""
         with self._lock:
             word = sql.split(None, 1)[0].lower()
             if word == "insert" and is_go:

@@ -174,7 +174,7 @@ class Collector(LoggedProcess):
 
 
 class FileReceiver(HttpServer):
-    """An OTLP/HTTP receiver that appends each JSON request, as one line, to its signal's file."""
+    """An OTLP/HTTP receiver that appends each JSON request as a line to the file of its signal."""
 
     def __init__(self, paths):
         self.paths = paths

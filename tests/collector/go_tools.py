@@ -38,7 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Returns the path of a cached program, and runs the commands of ``build`` if it is missing."""
+    """Runs the commands of ``build`` unless the program is cached, and returns its path."""
     program = cache_directory() / name
     if program.exists():
         return program

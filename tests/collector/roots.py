@@ -59,7 +59,7 @@ def find_certificates():
 
 
 class Root:
-    """A root directory with /dev, /proc, /sys and, unless disabled, a network namespace."""
+    """A root directory with /dev, /proc and /sys, by default in its own network namespace."""
 
     def __init__(self, path, read_only=False, own_network=True):
         self.path = path

@@ -583,7 +583,7 @@ def test_the_collector_accepts_the_shipped_configurations(collector_program, nam
 
 
 def own(kinds):
-    """Returns self weights of functions by module, without details that the table lacks."""
+    """Returns self weights by function and module, ignoring details that are not in the table."""
     results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")

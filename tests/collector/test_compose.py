@@ -49,7 +49,7 @@ def services():
 
 
 def sources(service):
-    """Returns the host paths that are mounted into a container, by their paths in the container."""
+    """Returns the host paths of a service's bind mounts, by path in the container."""
     bound = [volume for volume in service.get("volumes", []) if volume["type"] == "bind"]
     return {volume["target"]: Path(volume["source"]) for volume in bound}
 

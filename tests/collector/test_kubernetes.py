@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 DIRECTORY = HERE.parents[1] / "config/kubernetes"
 CONTAINER = "4c01db0b339c8f9a9f6e1d0c7c5d0a1be4d6a1d3d0d2b1e7c5f3a9b8c7d6e5f4"
 WITH_KUBERNETES = "0.159.0"
-"""The test Collector that includes the gateway's processor and extension."""
+"""Collector version whose test build includes the gateway's processor and extension."""
 WITH_CLICKHOUSE = "0.161.0"
 
 

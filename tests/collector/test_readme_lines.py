@@ -77,7 +77,7 @@ def start():
 
 @pytest.fixture
 def arrived(start, tmp_path):
-    """Returns the file to which the README's Collector, ``bin/otelcol``, forwards its data."""
+    """Returns the file that stores data forwarded by the README's Collector, ``bin/otelcol``."""
     path = tmp_path / "profiles.jsonl"
     receiver = [sys.executable, "-c", RECEIVER, path]
     with start(*receiver, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout as out:
@@ -112,7 +112,7 @@ def summarize(samples):
 
 
 def has_all_of(service):
-    """Returns a check that a service has user time, kernel time, Python names and kernel names."""
+    """Returns a check for a service's user time, kernel time, Python names and kernel names."""
     functions = ("sort_orders", "list_orders", "do_syscall_64")
     wanted = [(service, side) for side in (False, True, *functions)]
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))

@@ -35,7 +35,7 @@ def parse_unit(text):
 
 
 def as_the_unit_says(settings, dynamic=None):
-    """Returns a setpriv command for the unit's capabilities and user (or ``dynamic`` as user)."""
+    """Returns a setpriv command with the unit's capabilities and user (``dynamic`` if given)."""
     if dynamic is None:
         (user,), (group,) = settings["User"], settings["Group"]
     else:

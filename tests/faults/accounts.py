@@ -16,7 +16,7 @@ class Arrived:
 
     Attributes:
         twice: the number of samples that repeat another sample's time and CPU. ``twice_in``
-            contains this number for each stream.
+            contains the number of repeated samples in each stream.
         requests_twice: the number of duplicate requests.
     """
 

@@ -61,7 +61,7 @@ service:
 
 
 def unless_stored(refuse):
-    """Returns a handler that accepts batches stored earlier; ``refuse`` rejects other batches."""
+    """Returns a handler that accepts stored batches, and calls ``refuse`` for new batches."""
 
     def answer(request):
         is_stored = request.body in request.receiver.payloads

@@ -58,7 +58,7 @@ def running(*paths, niceness=0):
 
 @pytest.fixture
 def frozen(tmp_path):
-    """Mounts a file system, starts its programs, then freezes reads beyond their code."""
+    """Mounts a file system, starts programs from it, then freezes reads past the programs' code."""
     with ExitStack() as undo:
 
         def start(count=1, *, delay_s=None):
@@ -105,7 +105,7 @@ def list_waits(agent):
 
 
 def count_waiting(agent):
-    """Counts the agent's threads that wait for file content."""
+    """Counts the agent's threads that are waiting for file content."""
     return sum("folio" in function for function in list_waits(agent))
 
 

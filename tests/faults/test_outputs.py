@@ -1,4 +1,4 @@
-"""While nobody reads the agent's output, sampling continues and SIGTERM stops the agent."""
+"""While no process reads the agent's output, sampling continues and SIGTERM stops the agent."""
 
 from types import SimpleNamespace
 

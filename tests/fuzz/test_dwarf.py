@@ -101,7 +101,7 @@ def test_arbitrary_dwarf_abbreviations_are_parsed_safely():
 
 
 def test_a_split_dwarf_reference_to_a_pipe_does_not_block_the_reader(tmp_path):
-    """A file may name any path for its DWARF. The time limit also applies to opening a pipe."""
+    """Split DWARF can be at an arbitrary path. The time limit also applies to opening a pipe."""
     subprocess.run(
         ["gcc", "-g", "-gsplit-dwarf", "-x", "c", "-c", "-o", "part.o", "-"],
         input=CODE, check=True, cwd=tmp_path,

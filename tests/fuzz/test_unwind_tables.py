@@ -96,7 +96,7 @@ GO_FILES = {62: go_file([ORDINARY] * 12), 183: go_file([ARM64_ORDINARY] * 12, qu
 
 @st.composite
 def damaged_go_tables(draw):
-    """Draws a machine, and a small Go file for it with some numbers in its table changed."""
+    """Draws a machine and a small Go file for it in which some table values are corrupted."""
     machine = draw(st.sampled_from(list(GO_FILES)))
     file, table, _ = GO_FILES[machine]
     data = bytearray(file)

@@ -177,8 +177,8 @@ def get_kernels(
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
     """Returns a machine type's kernels with their files, and whether the matrix is complete.
 
-    A kernel from another release is omitted, and the reason is printed, if no reachable archive
-    has it and the user did not request it.
+    If no reachable archive provides a kernel of another release, the kernel is skipped and the
+    reason is printed, unless the user requested the kernel.
     """
     result, complete = [], not names
     for name in names or [row.name for row in KERNELS.values() if row.machine is machine]:

@@ -97,7 +97,7 @@ def test_trampolines_of_attached_programs_are_tracked_through_ksymbol_records():
 
 @pytest.mark.one_boot
 def test_bpf_programs_and_subprograms_are_tracked_through_ksymbol_records():
-    """Until unloaded, programs and subprograms have the names and addresses listed in kallsyms."""
+    """Loaded programs and subprograms have the names and addresses listed in kallsyms."""
     with watching() as (symbolizer, _):
         fds = [load(number, functions=1 + number % 4) for number in range(50)]
         check(symbolizer, "bpf_prog_", ModuleKind.BPF)

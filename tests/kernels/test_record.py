@@ -117,7 +117,7 @@ def find_functions(stacks):
 
 
 def test_doctor_reports_no_problem_as_root():
-    """`doctor` finds everything that profiling needs, as root."""
+    """As root, `doctor` finds everything that profiling needs."""
     done = run_command("doctor", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""A program with thirty functions, exactly one of which causes kernel time."""
+"""A program with thirty functions, exactly one of which spends time in the kernel."""
 
 import os
 

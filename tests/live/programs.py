@@ -177,7 +177,7 @@ def kallsyms(*blocks: str) -> set[tuple[int, str]]:
     """Returns the addresses and names of the given modules' symbols, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
-    unloaded during the read. No line is missing once two reads agree.
+    unloaded during the read. If two consecutive reads are equal, no line is missing.
     """
     before = None
     while (result := _read_kallsyms(blocks or ("bpf",))) != before:

@@ -35,7 +35,7 @@ WORK = "import os, time\n" + inspect.getsource(work) + inspect.getsource(await_r
 def run(code, *, wrapper=(), env=None, timeout=120):
     """Runs a service in a separate process, and asserts that it exits with status 0.
 
-    With a wrapper, which may drop privileges, the service does not need to read the checkout.
+    With ``wrapper``, which may drop privileges, uses a Python that all users can run.
     """
     python = get_public_python().words if wrapper else [sys.executable]
     done = subprocess.run(

@@ -46,7 +46,7 @@ FORMS = {
     "ecs": "ecs/73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b/{}",
     "nested": f"docker/{container_id(99)}/docker/{{}}",
 }
-"""Cgroup paths in the forms that runtimes use, by the name of the process in the cgroup."""
+"""Cgroup path formats of container runtimes, by the name of the process in the cgroup."""
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_targets_selected_by_name_are_sampled_even_if_they_start_after_the_agent
 @pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """Descendants are sampled immediately, and processes that enter the cgroup within 1 s."""
+    """Descendants are sampled at once, and processes joining the cgroup are sampled within 1 s."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")

@@ -1,4 +1,4 @@
-"""The commands as users run them, on this host."""
+"""Runs the commands on this host as a user would."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""Each sample is resolved to the ksymbol's exact name in the kernel when the sample was taken."""
+"""Each sample is resolved to the exact name that the ksymbol had when the sample was taken."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Both BPF loaders load the same programs from the same source, and explain failures."""
+"""The libbpf and BCC loaders load the same programs from the same source, and explain failures."""
 
 import os
 import signal

@@ -37,7 +37,7 @@ def call(seconds=SECONDS):
 def measure(cpu, spin):
     """Takes samples while system calls are traced.
 
-    Returns counts, bounds on the number of ticks, and the number of this process's ticks.
+    Returns the counts, the bounds on the number of ticks, and the number of ticks in this process.
     """
     earliest = time.monotonic()
     with running(pin_cpu_ids=(cpu,)) as sampler:

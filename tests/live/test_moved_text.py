@@ -83,7 +83,7 @@ def record_moved(command, directory, is_enough=bool):
 
 
 def holes(maps, path):
-    """Returns executable mappings without a file that lie between two mappings of ``path``."""
+    """Returns anonymous executable mappings that lie between two mappings of ``path``."""
     lines = [line.split() for line in maps.splitlines()]
     return [
         line

@@ -80,7 +80,7 @@ class Parts:
         return self._stack.enter_context(agent)
 
     def windows(self, path=None):
-        """Returns, for each window, the sample count and the Resource of each process, by pid."""
+        """Returns the sample count and the Resource of each process by pid, for each window."""
         path = path or self.path
         size, results = self._read[path]
         data = path.read_bytes()[size:] if path.exists() else b""

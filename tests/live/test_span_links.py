@@ -166,7 +166,7 @@ def test_a_profiler_started_inside_a_span_links_samples_to_that_span():
 
 
 def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
-    """Wrapper classes are defined after the profiler's start, one even while a span is current."""
+    """Wrapper classes are defined after the profiler starts, one of them within a span."""
     run(
         BEFORE_THE_START
         + """

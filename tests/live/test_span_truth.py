@@ -1,4 +1,4 @@
-"""Span links match the span logs that services write. ``make test-span-truth`` compares more."""
+"""Span links match the span logs that services write. ``make test-span-truth`` runs more cases."""
 
 import math
 import subprocess

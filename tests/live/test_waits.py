@@ -148,7 +148,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """Returns each program's report and totals, and how much longer (ns) the totals cover."""
+    """Returns each program's report and totals, and the extra time in the totals, in ns."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)

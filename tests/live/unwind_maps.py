@@ -174,7 +174,7 @@ WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(
 
 @contextmanager
 def running(*command, **options):
-    """Runs a program such as :data:`WAITS`, and yields its process once it waits."""
+    """Runs a program such as :data:`WAITS`, and yields the process when the program waits."""
     with spawned(*command, stdout=subprocess.PIPE, **options) as process:
         assert process.stdout.read(1) == b"\n"
         yield process

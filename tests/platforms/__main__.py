@@ -101,7 +101,7 @@ def judge_programs(count: int) -> bool:
 
 
 def judge_application(built: Path, samples: int) -> bool:
-    """Judges stacks of a PyInstaller application, and prints the reason if it cannot be built."""
+    """Checks stacks of a PyInstaller application, or prints the reason if it cannot be built."""
     python = Python(Path(PYTHON), "")
     asked = python.run("-c", "import platform; print(platform.python_version())", check=True)
     name = f"CPython {asked.stdout.strip()}, PyInstaller, one file"

@@ -76,7 +76,7 @@ def _unpack(archive: Archive, package: str, folder: Path) -> Path:
 
 
 def _make_compiler(folder: Path) -> Path:
-    """Writes a wrapper of musl-gcc that finds the kernel's headers, and returns its path."""
+    """Writes a musl-gcc wrapper that finds kernel headers, and returns the wrapper's path."""
     place = folder / "musl"
     (place / "include").mkdir(parents=True)
     for name in _HEADERS:

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def say(capsys):
-    """Returns a function that prints values between pytest's dots."""
+    """Returns a function that prints values between pytest's progress dots."""
 
     def write(text):
         with capsys.disabled():

@@ -319,7 +319,7 @@ def test_json_and_protobuf_are_equivalent(window):
 
 @pytest.mark.parametrize("form", Form)
 def test_windows_with_more_frames_than_short_indices_can_address_are_split_correctly(form):
-    """Frequent frames have the first indices. Parts are nearly full, without unused frames."""
+    """Frequent frames have the lowest indices. Parts are nearly full, without unused frames."""
     frames = [
         Frame(None, 2**63 + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
         for number in range(600)

@@ -1,1 +1,1 @@
-"""Compares the BPF program's stacks with another unwinder's, from the same registers and memory."""
+"""Compares the BPF unwinder with a reference unwinder, given the same registers and memory."""

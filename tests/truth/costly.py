@@ -1,4 +1,4 @@
-"""A program whose stacks are as expensive to unwind as unwind tables allow.
+"""A program whose stacks are the worst case for table-based unwinding.
 
 Each frame is in a different file from its caller. For each frame, the unwinder therefore searches
 the process's mapping tree, and a large table that is not in the processor's caches. Consecutive

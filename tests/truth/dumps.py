@@ -62,7 +62,7 @@ class StackDump(NamedTuple):
         stacks: copies of the thread's stack, from the stack pointer's page up, and of the
             goroutine's stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
-        cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.
+        cold_ns, warm_ns: the durations of the first walk and of a repeated walk, in nanoseconds.
         work: the number of work units that the first walk used.
         pointers_ns, pointers: the duration and frames of the kernel's frame-pointer walk.
     """

@@ -29,8 +29,7 @@ class Processor(NamedTuple):
         scratch: the registers that a call does not preserve.
         mask: selects the address bits of a return address.
         sigreturn: the code of signal trampolines without a table entry; empty if all have an entry.
-        saved_at: the offsets, from the stack pointer, of the registers saved in a signal frame, by
-            DWARF number.
+        saved_at: stack pointer offsets of the registers saved in a signal frame, by DWARF number.
         instruction: the size of the shortest instruction, in bytes.
     """
 
@@ -179,7 +178,7 @@ class Dump(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """The frames' addresses, leaf first, and why the walk ended: ``end`` or another reason."""
+    """The frame addresses, leaf first, and why the walk ended (``end`` if complete)."""
 
     frames: list[int]
     end: str

@@ -23,7 +23,7 @@ def is_folder(package: str) -> bool:
 
 @functools.cache
 def listed_names(package: str) -> set[str]:
-    """Returns the names in ``__all__``, which only packages for users define."""
+    """Returns the names in ``__all__``, which only public packages define."""
     return {
         name
         for node in parse_init(package).body

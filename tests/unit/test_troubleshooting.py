@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md describes every host and export error, and no outdated errors."""
+"""docs/troubleshooting.md describes all current host and export errors, and only these errors."""
 
 import ast
 import re

@@ -1,8 +1,8 @@
 """Finds the BPF function, trampoline, ftrace page or kprobe page at a given address and time.
 
-Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times. One thread changes the table while other threads look up symbols without a lock. A change
-replaces values in atomic steps, and does not affect lookups for earlier times.
+Each symbol has an address range and a boottime range, so a single table covers all times. One
+thread changes the table while other threads look up symbols without a lock. A change replaces
+values in atomic steps, and does not affect lookups for earlier times.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether an entry's symbol is still ``present`` and has not been reloaded."""
+    """Returns whether ``present`` is still the entry's symbol, rather than a reloaded one."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -169,7 +169,7 @@ def _rank_aliases(
     """Sorts the symbols at each address: non-functions, functions (preferred last), padding.
 
     Padding is sorted last, because it belongs to the function at the next address. Returns the
-    types and classes in the new order, and changes ``names`` in place.
+    types and classes in the new order, and reorders ``names`` in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:

@@ -54,7 +54,7 @@ class BuiltinSection(NamedTuple):
 
 
 class BuiltinRanges:
-    """The built-in modules, by runtime address. Immutable; occupies 12 bytes per range.
+    """Finds built-in modules by runtime address. Immutable; occupies 12 bytes per range.
 
     Where two ranges overlap, the one with the higher start takes precedence. Ranges more than 4 GiB
     above the first are dropped.

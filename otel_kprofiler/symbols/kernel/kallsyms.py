@@ -171,7 +171,7 @@ class KallsymsParser:
         return text
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line, and end the preceding function at that line.
+        """Count a malformed line, and end the preceding function at that line.
 
         Assume that a symbol without an address starts directly after the previous symbol's start.
         """

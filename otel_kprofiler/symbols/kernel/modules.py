@@ -125,8 +125,7 @@ def ranges_from_symbols(
     """Returns one range with the functions of a module, or no range if it has no functions.
 
     The range ends with the page in which the last function starts, because other allocations may
-    follow, or at ``limit`` if that is lower. ``base`` is the start of the module's text; 0 if
-    unknown.
+    follow, but not above ``limit``. ``base`` is the start of the module's text; 0 if unknown.
     """
     if table is None:
         return ()

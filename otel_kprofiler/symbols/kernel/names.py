@@ -49,8 +49,8 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
     """Returns a sort key for an address's symbols; the symbol with the smallest key is displayed.
 
     Functions rank before boundary markers, specific names before generic names, then global before
-    weak before local symbols, then shorter names before longer names. ``kind`` is the code of the
-    type letter in kallsyms.
+    weak before local symbols, then shorter names before longer names. ``kind`` is the ASCII code of
+    the type letter in kallsyms.
     """
     if is_marker(name):
         return 5, 0, len(name), name

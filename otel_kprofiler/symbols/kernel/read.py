@@ -1,8 +1,8 @@
 """Reads ``/proc/kallsyms`` in a thread while another thread parses it.
 
 The kernel formats the text line by line and returns at most one page per ``read(2)``. The C
-library's ``fread`` reads 32 KiB in about 8 system calls without holding the GIL, so on two CPUs,
-parsing adds almost no time.
+library's ``fread`` reads 32 KiB in about 8 system calls without holding the GIL, so with two CPUs,
+parsing adds almost no time to reading.
 """
 
 import contextlib

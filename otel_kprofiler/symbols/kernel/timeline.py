@@ -46,8 +46,8 @@ class ModuleReading(NamedTuple):
     Attributes:
         looked_ns: boottime at which the list of modules was read.
         free_ns: boottime of the previous scan; modules missing from that scan were loaded later.
-        removed: removal times, by module number. A module that was removed but has no entry was
-            unloaded between ``free_ns`` and ``looked_ns``.
+        removed: removal times, by module number. If a removed module has no entry, it was unloaded
+            between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 
@@ -61,8 +61,8 @@ class ModuleCounts(NamedTuple):
     """Counters of the thread that watches modules.
 
     Attributes:
-        events: number of announcements that a module was loaded or unloaded.
-        rescans: number of times all modules were reread because announcements were lost.
+        events: number of module load and unload notifications received.
+        rescans: number of times all modules were reread because notifications were lost.
         readings: number of times the module list was read.
         names_read: number of times kallsyms was read for symbol names.
         restarts: number of times the watching thread was restarted after a failure.

@@ -93,7 +93,7 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
 
 
 class _Values(dict[bytes, int]):
-    """Caches decoded varints by their bytes. Long varints are rare, and are not cached."""
+    """Caches varints by their encoded bytes. Long varints are rare, and are not cached."""
 
     def __missing__(self, number: bytes) -> int:
         value = 0

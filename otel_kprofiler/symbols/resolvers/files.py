@@ -73,7 +73,7 @@ class CodeFile:
     def find_address(self, offset: int) -> int | None:
         """Returns the address (SVMA) at which a file offset is loaded; None if no segment loads it.
 
-        Prefers an address in code.
+        Prefers an address in an executable segment.
         """
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address

@@ -13,9 +13,9 @@ class KernelResolver:
     """Resolves addresses in kernel code: vmlinux, modules, BPF programs. Thread-safe.
 
     Args:
-        symbolizer: provides the symbols, and is closed with the resolver. By default, this host's
-            symbols are read at the first query. To track code as it is loaded and unloaded, pass a
-            symbolizer that tracks changes, and call its :meth:`KernelSymbolizer.advance`.
+        symbolizer: provides the symbols, and is closed along with the resolver. By default, this
+            host's symbols are read at the first query. To track code as it is loaded and unloaded,
+            pass a symbolizer that tracks changes, and call its :meth:`KernelSymbolizer.advance`.
     """
 
     def __init__(self, symbolizer: KernelSymbolizer | None = None) -> None:

@@ -118,7 +118,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 
 
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
-    """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one operation.
+    """Returns ``(entry + first) / 4`` modulo 2^30 for all entries, computed in one operation.
 
     The sum for an entry carries at most 1 into the next entry, where the division drops the carry.
     """

@@ -54,7 +54,7 @@ MAX_SECTION_BYTES: Final = 256 << 20
 """Size limit for the names of a symbol table, and for ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
-"""Memory used by a symbol while the table is built, excluding its columns."""
+"""Memory used per symbol while the table is built, excluding the table's columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
 """Memory used per alias, excluding its name, and per address with a list of aliases."""

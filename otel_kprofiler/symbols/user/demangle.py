@@ -54,7 +54,7 @@ def _demangle_cxx(name: str) -> str | None:
 
 
 def _growth(name: str) -> float:
-    """Returns log2 of an upper bound on how often a part of ``name`` is repeated in the result.
+    """Returns log2 of an upper bound on how often demangling repeats a part of ``name``.
 
     Two references to an earlier part can double its copies (three can triple them), and a pack
     expansion (``Dp``, ``sp``) repeats its pattern for each element. A name of 230 characters can

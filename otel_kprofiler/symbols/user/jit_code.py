@@ -104,7 +104,7 @@ def make_named(function: MadeFunction) -> NamedAddress:
 
 
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
-    """Returns the mapped ranges without a file on disk. Merges adjacent ranges.
+    """Returns the mapped ranges that are not backed by a file on disk. Merges adjacent ranges.
 
     Ignores permissions, because JIT compilers change permissions while they write code. Mappings
     must be sorted.

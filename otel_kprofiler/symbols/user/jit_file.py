@@ -176,7 +176,7 @@ class Writer(NamedTuple):
 
 
 def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
-    """Reads a process's ids, as the writer of JIT files, from proc_pid_status(5).
+    """Reads the uid and pid of a JIT-file writer from ``/proc/PID/status``.
 
     Raises ``OSError`` on failure.
     """

@@ -392,7 +392,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
-        """Evict tables until the remaining tables and the memory held for reading fit the limit.
+        """Evict tables until total memory, including that held for reading, is within the limit.
 
         Evict large tables first, so that they do not displace many small ones. A table not used
         since the last eviction is weighted as if it were larger.

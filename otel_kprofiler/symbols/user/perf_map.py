@@ -66,7 +66,7 @@ class PerfMap(JitFile[JitCode]):
         self._clock, self._root = clock, root
 
     def _open_file(self) -> int:
-        """Open the map in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
+        """Open the map in the process's view of ``/tmp``, or otherwise in the host's ``/tmp``.
 
         Raises ``OSError`` unless the map is a regular file that is owned by the process's user or
         root, not world-writable, and written since the process started.

@@ -167,7 +167,7 @@ class _Words(dict[int, Frame]):
     """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
-        pending: number of lookups whose frame may still receive a name or source lines.
+        pending: number of lookups whose frame may still gain a name or source lines.
         may_have_code: whether any frame has no file and may therefore be in runtime-generated code.
         has_signals: whether a signal interrupted any frame.
     """
@@ -218,7 +218,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the user stack with the latest names; the same object until a name is added."""
+        """Returns the user stack with current names, reusing the object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version

@@ -154,7 +154,7 @@ class SymbolSources:
         return FileSymbols(functions, self.demangle, lines, problem, can_retry_lines=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields the debug files that the finders open, in order. The caller closes each file."""
+        """Yields open debug files from each finder in turn. The caller closes each file."""
         if not self.begin_search():
             return
         for finder in find_installed() if self.finders is None else self.finders:

@@ -223,7 +223,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a sample kind, and their differences from its reports.
+        """Returns an exporter's counts for a sample kind, and the size of any discrepancy.
 
         Samples are compared with the printed counts, and with the counts in the data if the data is
         complete. The end of a stream may be missing because the spool was corrupted between two

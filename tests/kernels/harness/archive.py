@@ -99,7 +99,7 @@ def open_release(
 
     Args:
         home: the directory for apt's files, outside of the checkout.
-        architecture: Debian's name of the architecture; empty for this machine's.
+        architecture: Debian's name for the architecture; empty for this machine's architecture.
     """
     for place in ("lists/partial", "cache/archives/partial"):
         (home / place).mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def open_release(
 
 
 def _mirrors() -> dict[str, str]:
-    """Returns the addresses of the archives that this machine uses, by their names in apt."""
+    """Returns the URLs of the archives that apt uses on this machine, by label."""
     lines = call(["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]).splitlines()
     known = dict(line.split(" ", 1) for line in lines if " " in line)
     return {label: known[label] for label in _FORMER if label in known}

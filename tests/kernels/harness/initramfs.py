@@ -64,7 +64,7 @@ def parse_dependencies(modules_dep: str) -> dict[str, list[str]]:
 
 
 def module_name(path: str) -> str:
-    """Returns the name of the module at a path: without suffixes, with ``_`` for ``-``."""
+    """Returns a module's name from its path, without suffixes and with ``_`` instead of ``-``."""
     return re.sub(r"\.ko(\.\w+)?$", "", path.rpartition("/")[2]).replace("-", "_")
 
 

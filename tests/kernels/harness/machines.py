@@ -36,7 +36,7 @@ class Machine:
     Attributes:
         name: the name that ``uname -m`` prints.
         architecture: Debian's name of the architecture.
-        emulator: the emulator's command, with options for processor and board.
+        emulator: the emulator's command line, including processor and board options.
         variants: the compiler options of each build of a program, by name.
     """
 

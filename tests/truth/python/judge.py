@@ -16,7 +16,7 @@ _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
 
 
 class Seen(NamedTuple):
-    """A sample with frames leaf first. ``mark`` is 0 before the thread's first chain."""
+    """A sample whose frames are leaf first. ``mark`` is 0 before the thread's first chain."""
 
     mark: int
     frames: tuple[Frame, ...]
@@ -93,7 +93,7 @@ class ChurnJudge:
 class Judge:
     """Compares the stacks of a program's threads with the program's chains.
 
-    ``below``: the qualified names of the functions that call all chains, innermost first.
+    ``below``: qualified names of the callers common to all chains, innermost first.
     """
 
     def __init__(self, chains: Chains, below: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""As the calling user, samples programs that other users started, and prints the results.
+"""Runs as the calling user, samples other users' programs, and prints the results.
 
 Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input contains one line of JSON
 per program: its pid, marks by thread, seed, call styles, and the functions that call its chains.

@@ -83,7 +83,7 @@ def test_sp_and_fp_offsets_agree_with_all_saved_register_offsets(machine):
 
 
 def kernel(**changes):
-    """Returns BTF with a kernel's structs. ``changes`` contains new members by struct name."""
+    """Returns BTF with a kernel's structs. ``changes`` maps structs to new members."""
     structs = {
         "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
         "mm_struct": [("", 64, 9)],

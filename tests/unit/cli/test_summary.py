@@ -1,4 +1,4 @@
-"""The summary of a recording remarks on idle CPUs."""
+"""The summary of a recording mentions idle CPUs."""
 
 from dataclasses import replace
 

@@ -87,7 +87,7 @@ class GrpcReceiver(Receiver):
 
 
 class HttpReceiver(Receiver):
-    """An HTTP receiver whose responses are (status, headers, body), or functions of the handler."""
+    """An HTTP receiver that responds with (status, headers, body), or by calling a function."""
 
     def __init__(self, context=None):
         super().__init__()

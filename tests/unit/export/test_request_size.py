@@ -94,7 +94,7 @@ def http_exporter(http_receiver, quick):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver accept up to ``limit`` uncompressed bytes; returns accepted requests."""
+    """Limits requests to ``limit`` uncompressed bytes; returns the list of accepted requests."""
     return accept_only(receiver, lambda content: len(content) <= limit, status, body)
 
 
@@ -152,7 +152,7 @@ def test_batches_encoded_after_a_rejection_are_within_the_receivers_limit(limite
 
 
 def test_later_batches_are_split_up_front_to_the_accepted_size(http_receiver, http_exporter):
-    """The accepted size may be below the minimum for encoding, and no response states it."""
+    """Responses do not state the accepted size, which may be below the minimum for encoding."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES

@@ -1,4 +1,4 @@
-"""The retry policy: when to retry, for how long, and what ends retries."""
+"""The retry policy: when to retry, for how long, and when to stop."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Profiles for the Firefox Profiler contain all samples, waits and spans, and can be opened."""
+"""The Firefox Profiler opens the exported profiles, which contain all samples, waits and spans."""
 
 import json
 import os

@@ -9,7 +9,7 @@ from otel_kprofiler.sampling.events import CpuEvents
 
 
 class Limit:
-    """Access to the files of a host that has a limit on the sampling rate, but no CPUs."""
+    """Fake files of a host with a sampling rate limit and no online CPUs."""
 
     def __init__(self, limit):
         self.limit = limit

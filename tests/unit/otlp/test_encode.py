@@ -232,7 +232,7 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
 
 
 def names_by_address(payload):
-    """Returns each location's function names, and its attributes, by address."""
+    """Returns the function names and attributes of each location, by address."""
     reader = Reader(payload)
     return {
         location.address: (

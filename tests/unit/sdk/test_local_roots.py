@@ -1,4 +1,4 @@
-"""Local root spans are stored for long enough to add their names to samples."""
+"""Local root spans are kept long enough for their names to be added to samples."""
 
 import gc
 import sys

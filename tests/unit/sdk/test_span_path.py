@@ -95,7 +95,7 @@ def test_spans_are_found_in_context_maps_of_any_structure(path):
 
 
 class Named(str):
-    """A name for a context variable, with a chosen hash."""
+    """A context variable name with a chosen hash."""
 
     __slots__ = ("value",)
 

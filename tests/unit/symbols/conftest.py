@@ -46,7 +46,7 @@ def clones_lines(clones_folder, read_lines):
 
 @pytest.fixture(scope="session")
 def clones(clones_folder, tmp_path_factory):
-    """Returns the captured kernel that has clones of freed init functions, with its sysfs files."""
+    """Returns a symbolizer for a captured kernel that has clones of freed init functions."""
     root = tmp_path_factory.mktemp("sys_module")
     sections = defaultdict(dict)
     for line in (clones_folder / "sections.txt").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Built-in modules from ranges and kallmodsyms agree with the linker's maps."""
+"""Built-in modules from modules.builtin.ranges and kallmodsyms match the linker maps."""
 
 import json
 import lzma

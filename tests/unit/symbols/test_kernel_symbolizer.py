@@ -1,4 +1,4 @@
-"""KernelSymbolizer resolves leaves and callers, and handles caches, history and errors."""
+"""KernelSymbolizer resolves leaves and callers, and handles caching, history and errors."""
 
 import os
 import struct

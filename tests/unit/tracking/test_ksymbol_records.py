@@ -121,7 +121,7 @@ def test_a_malformed_record_stops_parsing_and_is_reported(data):
 
 
 class Memory:
-    """A ring as the kernel writes it."""
+    """Emulates a perf ring buffer and the kernel's writes to it."""
 
     def __init__(self, size):
         self.control = [0] * 512

@@ -167,7 +167,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
 
 @pytest.mark.long
 def test_memory_used_by_hostile_requests_is_released(recent):
-    """One-byte indices that repeat a 4-kB header (RFC 7541) leave memory fragmented."""
+    """Requests that repeat a 4-kB header by its one-byte index (RFC 7541) fragment memory."""
     with listen() as (command, address):
         port = int(read_addresses(command)[0].rpartition(":")[2])
         before = read_resident_bytes(command.pid)

@@ -43,7 +43,7 @@ def queued(run):
 
 
 def limited(which, value, after=None):
-    """Lowers a soft resource limit of the agent, and raises it again."""
+    """Returns a fault that lowers a soft resource limit of the agent, and then restores it."""
 
     def fault(run):
         before = resource.prlimit(run.process.pid, which)

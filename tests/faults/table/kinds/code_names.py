@@ -44,7 +44,7 @@ def lines(count, **how):
 
 
 def perf_map(write, *, after=None):
-    """Writes a process's perf map, then appends to or changes it 20 times a second."""
+    """Writes a process's perf map, then appends to it or modifies it 20 times a second."""
 
     def fault(run):
         process = run.c(JIT, f"/tmp/kprofiler-go-{run.health}")

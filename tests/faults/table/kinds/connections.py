@@ -123,7 +123,7 @@ def certificates() -> Path:
 
 
 class TlsReceiver(HttpReceiver):
-    """Receives over HTTPS with a given certificate until healed, then with a valid certificate."""
+    """Serves HTTPS with a given certificate until the fault ends, then with a valid certificate."""
 
     def __init__(self, certificate, ca="ca", *, client=False, version=None):
         super().__init__()

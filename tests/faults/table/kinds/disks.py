@@ -66,7 +66,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removes the file as a cleanup job does. A hard link preserves later writes."""
+    """Removes the file as a cleanup job would. A hard link preserves data written afterwards."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)
@@ -117,7 +117,7 @@ def to_file(name, fault, **more):
 
 
 def away(run, fault):
-    """Changes the spool while the receiver is down, then brings the receiver back."""
+    """Changes the spool while the receiver is down, then brings the receiver back up."""
     time.sleep(1.5)
     fault(run)
     time.sleep(1.5)

@@ -1,4 +1,4 @@
-"""Faults: other users' connections to the health endpoint, and agent output without a reader."""
+"""Faults: other users' connections to the health endpoint, and agent output that nobody reads."""
 
 from __future__ import annotations
 

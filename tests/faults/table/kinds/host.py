@@ -61,7 +61,7 @@ def expect_warning(run):
 
 
 def clock(seconds, times=1):
-    """Sets the wall clock a few seconds ahead or back, then restores it."""
+    """Sets the wall clock a few seconds forward or back, then restores it."""
 
     def fault(run):
         for _ in range(times):

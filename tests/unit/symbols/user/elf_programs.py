@@ -108,7 +108,7 @@ def functions_of(path, debug=None, **options):
 
 
 def symbols_of(path):
-    """Returns (address, size, type, binding) from readelf, by symbol name without version."""
+    """Returns each symbol's (address, size, type, binding) from readelf, by unversioned name."""
     results = {}
     for line in tool("readelf", "-sW", path).splitlines():
         fields = line.split()

@@ -1,4 +1,4 @@
-"""Debug files are downloaded, over real HTTP, from honest and hostile debuginfod servers."""
+"""Debug files are downloaded over HTTP from well-behaved and hostile debuginfod servers."""
 
 import contextlib
 import gzip

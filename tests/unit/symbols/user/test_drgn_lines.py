@@ -46,7 +46,7 @@ int main(int count, char **words) { return first(count, third) + second(count + 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Builds programs with the same code, whose DWARF is stored in different ways."""
+    """Builds programs from the same source, with DWARF stored in different ways."""
     folder = tmp_path_factory.mktemp("drgn")
     (folder / "code.c").write_text(CODE)
     for name, options in {

@@ -56,7 +56,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """Maps a dump, as a JIT compiler does to announce its dump to profilers."""
+    """Maps a jitdump file, as a JIT compiler does to notify profilers of the file."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:

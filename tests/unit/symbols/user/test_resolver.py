@@ -52,7 +52,7 @@ DETAILS = {
 
 
 def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
-    """Returns a user stack from frames (offset in the file, file or None, unwind method)."""
+    """Builds a user stack from (file offset, file or None, unwind method) tuples."""
     if keys is None:
         keys = tuple(dict.fromkeys(key for _, key, _ in frames if key))
     mappings = tuple(StackMapping(key, biases[key]) for key in keys)
