@@ -24,7 +24,7 @@ LOAD_START_S = 6.0
 
 @contextlib.contextmanager
 def running(load: str, seconds: float) -> Iterator[None]:
-    """Runs a load for a fixed time. ``load`` is the name of a module of :mod:`benchmarks`."""
+    """Runs a load for a fixed time. ``load`` names a module in :mod:`benchmarks`."""
     load = subprocess.Popen([sys.executable, "-m", f"benchmarks.{load}", str(seconds)])
     try:
         yield
@@ -38,7 +38,7 @@ def mixed_load(seconds: float) -> contextlib.AbstractContextManager[None]:
 
 
 class AgentRun:
-    """A run of ``otel-kprofiler run`` with one gRPC exporter and the given receiver keys."""
+    """An ``otel-kprofiler run`` process with one gRPC exporter and the given receiver settings."""
 
     def __init__(self, directory: str, endpoint: str, **receiver: object) -> None:
         path = os.path.join(directory, "agent.yaml")

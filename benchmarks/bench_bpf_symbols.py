@@ -1,4 +1,4 @@
-"""BPF symbols: reading all symbols by each method, and keeping up with loads and unloads."""
+"""Measures the cost of reading all BPF symbols by each method, and of tracking changes."""
 
 import os
 import subprocess

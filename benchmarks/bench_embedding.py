@@ -1,4 +1,4 @@
-"""Embedding: how much self-profiling costs a service."""
+"""Embedding: the overhead of self-profiling in a service."""
 
 import contextlib
 import gc
@@ -147,11 +147,11 @@ class Cost(NamedTuple):
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """Measures the cost of a request with and without the profiler.
 
-    The services receive requests alternately, so that disturbances affect both of them. The ratio
-    is the median over adjacent batches of requests. The profiler is stopped while the plain service
-    handles requests, so that the cost includes the sampler's interrupts on all CPUs. Service and
-    client each have a dedicated CPU, because the kernel's choice of CPUs changes the results by
-    more than the measured effect.
+    The services receive requests alternately, so that any disturbance affects both services. The
+    ratio is the median over adjacent batches of requests. The profiler is stopped while the plain
+    service handles requests, so that the cost includes the sampler's interrupts on all CPUs.
+    Service and client each have a dedicated CPU, because the kernel's choice of CPUs changes the
+    results by more than the measured effect.
     """
     batch = 20
     pair = plain, profiled_

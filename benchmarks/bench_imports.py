@@ -55,7 +55,7 @@ def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
 
 
 def rows(_quick: bool) -> Iterator[Row]:
-    """Yields the memory that each step adds in a process that has performed the previous steps."""
+    """Yields the memory that each step adds to a process after the previous steps."""
     measured = measure(tuple(code for _, code in STEPS))
     for (name, _), (more, total) in zip(STEPS, measured, strict=True):
         yield Row(f"import: {name}", f"+{more / 1024:.1f} MiB", f"{total / 1024:.1f} MiB in all")

@@ -1,4 +1,4 @@
-"""Measures user stacks across many binaries, and in a binary with tables larger than memory."""
+"""Benchmarks user stacks across many binaries, and in a binary whose tables exceed memory."""
 
 import contextlib
 import shutil

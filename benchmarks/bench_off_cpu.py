@@ -1,4 +1,4 @@
-"""Off-CPU time: the cost of tracing every context switch, for totals only and with samples."""
+"""Measures the cost of tracing every context switch, with and without off-CPU samples."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Encoding: time per sample, wire bytes per sample, validation and decoding."""
+"""Measures encoding time and wire size per sample, and the cost of validation and decoding."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.thread_contexts import NODEJS_SCHEMA, SOURCES, build, compile_with, write_payload
 
 NODEJS: Final = "nodejs"
-"""A program whose heap is laid out like V8's, with two entries in the hash bucket."""
+"""A C program that imitates V8's heap, with two entries in the searched hash bucket."""
 GO: Final = "Go"
 """A Go program whose goroutine has three labels."""
 MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS, GO)

@@ -1,7 +1,7 @@
 """Compares samples taken by a user without capabilities with samples taken by ``record``.
 
-With ``perf_event_paranoid`` at 2, the kernel samples a user's processes in user mode only, with
-frame-pointer call chains.
+With ``perf_event_paranoid`` set to 2, unprivileged users can sample only their own processes in
+user mode, with frame-pointer call chains.
 """
 
 import ctypes
@@ -45,8 +45,7 @@ _RECORD_SAMPLE: Final = struct.pack("=I", 9)
 _DATA_HEAD: Final = 1024
 _RING_BYTES: Final = 256 * mmap.PAGESIZE
 _NEAR_BYTES: Final = 256
-"""Maximum distance between ``__libc_start_main`` and the caller of main(), which has no exported
-name."""
+"""Maximum distance between ``__libc_start_main`` and the unexported function that calls main()."""
 
 
 class Seen(NamedTuple):
@@ -114,7 +113,7 @@ def _find_libc(process: str) -> int:
 
 
 def _take(ring: mmap.mmap, tail: int) -> bytes:
-    """Returns the record at a position in the ring, which may wrap around to the ring's start."""
+    """Returns the record at a ring position; the record may wrap around to the ring's start."""
     at = mmap.PAGESIZE + tail % _RING_BYTES
     (size,) = struct.unpack_from("=H", ring, at + 6)  # records are 8-byte aligned
     first = ring[at : at + size]

@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """Returns the CPU times, in ms, to load and to copy a file's tables, and the tables' size."""
+    """Returns the CPU time for loading tables and for copying them, in ms, and their size."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def mapping_of(path: str) -> tuple[int, int]:
 
 
 class Ready(NamedTuple):
-    """Seconds until the BPF program can use the tables, and resident bytes before and after."""
+    """The seconds needed to load a file's tables, and the resident bytes before and after."""
 
     seconds: float
     before: int
@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Returns the median of five requests that report a file as new, as the BPF program does."""
+    """Requests a new file's tables five times, as the BPF program does; returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

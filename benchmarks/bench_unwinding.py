@@ -1,4 +1,4 @@
-"""User stacks: their cost in the interrupt, the fraction of complete stacks, and missed ticks."""
+"""Measures user stacks: time in the interrupt, fraction of complete stacks, and missed ticks."""
 
 import contextlib
 import ctypes
@@ -64,7 +64,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Loads tables in a warm-up, then samples for the given time and adds to ``totals``."""
+    """Loads tables in a warm-up, then samples for ``seconds`` and updates ``totals``."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:

@@ -1,4 +1,4 @@
-"""Functions of user-space binaries: load time, lookup time and memory of several libraries."""
+"""Measures load time, lookup time and memory usage of several libraries' function tables."""
 
 import gc
 import importlib

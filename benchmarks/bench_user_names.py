@@ -82,7 +82,7 @@ def _ask(port: int, stop: threading.Event) -> None:
 
 
 def record(seconds: float, pids: list[int]) -> list[tuple[Frame, int]]:
-    """Runs ``record`` for this host or some processes; returns user frames and their weights."""
+    """Runs ``record`` for ``pids`` (empty: the whole host); returns user frames and weights."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "profile.otlp")
         command = [sys.executable, "-m", "otel_kprofiler", "record", "--stacks", "both"]

@@ -1,8 +1,9 @@
-"""The `view` store: an hour at 99 samples per second on two CPUs, with 20,000 distinct stacks.
+"""Benchmarks the `view` store with an hour of samples (two CPUs, 99 Hz, 20,000 distinct stacks).
 
 The store is compared with a bare table of samples in SQLite, and in DuckDB if installed. The
 benchmark measures the cost of adding five-second batches, and of reading one minute and the whole
-hour, grouped by equal samples. Each engine runs in a separate process, whose memory is measured.
+hour with equal samples grouped. Each engine runs in a separate process, whose memory usage is
+measured.
 """
 
 from __future__ import annotations

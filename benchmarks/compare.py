@@ -95,7 +95,7 @@ def measure(side: Side, topic: str, quick: bool) -> Iterator[tuple[RowKey, str, 
 
 
 def ratio_text(numbers: list[tuple[float, float]]) -> str:
-    """Returns the ratio of this checkout to the base for each number, as text."""
+    """Formats the ratio of this checkout to the base for each pair of numbers."""
     return ", ".join(f"{here / base:.3f}" if base else "-" for base, here in numbers)
 
 

@@ -55,7 +55,7 @@ class Functions:
 
     @cached_property
     def _table(self) -> list[tuple[int, int]]:
-        """Returns the start of each function, and the address of its unwind entry."""
+        """Returns the start of each function and the address of its unwind entry."""
         if not self._table_at:
             return []
         at = self._at(self._table_at)

@@ -1,4 +1,4 @@
-"""A mixed load for a fixed time: compute, pipes, short-lived processes, file reads and writes.
+"""Runs a mixed load for a fixed time: computation, pipes, short-lived processes and file I/O.
 
 ``python -m benchmarks.mixed_load SECONDS``. Needs only Python, so that the load is the same on
 every machine. Each component uses about one CPU.

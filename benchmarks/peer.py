@@ -174,7 +174,7 @@ def overlap(one: Counter, other: Counter) -> float:
 
 
 def expected_overlap(one: Counter, other: Counter) -> float:
-    """Returns the overlap to expect if the two counters were drawn from the same distribution."""
+    """Returns the expected overlap of two counters drawn from the same distribution."""
     pool = [*one.elements(), *other.elements()]
     Random(1).shuffle(pool)
     return overlap(Counter(pool[: one.total()]), Counter(pool[one.total() :]))
@@ -244,7 +244,7 @@ def _gzip_bytes(requests: list[bytes]) -> int:
 
 
 def sizes(ours: Stacks, theirs: Stacks) -> Iterator[Row]:
-    """Yields wire bytes per sample, and per frame, because deeper stacks take more bytes."""
+    """Yields wire bytes per sample and per frame; deeper stacks need more bytes per sample."""
     keys = ours.resource_keys(), theirs.resource_keys()
     only = keys[0] - keys[1], keys[1] - keys[0]
     yield Row("attributes of resources", *(f"also {', '.join(sorted(some))}" for some in only))

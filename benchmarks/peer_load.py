@@ -1,7 +1,7 @@
 """``python -m benchmarks.peer_load SECONDS``: runs many kinds of user code.
 
-Runs C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all
-built without frame pointers. Skips programs that are not installed.
+Runs multithreaded C++ code, an interpreter, a shell, a compiler, a JIT compiler and cryptography,
+all built without frame pointers. Skips programs that are not installed.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
-    """Runs all programs except ``without`` during the block, for at most ``seconds``.
+    """Runs all programs not in ``without`` until the block exits or ``seconds`` have passed.
 
     Yields the pids of the timeout(1) processes that run the programs.
     """

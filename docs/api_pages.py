@@ -18,7 +18,7 @@ LONGEST_VALUE = 60
 
 
 def document_package(package: str, documented: set[str]) -> Iterator[str]:
-    """Yields directives for the docstring of a package and for each name of its ``__all__``.
+    """Yields directives for the docstring of a package and for each name in its ``__all__``.
 
     Args:
         package: full name of the package.
@@ -55,7 +55,7 @@ def find_home(package: str, name: str) -> str:
 
 
 def document_constant(package: str, name: str, home: str, value: object) -> str:
-    """Returns a directive for a constant or type alias, with the string below its definition."""
+    """Returns a directive for a constant or type alias, with its docstring."""
     lines = ModuleAnalyzer.for_module(home).find_attr_docs().get(("", name), [])
     shown = repr(value)
     option = f"\n   :value: {shown}" if len(shown) <= LONGEST_VALUE and "<" not in shown else ""

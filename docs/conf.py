@@ -80,7 +80,7 @@ def add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def link_directories(app: Sphinx, doctree: nodes.document) -> None:
-    """Resolve a page's links to directories of the checkout."""
+    """Resolve a page's links to directories in the checkout."""
     page = app.env.docname
     for link in list(doctree.findall(pending_xref)):
         directory = Path(app.env.doc2path(page)).parent.joinpath(link["reftarget"]).resolve()

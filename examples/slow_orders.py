@@ -1,7 +1,7 @@
 """A service that processes orders slowly. docs/tutorial.md shows how to find the causes.
 
-python slow_orders.py            one order after another, and every second how long they took
-python slow_orders.py --mended   without the problems that the tutorial finds
+python slow_orders.py            processes orders, and prints their mean time every second python
+slow_orders.py --mended   does the same without the problems that the tutorial finds
 """
 
 import copy

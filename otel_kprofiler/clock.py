@@ -149,7 +149,7 @@ class StreamClock:
         self._end_unix_ns = 0
 
     def interval(self, start_boot_ns: int, end_boot_ns: int) -> Interval:
-        """Returns the next interval, of at least 1 ns, with its Unix times."""
+        """Returns the next interval (at least 1 ns long) and its Unix times."""
         self._clock.follow()
         length = max(1, end_boot_ns - start_boot_ns)
         start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)

@@ -52,8 +52,8 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding runs in a separate thread, so that a large window never delays draining the ring
-    buffer. Only a single thread may pass windows; all other methods are thread-safe. Sample counts
-    are kept per exporter name, so they continue when an exporter's queue is replaced.
+    buffer. Only a single thread may pass windows; all other methods are thread-safe. Samples are
+    counted per exporter name, so the counts persist when an exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond these limits, the oldest window is dropped, and its samples are counted as lost.
@@ -421,7 +421,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or call its function if that fails. Return whether the thread started."""
+    """Start a thread, or call its target if starting fails. Return whether the thread started."""
     try:
         thread.start()
     except RuntimeError:

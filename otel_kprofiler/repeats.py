@@ -10,7 +10,7 @@ REPEAT_INTERVAL_S: Final = 60.0
 
 
 class RepeatFilter(logging.Filter):
-    """Passes one message per pattern and interval, and counts suppressed messages.
+    """Allows one message per pattern in each interval, and counts suppressed messages.
 
     Messages below WARNING always pass, because they are logged only once per event. The record's
     ``subject`` attribute distinguishes messages with the same pattern. Thread-safe.

@@ -186,7 +186,7 @@ class HttpHandler(BaseHTTPRequestHandler):
     def respond(
         self, status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send a whole response. The ``timeout`` applies to each 64 KiB chunk of the body."""
+        """Send a complete response. The ``timeout`` applies to each 64 KiB chunk of the body."""
         self.send_response(status)
         self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(body)))

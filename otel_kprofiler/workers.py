@@ -1,9 +1,9 @@
 """Supports uWSGI workers, which are forked by C code.
 
-Before forking, uWSGI loads the application in its master, which then holds the GIL, so threads
-started in the master never run again. If a thread is waiting for the GIL when the master forks, the
-worker waits forever for that thread to take the GIL. Threads must therefore be started in each
-worker.
+uWSGI loads the application in its master process before forking. The master then keeps the GIL, so
+threads that the application started in the master never run again. If a thread is waiting for the
+GIL when the master forks, the worker waits forever for that thread to take the GIL. Threads must
+therefore be started in each worker.
 """
 
 import importlib

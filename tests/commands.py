@@ -32,7 +32,7 @@ def invoke(command, *words, status=0, **options):
 
 
 def run_python(code, *words, by=(sys.executable,), **options):
-    """Runs Python code that must succeed in a new interpreter, and returns what it prints."""
+    """Runs Python code in a new interpreter, asserts success, and returns the code's output."""
     options = {"capture_output": True, "text": True, "timeout": 120, **options}
     done = subprocess.run([*by, "-c", code, *words], **options)
     assert done.returncode == 0, done.stderr

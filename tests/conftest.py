@@ -100,7 +100,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """Waits for threads to close descriptors. Returns open descriptors not in ``kept``."""
+    """Waits for threads to close descriptors. Returns the open descriptors not in ``kept``."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()

@@ -1,6 +1,6 @@
 """A FUSE file system of regular files that freezes or responds late on demand.
 
-A separate process serves the file system with only ``/dev/fuse`` and mount(2). When this process
+A separate process serves the file system, using only ``/dev/fuse`` and mount(2). When this process
 exits, the kernel aborts pending requests, so that no test leaves an unkillable process. The
 structures and numbers are defined in ``include/uapi/linux/fuse.h``, protocol 7.31.
 """

@@ -48,7 +48,7 @@ def is_blocked(thread):
 def hold_once(faults, file, waiters, seconds):
     """Holds the file's lock for at least ``seconds`` while all waiters wait for it.
 
-    Returns the holder and the waiters, by thread id, and how long each wait took (ns).
+    Returns the holder's thread id, and the duration of each wait in nanoseconds, by thread id.
     """
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,7 +1,7 @@
 """Provides a Python installation that contains this package and that all users can run.
 
 Other users, and root without capabilities, cannot enter a home directory, where the clone, its
-virtual environment or its interpreter (from pyenv) may be. If a test runs code as one of these
+virtual environment or its pyenv interpreter may be located. If a test runs code as one of these
 users, the inaccessible directory is copied.
 """
 
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 TWO = ("bpf", "perfmon")
-"""The capabilities that suffice to sample."""
+"""Capabilities sufficient for sampling."""
 _IMPORTS = "import otel_kprofiler.cli.record, tests.truth.python.nobody"
 _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
@@ -88,7 +88,7 @@ def can_run(*command: object) -> bool:
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:
-    """Returns an interpreter that any user can run: the given one, or a copy in a directory.
+    """Returns an interpreter that any user can run: ``command``, or a copy in ``directory``.
 
     A copy finds its standard library relative to its path, and a shared ``libpython`` through
     DT_RUNPATH (System V ABI), which is rewritten in the copy.

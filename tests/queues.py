@@ -2,7 +2,7 @@
 
 
 def check(queue):
-    """Returns a queue's counts, which must account for all accepted and carried samples."""
+    """Returns a queue's counts; asserts that they cover all accepted and carried samples."""
     counts = queue.counts()
     accounted = counts.exported + sum(counts.lost.values()) + counts.queued
     assert counts.accepted + counts.carried == accounted

@@ -1,4 +1,4 @@
-"""Runs functions in children forked with Python's fork hooks, or without them as in C servers."""
+"""Runs functions in forked children, with Python's fork hooks or (as in C servers) without."""
 
 import ctypes
 import inspect
@@ -15,8 +15,8 @@ def raw_fork():
     """Forks a child in which threads can run. Returns the child's id in the parent, 0 in the child.
 
     In the child, the GIL's condition variable in glibc still counts a thread that was waiting when
-    the process forked, so the child's threads may wait for that thread forever. In this case, the
-    child is killed and the fork is repeated.
+    the process forked, so the child's threads may wait for that thread forever. A child that hangs
+    is killed, and the fork is repeated.
     """
     for _ in range(5):
         reading, writing = os.pipe()

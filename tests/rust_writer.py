@@ -13,7 +13,7 @@ CRATE = SOURCES / "rust"
 
 
 def build(directory):
-    """Builds the program, the opener and the library in a directory. Caches the crates."""
+    """Builds the crate's programs and library in a directory. Caches the crates."""
     if shutil.which("cargo") is None:
         pytest.skip("needs cargo")
     target = cache_directory() / "rust-writer"

@@ -84,7 +84,7 @@ class StrictReceiver:
     Attributes:
         accepted: the accepted requests, by content type, or ``grpc`` for gRPC.
         refused: the reasons for rejected requests.
-        complaints: the numbers of silently dropped items, by ``grpc`` or content type.
+        complaints: counts of silently dropped items, by ``grpc`` or content type, and reason.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Runs native programs that publish thread contexts, and compares samples with their logs."""
+"""Runs native programs that publish thread contexts, and compares samples with program logs."""
 
 import bisect
 import os
@@ -27,7 +27,7 @@ SCHEMA = {
 NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
-"""The number of samples with a span that a test waits for."""
+"""A test waits for this many samples with a span."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
 """Environment variable with the path of prebuilt programs, for machines without a compiler."""
@@ -245,7 +245,7 @@ def compare(samples, log):
 
 
 def find_overlong_waits(samples):
-    """Returns linked waits that are longer than the time from their start to their last record."""
+    """Returns linked waits whose parts add up to more than the wait's elapsed time."""
     parts = defaultdict(int)
     for sample in samples:
         if sample.link and sample.wait and sample.wait.is_ended:

@@ -1,8 +1,8 @@
 """Counts words and phrases that the house style avoids, as far as a program can detect them.
 
-``python -m tests.voice`` prints the counts, and each occurrence of a kind without an allowance. The
-exit status is 1 if the count of any kind exceeds its allowance. ``--list`` prints all occurrences.
-After removing violations, lower the allowance; never raise it.
+``python -m tests.voice`` prints the counts, and every occurrence of kinds that are not allowed at
+all. The exit status is 1 if the count of any kind exceeds its allowance. ``--list`` prints all
+occurrences. After removing violations, lower the allowance; never raise it.
 """
 # ruff: noqa: T201 - a command prints for its user
 
@@ -54,7 +54,7 @@ ALLOWED = {
 
 
 class Place(NamedTuple):
-    """Words to change; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
+    """A phrase to change; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int

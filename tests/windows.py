@@ -32,7 +32,7 @@ def make_stack(*names) -> Stack:
 
 
 def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Window:
-    """Builds a window with one profile, like :func:`make_profile`. Times are Unix ns."""
+    """Builds a window with one profile; see :func:`make_profile`. Times are Unix ns."""
     return Window(start, end, [make_profile(*groups, kind=kind, period_ns=period_ns, **facts)])
 
 

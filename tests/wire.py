@@ -11,7 +11,7 @@ def pack_varint(number):
 
 
 def pack_field(number, data):
-    """Returns a field with a number below 16 that contains bytes or a message."""
+    """Encodes a bytes or message field; the field number must be below 16."""
     return bytes([number << 3 | 2]) + pack_varint(len(data)) + data
 
 

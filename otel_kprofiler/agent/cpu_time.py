@@ -22,7 +22,7 @@ class CpuTime(NamedTuple):
 
 
 def read_cpu_time(sampler: EbpfSampler | None) -> CpuTime:
-    """Returns the CPU time used; ``programs`` is as of the sampler's last drain. Thread-safe."""
+    """Returns the CPU time used; ``programs`` is updated at each drain. Thread-safe."""
     times = os.times()
     children = times.children_user + times.children_system
     return CpuTime(times.user, times.system, children, sampler.busy_ns / 1e9 if sampler else 0.0)

@@ -69,7 +69,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """Returns the port that the server listens on; 0 while it waits for the port."""
+        """Returns the port that the server listens on; 0 until the server is listening."""
         return self._server.port if self._server else 0
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class ConfigReader:
     def poll(self) -> AgentConfig | KProfilerError | None:
         """Start reading the configuration file if a reload was requested.
 
-        If a read has finished, return its result once; otherwise None.
+        Return the result of a read that has finished, or None. Each result is returned only once.
         """
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome

@@ -75,7 +75,7 @@ def close_exporters(opened: Opened) -> None:
 def put_in_place(
     running: Running, wanted: Wanted, opened: Opened, observer: ExportObserver
 ) -> dict[str, RunningExporter]:
-    """Give each exporter its predecessor's queue if that is compatible, or else a new queue."""
+    """Assign each exporter its predecessor's queue if compatible, or else a new queue."""
     placed = {}
     for name, settings in wanted.items():
         fresh, old = opened.get(name), running.get(name)

@@ -25,7 +25,7 @@ class Readings(NamedTuple):
         generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records by cause.
         cpu_time: returns the agent's CPU time so far.
-        coarse: returns the number of samples that lack a detail, by detail.
+        coarse: returns, for each kind of detail, the number of samples that lack it.
     """
 
     account: Callable[[], Account]

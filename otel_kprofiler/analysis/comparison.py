@@ -22,7 +22,7 @@ LEVEL: Final = 0.05
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Minimum number of samples in both profiles together for a group to be tested."""
+"""Groups with fewer samples, in both profiles combined, are not tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 

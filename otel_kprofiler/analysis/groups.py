@@ -246,7 +246,7 @@ def span_key(link: SpanLink | None) -> Key:
 
 
 def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
-    """Returns the local root's name for each link; empty if no link to the same span has a name."""
+    """Returns the local root name of each linked span; empty if no link to the span has a name."""
     names = {link[:2]: link.local_root for link in links if link and link.local_root}
     return [names.get(link[:2], "") if link else "" for link in links]
 

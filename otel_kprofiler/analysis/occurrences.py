@@ -112,7 +112,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings of stacks, by name. Each value returns a function that maps a stack to its groups."""
+"""Groupings of stacks, by name. Each value creates a function that maps a stack to its groups."""
 
 
 def place_of(entry: Entry) -> str:

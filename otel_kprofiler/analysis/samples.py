@@ -172,8 +172,8 @@ class Samples:
     def split(self, edges: Sequence[int]) -> list[Samples]:
         """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        The edges are Unix times in nanoseconds, in ascending order. A row is in each part that
-        contains at least one of its times.
+        The edges are Unix times in nanoseconds, in ascending order. A row is copied to every part
+        that contains one or more of the row's times.
         """
         parts = [
             _Part(array("Q"), array("Q"), array("Q"), array("q")) for _ in range(len(edges) + 1)

@@ -8,7 +8,7 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """Returns the samples with only the frames whose side name or frame type is in ``names``.
+    """Keeps only frames whose type, or whose side (such as ``kernel``), is in ``names``.
 
     Time spent in an omitted frame is attributed to the nearest remaining caller.
     """

@@ -16,7 +16,7 @@ from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 
 PART: Final = "part"
-"""Name of the grouping that breaks down the time of spans into parts."""
+"""Name of the grouping that breaks down the time spent in spans."""
 TRACE: Final = "trace"
 """Name of the grouping that lists the spans of each trace together."""
 
@@ -26,7 +26,7 @@ WAIT: Final = "wait: "
 """Name prefix for time spent waiting, followed by the cause of the wait."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
-"""Name of the part for a thread's work outside the spans of the trace."""
+"""Name for the time that the thread spends outside the spans of the trace."""
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
@@ -38,7 +38,7 @@ _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """A breakdown of the time in spans of ``traces`` traces, in ns, largest part first."""
+    """Time spent in the spans of ``traces`` traces, divided into ``parts`` (ns), longest first."""
 
     traces: int
     parts: list[Group]
@@ -47,7 +47,7 @@ class SpanParts(NamedTuple):
 class EndpointParts(NamedTuple):
     """A breakdown of the time in spans whose local root is named ``endpoint``.
 
-    An empty ``endpoint`` stands for all spans.
+    An empty ``endpoint`` represents all spans.
     """
 
     endpoint: str
@@ -282,7 +282,7 @@ def _complete(events: list[_Event]) -> list[_Event]:
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[int, list[_Event]]]:
-    """Yields the Resource's index and the samples of each thread that ran one of the spans."""
+    """Yields the Resource index and the samples of each thread in which one of the spans ran."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))

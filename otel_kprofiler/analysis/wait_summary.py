@@ -11,7 +11,7 @@ from otel_kprofiler.model import NO_WAITS, ProfileKind, WaitTotals
 
 
 class WaitSummary(NamedTuple):
-    """The off-CPU time of all threads, exact and estimated.
+    """The exact and the estimated off-CPU time of all threads.
 
     Attributes:
         exact: totals counted by the BPF program; None if samples were filtered by a property, such
@@ -20,8 +20,8 @@ class WaitSummary(NamedTuple):
         error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
             because the durations of lost waits are unknown. Waits at or above the threshold
             contribute no error.
-        threshold_ns: the largest threshold of any window. Every wait of at least this duration was
-            sampled.
+        threshold_ns: the largest threshold of any window. Every wait that lasted at least this long
+            was sampled.
     """
 
     exact: WaitTotals | None

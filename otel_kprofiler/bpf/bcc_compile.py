@@ -3,7 +3,7 @@
 :mod:`otel_kprofiler.bpf.bcc` runs this file with the Python version for which bcc is installed,
 which may be older than the versions that this package supports. The arguments are the directory of
 bcc's package, comma-separated C functions, and compiler flags. The source is read from standard
-input. Prints a line of hexadecimal digits for each function.
+input. Prints each function as a line of hexadecimal digits.
 """
 
 import importlib.util

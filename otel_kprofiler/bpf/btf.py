@@ -186,7 +186,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 
 
 def _split(btf: bytes) -> tuple[bytes, bytes]:
-    """Returns the type and string sections. Raises ``ValueError`` if they are missing."""
+    """Returns the type and string sections. Raises ``ValueError`` if the header is missing."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         raise ValueError("the data has no BTF header")
     _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)

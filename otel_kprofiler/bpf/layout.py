@@ -241,8 +241,8 @@ def parse_records(
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
     A kernel stack of ``stack_limit`` bytes is marked as truncated, because frames may be missing.
-    ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed, or
-    contains samples of an unknown kind.
+    ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed,
+    or contains samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])
@@ -344,7 +344,7 @@ def _refuse_kind(number: int) -> NoReturn:
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """Returns a record's span and attributes, which are empty without a thread context."""
+    """Returns a record's span and attributes; the attributes are empty without a thread context."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):

@@ -220,8 +220,7 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        Afterwards, all code objects in samples that were complete before the call have
-        descriptions.
+        After the call, all code objects in samples written before the call have descriptions.
         """
         with self._lock:
             if not self._is_open:

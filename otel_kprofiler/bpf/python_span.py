@@ -45,7 +45,8 @@ class SpanPath(NamedTuple):
         otel_context_type: OpenTelemetry's ``Context`` class, a subclass of ``dict``.
         span_key: key of the current span in OpenTelemetry's ``Context``.
         span_key_hash: 64-bit hash of ``span_key``.
-        labels_key: key of the current label set's number in OpenTelemetry's ``Context``.
+        labels_key: key under which OpenTelemetry's ``Context`` stores the number of the current
+            label set.
         attribute: name of the Python attribute that holds a span's span context.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
         classes: span classes encountered so far, up to :data:`MAX_SPAN_CLASSES`.

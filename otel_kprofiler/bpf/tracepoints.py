@@ -26,7 +26,7 @@ class TracepointValue(NamedTuple):
         member: byte offset of the 32-bit value in the struct that the argument points to; None if
             the argument itself is the value.
         is_order: whether the value is ``1 << argument``.
-        unit: unit of the value, in bytes.
+        unit: bytes per unit of the value.
     """
 
     argument: int = NO_ARGUMENT

@@ -63,7 +63,7 @@ class Processor(NamedTuple):
         goexit_mask: bits of ``goexit`` that are compared.
         goexit_back: number of bytes in ``goexit`` before the return address.
         sigreturn_bytes: number of bytes in a signal trampoline up to the end of its system call.
-        signal_at: offset of the ``signal`` block from the stack pointer in a trampoline.
+        signal_at: in a signal trampoline, offset of the ``signal`` block from the stack pointer.
         sp_column: DWARF register number of the stack pointer.
         ra_column: DWARF register number of the return address.
         mode_at: offset of the processor mode in ``pt_regs``.

@@ -63,7 +63,7 @@ class WaitOffsets(NamedTuple):
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
-        """Packs the struct; the number of buckets is a power of two."""
+        """Packs the struct; the number of buckets must be a power of two."""
         return _LAYOUT.pack(*self, buckets - 1)
 
 

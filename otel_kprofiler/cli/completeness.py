@@ -31,7 +31,7 @@ class Completeness:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Counts the user stacks in the samples of windows."""
+        """Counts the user stacks of all samples in ``windows``."""
         return cls._of(
             (sample.stack, resource, sample.thread_name, len(sample.timestamps_unix_ns))
             for window in windows

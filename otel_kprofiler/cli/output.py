@@ -54,8 +54,8 @@ class Output:
 
     Args:
         path: output path; ``-`` is standard output. None means ``profile`` with the format's suffix
-            in the working directory, or, if that file exists, the first unused name among
-            ``profile-2`` and so on.
+            in the working directory, or, if that file exists, the first unused name in the series
+            ``profile-2``, ``profile-3``, and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
 
     Raises:

@@ -24,7 +24,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""The protobuf tags that a message may begin with; they identify part files."""
+"""The protobuf tags with which a message, and therefore a part file, may begin."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -50,7 +50,10 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file unless ``keep`` is set and samples exist. Return whether it was kept."""
+        """Delete the file, unless ``keep`` is set and it has samples.
+
+        Return whether it was kept.
+        """
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)

@@ -41,7 +41,7 @@ def table(
     """Returns the lines of a table of groups, header first.
 
     ``whole`` is the total weight, which corresponds to 100 %. Nanoseconds are shown as
-    milliseconds. ``endpoints`` are local root span names, by span.
+    milliseconds. ``endpoints`` maps spans to the names of their local root spans.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
     if by in FRAMES:

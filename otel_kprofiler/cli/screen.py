@@ -18,7 +18,7 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Leaves the alternate screen; on terminals without one, continues below the drawing."""
+"""Leaves the alternate screen; on terminals without one, clears the last line and stays there."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
 """Time to wait for the rest of an escape sequence, in milliseconds."""
@@ -28,7 +28,7 @@ _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
 def check_terminal() -> None:
-    """Raise ``KProfilerError`` unless standard output is a terminal that can be drawn on."""
+    """Raise ``KProfilerError`` unless standard output is a terminal that supports drawing."""
     if not sys.stdout.isatty():
         raise KProfilerError("standard output is not a terminal", hint="use --once or --batch")
     if os.environ.get("TERM", "dumb") in ("dumb", ""):

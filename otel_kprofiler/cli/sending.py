@@ -40,10 +40,10 @@ def describe_failure(result: ExportResult) -> str:
 
 
 class Sending:
-    """Sends windows to a receiver; call it with each window.
+    """Sends windows to a receiver; call the object with each window.
 
-    If the receiver does not accept a window, saves it in a file named after ``beside``, the
-    output's path. Exiting the context waits up to ten seconds for pending exports.
+    Windows that the receiver does not accept are saved in a file named after the output's path,
+    ``beside``. Exiting the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:

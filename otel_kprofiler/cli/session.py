@@ -36,7 +36,7 @@ class Session:
     cpus: int = 0
 
     def run(self, limit_s: float | None, progress: Progress) -> None:
-        """Sample until the time limit, the exit of the command, or a signal."""
+        """Sample until the time limit is reached, the command exits, or a signal arrives."""
         try:
             self.signals.listen(self.pipeline.wake)
             self.pipeline.start()

@@ -55,7 +55,7 @@ class ElfFiles:
                     self._files[key] = file
 
     def resolve(self, word: str, *, as_json: bool) -> bool:
-        """Resolve and print ``[ID:]ADDR`` or a function's name. Return False if unresolved."""
+        """Resolve and print ``[ID:]ADDR`` or a function's name. Return False on failure."""
         key, _, number = word.rpartition(":")
         address = parse_address(number)
         if address is not None:

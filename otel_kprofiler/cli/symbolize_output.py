@@ -40,7 +40,7 @@ def _reason(answer: Resolution) -> str:
 
 
 def as_dict(answer: Resolution) -> dict[str, Any]:
-    """Returns a resolved address as values for JSON, with addresses as hexadecimal strings."""
+    """Returns a resolved address as JSON-compatible values, with addresses in hexadecimal."""
     process, module = answer.process, answer.module
     return {
         "address": f"{answer.address:#x}",

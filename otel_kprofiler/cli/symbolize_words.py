@@ -38,7 +38,7 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the words in ``lines``, but only the addresses in lines printed by this command."""
+    """Yields the words in ``lines``; from lines printed by this command, only the addresses."""
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # a line that --explain or --lines adds

@@ -31,7 +31,7 @@ _GROUP_HINTS: Final = {
     True: "list pods with crictl pods; names need the host's /var/log/pods, UIDs do not",
     False: "list units with systemctl list-units; user units are in user@UID.service",
 }
-"""Fixes for a pod (True) or unit (False) that does not exist."""
+"""Hints for errors about a missing pod (True) or unit (False)."""
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
 
 
 def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
-    """Returns the containers with a name or id; raises ``KProfilerError`` if none matches."""
+    """Returns the containers that match a name or id; raises ``KProfilerError`` if none match."""
     matching = [container for container in listed if container.is_called(name)]
     if matching:
         return matching

@@ -68,7 +68,7 @@ class Level:
 
 @dataclass(slots=True)
 class TopState:
-    """The state of the screen. :meth:`press` changes it; :meth:`sections` returns the tables.
+    """The state of the screen, updated by :meth:`press`; :meth:`sections` returns the tables.
 
     Attributes:
         by: name of the initial grouping.

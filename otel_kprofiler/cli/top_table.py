@@ -27,7 +27,7 @@ _END_S: Final = 1.0
 
 
 class Table:
-    """Reads a table in a separate thread. Exiting the context stops the thread.
+    """Reads a ClickHouse table in a separate thread. Exiting the context stops the thread.
 
     Each read covers the last ``window_s`` seconds. Raises ``DependencyError`` if the client library
     is not installed, and ``KProfilerError`` if the address is invalid or the server does not
@@ -35,7 +35,7 @@ class Table:
 
     Attributes:
         seconds: length of the time range that has been read so far.
-        on_woken: never called, because every step is short.
+        on_woken: callback that is never called, because every step is short.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups that a view shows, and caches them for recent views."""
+        """Returns the groups that a view shows; caches the groups of recent views."""
         groups = self._groups.get(view)
         if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:
@@ -82,7 +82,7 @@ class Shown:
         self.lost = sum_losses(part.lost for part in parts)
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups that a view shows, over all intervals."""
+        """Returns the groups shown by a view, merged over all intervals."""
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:

@@ -17,7 +17,7 @@ _FIXES: Final = {
 
 
 class _Place(NamedTuple):
-    """The reason why frames have no name, and the file with their code (empty if unknown)."""
+    """Why frames have no name, and the file that contains their code (empty if unknown)."""
 
     reason: Unresolved
     module: str

@@ -34,7 +34,7 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Yields SQL conditions that hold for every row matching a filter. Ignores the filter's kinds.
+    """Yields SQL conditions that hold for every row matching a filter. Sample kinds are ignored.
 
     ``rows`` is the result of :func:`queries.rows_between`, for use in subqueries.
     """

@@ -52,7 +52,7 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """Returns a need that covers only the attributes in ``NAME=VALUE`` filters."""
+        """Returns a :class:`Need` for only the attributes in ``NAME=VALUE`` filters."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
 

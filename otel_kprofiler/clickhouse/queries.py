@@ -82,7 +82,7 @@ def samples(
     contains only the first and last times, and the values column is empty.
 
     ``rows`` is the result of :func:`rows_between`. Only rows that satisfy all SQL ``conditions``
-    are read. With ``step_ns``, samples are merged only within the same time step of that length.
+    are read. With ``step_ns``, only samples in the same interval of that length are merged.
     """
     # needed to omit waits of idle threads, as reports do by default
     always = {WAIT_STATE, WAIT_CAUSE}

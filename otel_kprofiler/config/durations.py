@@ -26,7 +26,7 @@ _LONGEST_NS: Final = 2**63 - 1
 
 
 class Duration(int):
-    """A duration in nanoseconds that prints in Go's syntax."""
+    """A duration in nanoseconds; ``str`` formats it in Go's syntax."""
 
     @property
     def seconds(self) -> float:

@@ -24,7 +24,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Check a value's type, so that only one error is reported, not one for each allowed type."""
+    """Check a value's type, so that one error is reported instead of one per allowed type."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:

@@ -1,4 +1,4 @@
-"""Lists unsupported keys of related configurations, each with an alternative.
+"""Lists unsupported receiver and Collector keys, each with an alternative.
 
 Receiver keys are those of opentelemetry-ebpf-profiler's receiver; all other keys are the
 Collector's.

@@ -89,7 +89,7 @@ class ExportResult(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A batch, or a part of one, that was sent as one request, and the request's outcome."""
+    """A batch or part of a batch that was sent as one request, and the outcome of the request."""
 
     batch: Batch
     result: ExportResult

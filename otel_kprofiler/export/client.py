@@ -64,7 +64,7 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the contents of the CA, certificate and key files; None for each file not set.
+        """Returns the contents of the CA, certificate and key files; None if a file is not set.
 
         Raises:
             ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
@@ -115,10 +115,10 @@ class ClientSettings:
     Attributes:
         endpoint: address of the receiver. For gRPC, the endpoint is ``host:port``,
             ``http://host:port`` (plain text), ``https://host:port`` (TLS, regardless of
-            ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme, TLS is used
-            unless ``tls.insecure`` is set. For gRPC, the port defaults to 4317, or to 443 with
-            https. For HTTP, ``/v1development/profiles`` is appended to the path of the address. An
-            empty endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see
+            ``tls.insecure``), or a target such as ``unix:///path``. For an endpoint without a
+            scheme, TLS is used unless ``tls.insecure`` is set. For gRPC, the port defaults to 4317,
+            or to 443 with https. For HTTP, ``/v1development/profiles`` is appended to the path of
+            the address. An empty endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see
             :func:`open_client`.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
@@ -147,7 +147,7 @@ class ClientSettings:
 
     @property
     def form(self) -> Form:
-        """Returns the form of the requests: protobuf or JSON."""
+        """Returns the request encoding: protobuf or JSON."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
 
     def checked_headers(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Rotation:
 
 
 class FileExporter(ProfileExporter):
-    """Appends each batch to a file atomically. Readers see the batch immediately.
+    """Appends each batch to a file atomically. The batch is immediately visible to readers.
 
     Only one process at a time may write to a file.
 

@@ -1,7 +1,7 @@
 """Sends OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
 grpcio makes blocking unary calls without an extra thread, and closing the channel aborts them.
-gRPC's own retries are disabled, because :mod:`.retry` retries.
+gRPC's own retries are disabled, because :mod:`.retry` implements retries.
 """
 
 import dataclasses
@@ -211,7 +211,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_limit(text: str) -> int:
-    """Returns the size limit in an error message, in bytes; 0 if not found.
+    """Extracts the size limit in bytes from an error message; 0 if not found.
 
     Some messages also contain the request's size, which exceeds the limit.
     """

@@ -2,7 +2,7 @@
 
 Receivers are not trusted. Redirects are not followed, and cookies are not stored. At most 4 MiB of
 a response are read, without decompression. An exchange that exceeds the attempt's time limit is
-aborted, even if data still arrives.
+aborted, even if data is still arriving.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Interprets the status and the body of responses from OTLP/HTTP receivers.
 
-The status alone decides whether a request was accepted. If the body of the response to an accepted
-request cannot be read, a partial success goes unnoticed.
+The status alone determines whether a request was accepted. If the body of the response to an
+accepted request cannot be read, a partial success goes unnoticed.
 """
 
 import email.utils
@@ -142,7 +142,7 @@ def _explanation(headers: Mapping[str, str], content: bytes) -> str:
 
 
 def parse_retry_after(value: str, now_unix_s: float) -> float | None:
-    """Returns the delay of ``Retry-After`` in seconds (RFC 9110 section 10.2.3); None if invalid.
+    """Returns the ``Retry-After`` delay in seconds (RFC 9110 section 10.2.3); None if invalid.
 
     ``value`` is a number of seconds, or an HTTP date. A date in the past yields 0.
     """

@@ -25,7 +25,7 @@ def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]
 
 
 class EarlierCounts(NamedTuple):
-    """The samples of one kind that earlier runs spooled, and how many were lost, by cause."""
+    """Number of samples of one kind that earlier runs spooled, and how many were lost, by cause."""
 
     samples: int
     lost: Losses

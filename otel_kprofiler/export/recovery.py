@@ -136,7 +136,7 @@ class Recovery:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Store the number of samples before ``opening``, the record after set-aside segments."""
+        """Store the number of samples before ``opening``, the record after the renamed segments."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))

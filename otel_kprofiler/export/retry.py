@@ -21,7 +21,7 @@ MAX_SERVER_DELAY_S = 300.0
 
 
 class Verdict(enum.Enum):
-    """The way to proceed after a receiver's response."""
+    """How to proceed after a receiver's response."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"
@@ -37,7 +37,7 @@ _SETTLED: Final = {
     Verdict.REFUSED: LossCause.REJECTED,
     Verdict.TOO_LARGE: LossCause.TOO_LARGE,
 }
-"""The verdicts that end the attempts, each with the cause of the loss, if any."""
+"""Verdicts after which a batch is not retried, with the cause of loss (None if delivered)."""
 
 
 class Answer(NamedTuple):

@@ -1,10 +1,10 @@
 """Reads and writes spool segments: checksummed records after a magic number.
 
 A record consists of the CRC-32 of all following fields (4 bytes), the length of the body (4), the
-kind (1) and the body. All integers are little-endian. The body of a batch consists of its number
-(8), the length of its head (4), the head and the payload. The head of a batch and the bodies of all
-other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples are counted by the name
-of their kind. A corrupt record does not affect other records.
+kind (1) and the body. All integers are little-endian. The body of a batch consists of the batch
+number (8 bytes), the length of the head (4 bytes), the head and the payload. The head of a batch
+and the bodies of all other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples
+are counted by the name of their kind. A corrupt record does not affect other records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """A record of a segment; ``offset`` is the position of the record's header in the file."""
+    """A record in a segment; ``offset`` is the position of the record's header in the file."""
 
     kind: int
     body: bytes

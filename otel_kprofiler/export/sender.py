@@ -42,7 +42,7 @@ def user_agent() -> str:
 
 
 class OtlpSender(ProfileExporter, abc.ABC):
-    """Base of exporters that send to an OTLP receiver, with retries, accounting and shutdown.
+    """Base class of exporters to OTLP receivers, with retries, loss counting and shutdown.
 
     **Partial success.** A receiver reports how many *profiles* it rejected, but not which profiles.
     For n rejected profiles, the samples of the n largest profiles of each kind are counted as
@@ -111,11 +111,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Abort a running attempt and release the transport; called once."""
 
     def export(self, batch: Batch) -> ExportResult:
-        """Send a batch, retrying on failure; see :class:`OtlpSender` for the accounting."""
+        """Send a batch, retrying on failure; see :class:`OtlpSender` for how losses are counted."""
         return sum_results(self.export_parts(batch))
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch, divided if the receiver accepts only smaller requests."""
+        """Send a batch, splitting it if the receiver accepts only smaller requests."""
         with self._busy, _instrumentation_suppressed():
             return self._send_parts(batch)
 
@@ -283,7 +283,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         ).lstrip()
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure and the outage's duration; empty if there is none."""
+        """Describes the outage (last retryable failure, duration); empty if there is no outage."""
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:

@@ -10,7 +10,7 @@ data is ever written after a corrupt record.
   kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
-- A *close* record is a mark at the end of a cleanly closed log.
+- A *close* record marks the end of a cleanly closed log.
 
 The counts in every record show exactly how many samples of each kind a corrupt segment contained.
 
@@ -91,7 +91,7 @@ class Spool:
         earlier: number of samples from all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
         unknown_since_unix_ns: 0 if the previous run closed the log. If the previous run was killed,
-            the time from which the number of its samples is unknown, or 1 if the time is unknown.
+            the time from which its sample counts are incomplete; 1 if that time is unknown.
     """
 
     def __init__(

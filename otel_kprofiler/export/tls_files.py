@@ -56,7 +56,7 @@ _VERSION: Final = 0xA0
 class TlsFiles:
     """The TLS files of a client; ``contents`` are from the last successful read. Not thread-safe.
 
-    The constructor raises ``ExportError`` like :meth:`Tls.read`.
+    The constructor raises ``ExportError`` under the same conditions as :meth:`Tls.read`.
     """
 
     def __init__(self, tls: Tls) -> None:

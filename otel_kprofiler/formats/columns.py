@@ -99,7 +99,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns, with the intervals placed end to end.
+    """Returns samples as columns, on a time axis that concatenates the intervals.
 
     With two intervals, the page shows how the second differs from the first.
     """
@@ -155,7 +155,7 @@ class About(NamedTuple):
         return escape_controls(" · ".join(filter(None, [title, host])) or "Profile")
 
     def text(self) -> str:
-        """Returns the facts as one line."""
+        """Returns a one-line summary of the profile."""
         if not self.samples:
             return "no samples"
         rates = {round(1e9 / period_ns) for period_ns in self.periods_ns if period_ns}

@@ -70,7 +70,7 @@ _SCHEMA: Final = [
 
 
 class _Point(NamedTuple):
-    """A sample at one of its timestamps. Points are ordered by time."""
+    """One occurrence of a sample. Points are ordered by time."""
 
     time_ns: int
     measure: int
@@ -95,9 +95,10 @@ class _Process(NamedTuple):
 def firefox(windows: Iterable[Window]) -> str:
     """Returns JSON with a track for each thread and sample kind. Samples are in time order.
 
-    An on-CPU sample weighs one period. Waits and other events have separate tracks, named after
-    their kind. Waits and spans are also shown as markers on the thread's first track. Lost samples,
-    and reasons for frames without names, are listed under "Profile Info" in Firefox Profiler.
+    The weight of an on-CPU sample is one sampling period. Waits and other events have separate
+    tracks, named after their kind. Waits and spans are also shown as markers on the thread's first
+    track. Lost samples, and reasons for frames without names, are listed under "Profile Info" in
+    Firefox Profiler.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
 
@@ -116,7 +117,7 @@ class _Writer:
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
         """Total duration of the parts of each wait, keyed by process, thread and time."""
         self._estimates: set[int] = set()
-        """Durations that several waits share, which are estimates for waits sampled at random."""
+        """Durations that recur, and therefore are estimates for randomly sampled waits."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:

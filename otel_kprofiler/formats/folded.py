@@ -44,5 +44,5 @@ def fold_frame(entry: Entry) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Replaces separators of the format in a name, and escapes unprintable characters."""
+    """Replaces the format's separators in a name, and escapes unprintable characters."""
     return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

@@ -18,7 +18,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """A breakdown of the time in spans of some traces: nanoseconds by part, longest first.
+    """Time spent in the spans of ``traces`` traces, divided into ``parts`` (ns), longest first.
 
     ``name`` is the name of the spans' local roots; empty for all spans.
     """
@@ -42,7 +42,7 @@ def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime
 
 
 def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
-    """Returns the page with its data, or with the URL of its data.
+    """Returns the page with its data embedded, or with the path from which to fetch the data.
 
     Args:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which

@@ -229,7 +229,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _kernel_module(module: Module) -> Module:
-    """Converts a module to a kernel module that is based at its first address."""
+    """Converts a module to a kernel module whose base is the start of its first range."""
     kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
     base = module.ranges[0].start if module.ranges else 0
     return replace(module, kind=kind, base=base)

@@ -27,7 +27,7 @@ class CpuGrant(NamedTuple):
     input_bytes: int
 
     def describe(self) -> str:
-        """Describes how a child exceeded the limit, as a predicate without a subject."""
+        """Describes how a child exceeded the limit: "took more than 5 s of CPU for 3 MiB"."""
         size = -(-self.input_bytes // _MIB)
         return f"took more than {self.seconds} s of CPU for {size} MiB"
 

@@ -74,7 +74,7 @@ class MemoryGrant(NamedTuple):
 
 
 _running: dict[int, int] = {}
-"""Bytes granted to each running child, by process id. Operations on a dict are atomic."""
+"""Bytes granted to each running child, by process id. Single operations on a dict are atomic."""
 
 
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:

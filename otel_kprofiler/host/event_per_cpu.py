@@ -38,7 +38,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
     def update(self) -> CpuChanges:
         """Open events on new CPUs, close events on offline CPUs, and replace dead events.
 
-        Raises ``OSError``, and changes nothing, if the list of CPUs cannot be read.
+        Raises ``OSError`` without changing anything if the list of CPUs cannot be read.
         """
         online = read_online_cpus(self._files)
         online = online & self._wanted if self._wanted else online

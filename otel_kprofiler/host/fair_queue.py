@@ -45,9 +45,9 @@ class FairQueue(Generic[T]):
     served in the same group, so that idle time earns no credit. Among owners with equal costs, the
     owner that has waited longest is next.
 
-    All owners together may use ``share`` seconds of CPU time per second. A fifth of this time is
-    reserved for owners without a turn in the last minute, so that they need not wait while another
-    owner's expensive work uses up the remaining time.
+    All owners combined may use at most ``share`` seconds of CPU time per second. A fifth of this
+    time is reserved for owners that have not had a turn in the last minute, so that another owner's
+    expensive work does not delay them.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FairQueue(Generic[T]):
                 self._group_costs[group] += cpu_ns + children_ns
 
     def drop_last(self) -> T | None:
-        """Remove the newest item of the owner with the most items; None if the queue is empty.
+        """Remove and return the newest item of the owner with the most items; None if empty.
 
         Considers only owners in the group with the most items. Among owners with the same number of
         items, chooses the owner that has waited for the shortest time.
@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Maps each key to its cost. A key with new work starts at the cost of the key taken last."""
+    """Maps each key to its cost. A key with new work starts at the last taken key's cost."""
 
     def __init__(self) -> None:
         super().__init__()

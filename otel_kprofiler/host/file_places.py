@@ -1,7 +1,7 @@
-"""Finds files mapped by exited processes, by inode number, in directories of other mapped files.
+"""Finds files that exited processes had mapped, by inode number, in directories of mapped files.
 
-A program may exit before its mapped files can be opened. Most of these files are in directories of
-commands or libraries, next to files that other processes have mapped.
+A program may exit before its mapped files can be opened. Most of these files are commands or
+libraries, in the same directories as files that other processes have mapped.
 """
 
 import os

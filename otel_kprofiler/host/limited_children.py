@@ -97,7 +97,7 @@ class LimitedChildren:
         The command reports the cause of a failure on standard error, and exits with
         ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel does not keep the exit status,
         ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output is
-        written there instead. Raises ``ChildFailed``.
+        redirected to it. Raises ``ChildFailed``.
         """
 
         def start() -> MeteredChild:

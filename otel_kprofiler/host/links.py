@@ -59,7 +59,7 @@ def open_directory(path: str) -> int:
 
 
 def _open_next(here: int, rest: list[str]) -> int:
-    """Open the next directory of a path, replacing a link with its target in ``rest``."""
+    """Open the next directory of a path, after expanding a symbolic link into ``rest``."""
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:

@@ -235,7 +235,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 
 
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
-    """Yields the map_files entries of the file, the requested mapping first, each with a path."""
+    """Yields the file's map_files entries and their paths, starting with the requested mapping."""
     wanted = f"{request.start:x}-{request.end:x}"
     try:
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")

@@ -58,7 +58,7 @@ class PatientCalls:
         reads files on devices other than ``device``.
 
         Returns True if the call has returned, and False if the device hangs. If the device hangs,
-        ``job`` is called, or returns, once the device responds.
+        ``job`` finishes later, after the device has responded.
         """
         with self._lock:
             if device in self._left:

@@ -1,7 +1,7 @@
 """Drops capabilities that a running agent no longer needs, and keeps exec from granting new ones.
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
-capabilities that its job does not need. The thread's name identifies the job. The thread that
+capabilities that its job does not need. A thread's job is identified by its name. The thread that
 attaches the sampler drops unneeded capabilities afterwards. Open descriptors remain usable.
 """
 
@@ -165,7 +165,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Returns the effective capabilities in ``/proc/PID/status``; ``CAP_50`` if 50 has no name."""
+    """Returns the effective capabilities in ``/proc/PID/status``; unknown ones as ``CAP_50``."""
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
     return frozenset(

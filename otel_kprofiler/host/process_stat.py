@@ -1,4 +1,4 @@
-"""Parses ``/proc/PID/stat``, with the start time that identifies a process if its pid is reused."""
+"""Parses ``/proc/PID/stat``, including the start time, which distinguishes reused pids."""
 
 import os
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ class ProcessStat(NamedTuple):
     """A process as described by ``/proc/PID/stat``.
 
     Attributes:
-        has_ended: whether the main thread has exited; other threads may still run.
+        has_ended: whether the main thread has exited; other threads may still be running.
         start_ticks: start time in clock ticks since boot.
         name: name of the main thread (``comm``).
         stack_start: start address of the main thread's stack, which changes when the process

@@ -23,7 +23,7 @@ _RECEIVED: Final = b"\x04"
 
 
 class ServedChild(MeteredChild):
-    """A child that receives files over its standard input, a socket, and sends a reply for each.
+    """A child that receives files over a socket on standard input, and replies to each request.
 
     The child exits if the socket is closed. It also exits if it cannot read a file. ``cpu_ns`` is
     the CPU time that the child spent on its last file.

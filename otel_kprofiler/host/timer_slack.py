@@ -20,7 +20,7 @@ def coarse_timers() -> Iterator[None]:
     The kernel may then coalesce timers, which expire up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads immediately. This thread's
     slack is restored when the context exits. Threads that already have a larger slack keep it.
-    Real-time threads have no slack.
+    Real-time threads have no timer slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

@@ -261,8 +261,8 @@ class AppendedFile:
 class PrivateDirectory:
     """An open directory that only its owner can write to; created if missing.
 
-    Missing directories are created, accessible only to their owner. Raises ``OSError``:
-    ``PermissionError`` if the directory belongs to another user or other users can write to it.
+    Missing directories are created, accessible only to their owner. Raises ``OSError``, or
+    ``PermissionError`` if the directory belongs to another user or is writable by other users.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,9 +1,9 @@
 """Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
-CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all releases of a minor version share
-the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. Missing offsets are
-computed from adjacent members, or hard-coded. Hard-coded offsets are used only if adjacent members
-have the expected offsets.
+CPython 3.11 and 3.12 do not publish offsets. On 64-bit machines, all releases of a minor version
+share the offsets below. Since CPython 3.13, ``_Py_DebugOffsets`` contains most offsets. Missing
+offsets are computed from adjacent members, or hard-coded. Hard-coded offsets are used only if
+adjacent members have the expected offsets.
 """
 
 from collections.abc import Mapping

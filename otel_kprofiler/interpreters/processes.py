@@ -149,7 +149,7 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
-        """Stop reading files, and return the reading threads for joining. Thread-safe."""
+        """Stop reading files, and return the reader threads to join. Thread-safe."""
         return self._calls.stop()
 
     def counts(self) -> PythonCounts:
@@ -261,7 +261,7 @@ class PythonTracking:
         return self._processes.counts()
 
     def close(self) -> None:
-        """Stop the thread. Call this once. Processes remain registered."""
+        """Stop the thread. Call this method only once. Processes remain registered."""
         os.eventfd_write(self._stop_fd, 1)
         threads: list[threading.Thread] = []
         if self._pid == os.getpid() and self._thread.ident is not None:

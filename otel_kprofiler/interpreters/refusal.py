@@ -19,7 +19,7 @@ class Refusal(enum.Enum):
 
 
 class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted
-    """Raised if it is unsafe to read an interpreter's frames. ``detail`` is for the log."""
+    """Raised if it is unsafe to read an interpreter's frames. ``detail`` extends the message."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)

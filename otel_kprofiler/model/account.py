@@ -94,8 +94,8 @@ class ExporterAccount(NamedTuple):
         not_offered: samples from windows closed while the exporter was not configured.
         carried: samples from earlier runs that were in the spool at startup.
         carried_lost: the number of samples in ``lost`` that were recorded by earlier runs.
-        unknown_since_unix_ns: as in :class:`StreamTotals`.
-        kinds: accounts by sample kind; empty in the account of a single kind.
+        unknown_since_unix_ns: as in :class:`StreamTotals`. kinds: outcomes by sample kind; empty if
+            this object is for a single kind.
         earlier_samples: samples of a single kind that earlier runs left in the spool.
         earlier_lost: number of ``earlier_samples`` lost so far, in any run.
     """
@@ -143,11 +143,11 @@ class ExporterAccount(NamedTuple):
         )
 
     def of_kind(self, kind: str) -> ExporterAccount:
-        """Returns a kind's account; the counts are 0 if the exporter had no samples of the kind."""
+        """Returns a kind's counts, which are 0 if the exporter had no samples of the kind."""
         return self.kinds.get(kind, ExporterAccount(self.name))
 
     def as_dict(self) -> dict[str, object]:
-        """Returns the account as plain values for JSON, without its kinds."""
+        """Returns the counts as JSON-compatible values, without the counts of each kind."""
         return {
             "exported": self.exported,
             "lost": _plain(self.lost),
@@ -168,7 +168,7 @@ class Account(NamedTuple):
         waiting: samples received, but not yet in a closed window.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.
-        kinds: accounts by sample kind; empty in the account of a single kind.
+            kinds: outcomes by sample kind; empty if this object is for a single kind.
         truncated: received samples with an incomplete user stack, by reason.
     """
 
@@ -191,9 +191,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Combines the counts of the sampler and the exporters into the counts of all sample kinds.
 
-        ``sampled`` contains the counts of each kind up to the last closed window. ``exporters``
-        are added to the accounts, and may contain samples of additional kinds. ``earlier`` contains
-        the number of samples from earlier runs, by kind.
+        ``sampled`` contains the counts of each kind up to the last closed window. The accounts in
+        ``exporters`` are included in the result, and may contain additional kinds. ``earlier``
+        contains the number of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 _OBJECT_BYTES: Final = 512
-"""Size, in bytes, of a description's objects and dictionary entries, excluding strings."""
+"""Size, in bytes, of a code description's objects and dict entries, excluding strings."""
 
 
 class PythonCode(NamedTuple):

@@ -31,7 +31,7 @@ MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
-"""Label that is ``true`` on samples with less detail, because their process exceeds its budget."""
+"""Label that is ``true`` on samples with reduced detail, whose process exceeds its budget."""
 
 
 class RawSide(NamedTuple):
@@ -68,7 +68,7 @@ class RawSample(NamedTuple):
             collection outcome. Samples with the same outcomes share a tuple.
         stacks: words of each stack, as in :class:`RawSide`.
         labels: number of the thread's current label set; 0 for none.
-        wait: details of the wait, off the CPU or for a lock; None for other kinds.
+        wait: details of the off-CPU or lock wait; None for samples of other kinds.
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).

@@ -275,7 +275,7 @@ class Side(NamedTuple):
         frames: the frames, leaf first. A tuple holds strong references to the frames.
         status: outcome of collecting the frames.
         is_provisional: whether more frames may be resolved when the window closes.
-        entries: for Python frames, the index plus one of each frame that was entered from C code.
+        entries: for Python frames, one plus the index of each frame entered from C code.
     """
 
     kind: SideKind

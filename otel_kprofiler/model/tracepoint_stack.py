@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.model.stack import KERNEL_SIDE, Frame, Side, Stack
 
 _PROGRAMS: Final = re.compile("_kprofiler_(trace|lock)")
-"""Matches the sampler's program names, even if the kernel kept only their first 15 characters."""
+"""Matches the sampler's program names, even if the kernel truncated them to 15 characters."""
 _CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+")
 
 
@@ -18,7 +18,7 @@ class TracepointStacks:
         self._cut: dict[Stack, Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """Returns the stack without the sampler's frames; the same object if there are none."""
+        """Returns ``stack`` without the sampler's frames; ``stack`` itself if nothing changes."""
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(_cut_side, stack.sides))

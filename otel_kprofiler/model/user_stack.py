@@ -23,7 +23,7 @@ _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
-"""Flag in a frame's source: the code was copied to anonymous memory between the file's mappings."""
+"""Flag in a frame's source: the code was moved to anonymous memory between mappings of its file."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
 """Mask that sets the source in a frame's word to :attr:`FrameSource.REGISTERS`."""
@@ -81,15 +81,15 @@ class FrameSource(enum.IntEnum):
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Unwound through the frame pointer. The return address follows a call. The callee may be
-    missing."""
+    """Unwound through the frame pointer. The return address follows a call instruction. The
+    function that it called may be missing from the stack."""
     GUESS = 3
     """Caller of a leaf without an unwind entry. The top of the stack contains an address that
     follows a call."""
     SIGNAL = 4
     """Code interrupted by a signal; the address is from the registers that the kernel saved."""
     DISASSEMBLY = 5
-    """Unwound by rules from the callee's machine code. The return address follows a call."""
+    """Unwound by rules from the callee's code. The return address follows a call instruction."""
 
 
 class FileKey(NamedTuple):
@@ -151,7 +151,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """Returns the addresses for looking up the symbols of a user stack.
+    """Returns the addresses at which to look up a user stack's symbols.
 
     A caller's address is the return address minus one, which belongs to the call instruction.
     Raises ``ValueError`` if the stack is malformed.

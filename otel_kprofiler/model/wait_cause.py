@@ -16,7 +16,7 @@ from otel_kprofiler.model.wait_pool import is_idle_in_pool
 
 
 class WaitCause(enum.Enum):
-    """The cause of a wait. The value appears in reports and in exported profiles."""
+    """The cause of a wait. Values appear in reports and in exported profiles."""
 
     RUN_QUEUE = "run_queue"
     """Runnable, but other threads occupy the CPU."""

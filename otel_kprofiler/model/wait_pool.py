@@ -24,7 +24,7 @@ _PAIRS: Final = frozenset({
     ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
     ("VMThread::wait_for_operation", "VMThread::run"),
 })  # fmt: skip
-"""Pairs of a waiting function and its caller. Each pair indicates a thread waiting for work."""
+"""Pairs (waiting function, caller), each of which indicates a thread waiting for work."""
 
 _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"

@@ -32,7 +32,7 @@ class Resource:
 
 
 class WindowWaker(NamedTuple):
-    """The thread that ended a wait, with ids as in :class:`otel_kprofiler.model.Waker`."""
+    """The thread that ended a wait; its ids are those of :class:`otel_kprofiler.model.Waker`."""
 
     pid: int
     tid: int

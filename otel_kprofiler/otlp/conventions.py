@@ -29,7 +29,7 @@ KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 PROGRAM: Final = "otel_kprofiler.program"
 """Attribute of an interpreter's Resource: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""True on the Resource for the waits of processes that exited before they were sampled."""
+"""True on the shared Resource for waits of processes that exited before they were sampled."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """On mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
@@ -58,7 +58,7 @@ DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
 Receivers reject unknown versions without decoding the request (OTLP specification, "Profiles
 development version")."""
 DEVELOPMENT_VERSION: Final = "1"
-"""Supported schema version, valid until the first incompatible change to ``v1development``."""
+"""Supported schema version: 1 until the first incompatible change to ``v1development``."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
 """On the first profile of each kind in a request: number of samples of the kind in the window."""
@@ -84,8 +84,8 @@ EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Name prefix of a profile's attributes, followed by a loss cause. The value is the number of lost
-samples from earlier streams."""
+"""Prefix of the names of profile attributes; the loss cause follows. The value is the number of
+lost samples from earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: Unix time since which a killed run's number of samples is unknown."""
 
@@ -110,8 +110,8 @@ WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
 """Attribute of a request's first wait profile: minimum duration of waits that are always sampled,
-as of the end of the window. Waits shorter than this are sampled with a probability proportional to
-their duration."""
+as of the end of the window. Shorter waits are sampled with a probability proportional to their
+duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Attribute prefix, followed by a lock type from ``LOCK_TYPES`` or ``other``. Only a request's
@@ -122,7 +122,7 @@ LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`. The value is the total time of the waits, in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning. All other sample attributes, except
+"""Sample attributes with a predefined meaning. All other sample attributes, except
 ``otel_kprofiler.*``, are labels."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(

@@ -186,7 +186,7 @@ class Dictionary:
         self._frame_kinds: dict[tuple[object, ...], bytes] = {}
 
     def string(self, text: str) -> Token:
-        """Returns the token of a string; the empty string is index 0."""
+        """Returns the token of a string; the empty string has index 0."""
         token = self._strings.get(text)
         if token is None:
             cleaned = text if text.isascii() else escape_surrogates(text)
@@ -265,7 +265,7 @@ class Dictionary:
         return self._writer.separator.join(tokens)
 
     def _add_stack(self, stack: Stack) -> Token:
-        """Returns the token of a stack; a stack without frames is index 0."""
+        """Returns the token of a stack; a stack without frames has index 0."""
         parts: list[bytes] = []
         run: list[Frame] = []
         for kind, frames, status, *_ in stack.sides:

@@ -1,8 +1,8 @@
 """Encodes windows as OTLP requests within a size limit.
 
 A window is encoded as one request. If the request is too large, it is discarded, and the samples
-are encoded again in several requests, as many at a time as are estimated to fit. A request's
-dictionary contains only the values that the request uses.
+are encoded again in several requests, each with as many samples as are estimated to fit. A
+request's dictionary contains only the values that the request uses.
 """
 
 import os
@@ -55,7 +55,8 @@ all samples fit, the number of samples is doubled."""
 class Encoded(NamedTuple):
     """An encoded window.
 
-    ``too_large`` counts, by kind, the samples that are in no batch because each exceeds the limit.
+    ``too_large`` is the number of samples, by kind, omitted from the batches because each exceeds
+    the size limit.
     """
 
     batches: tuple[Batch, ...]
@@ -108,10 +109,10 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If the
+    Every timestamp of the window is either in exactly one batch or counted in ``too_large``. If the
     window has neither samples nor wait totals, the result is one batch with the sample and loss
-    counts (the account) of each sample kind. Kinds without a Resource or an account are omitted; if
-    no kind remains, there is no batch. The same input yields the same bytes, apart from profile
+    counts (the account) of each sample kind. Kinds without a Resource or sample counts are omitted;
+    if no kind remains, there is no batch. The same input yields the same bytes, apart from profile
     ids. Thread-safe.
 
     Args:
@@ -158,7 +159,7 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Yields a request with the sample counts of each kind that has a Resource, if any.
+    """Yields at most one request, with the sample counts of all kinds that have a Resource.
 
     Each profile contains one sample with value 0, because Collectors drop requests without samples.
     """

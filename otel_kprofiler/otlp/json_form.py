@@ -182,7 +182,7 @@ class JsonWriter:
         )
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields of a profile before and after the elements of ``samples``."""
+        """Returns a profile's JSON text before and after the elements of ``samples``."""
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
         )

@@ -16,11 +16,11 @@ from otel_kprofiler.otlp.references import check_indices
 from otel_kprofiler.otlp.values import Values, as_text
 
 _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
-"""Frame types of machine code, including frames without a type."""
+"""Frame types of machine code; None stands for frames without a type."""
 
 
 class NamelessFile(NamedTuple):
-    """The file of a code mapping. Ids that are missing from the mapping are empty.
+    """The file of a code mapping. An id is empty if the mapping does not contain it.
 
     ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """

@@ -35,7 +35,7 @@ _JSON_SPACE: Final = b" \t\r\n"
 
 
 class Note(NamedTuple):
-    """A violation of a rule that is visible only in the serialized form."""
+    """A rule violation that is visible only in the serialized form."""
 
     rule: str
     where: str

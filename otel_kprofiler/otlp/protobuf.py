@@ -162,7 +162,7 @@ class ProtobufWriter:
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns the content of ``values``."""
+        """Returns the encoded content of the ``values`` field."""
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

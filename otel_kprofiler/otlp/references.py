@@ -92,7 +92,7 @@ def check_indices(message: Any) -> None:
 
 
 def outside_error() -> PayloadError:
-    """Returns the error for a request with an index outside its table."""
+    """Returns the error for a request that contains an out-of-range table index."""
     return PayloadError(
         "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
     )

@@ -84,7 +84,7 @@ class Contents:
         ]
 
     def table(self, name: str) -> Iterator[Place]:
-        """Returns the entries of a table without its zero entry."""
+        """Returns the entries of a table except the first, which is the zero value."""
         entries = _places(f"dictionary.{name}", getattr(self.dictionary, name))
         next(entries, None)
         return entries

@@ -63,7 +63,7 @@ _INWARD: Final = (
 
 @rule
 def no_duplicates(contents: Contents) -> Iterator[Problem]:
-    """No table may hold two entries that are equal once their references are resolved."""
+    """A table must not contain two entries that are equal after their references are resolved."""
     first_of: dict[str, list[int]] = {}
     for name in _INWARD:
         seen: dict[Hashable, int] = {}

@@ -124,7 +124,7 @@ def sample_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def period(contents: Contents) -> Iterator[Problem]:
-    """A period must have a type, and vice versa: cpu/nanoseconds for samples/count."""
+    """A period requires a period type and vice versa; samples/count requires cpu/nanoseconds."""
     for where, profile in contents.profiles:
         period_type = _type(contents, profile.period_type)
         if any(period_type) != (profile.period > 0) or profile.period < 0:
@@ -216,7 +216,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """Account attributes must be integers >= 0. No total may be less than a count in it."""
+    """Account attributes must be integers >= 0. No total may be less than any of its counts."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)

@@ -39,7 +39,7 @@ def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
 
 
 def spread_accounts(message: Any) -> None:
-    """Copy the account to each profile from the previous profile of its kind."""
+    """Copy sample counts to profiles without counts from the last profile of the same kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account:

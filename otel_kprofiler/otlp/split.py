@@ -80,9 +80,9 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
-    Every sample is in exactly one part. Each part repeats the sample and loss counts (the account).
-    Some parts may exceed ``max_bytes``. Returns the parts in order, or an empty tuple if the
-    request has a single timestamp, cannot be parsed, or does not match the sample counts of the
+    Every sample is in exactly one part. Each part repeats the sample and loss counts of the
+    request. Some parts may exceed ``max_bytes``. Returns the parts in order, or an empty tuple if
+    the request has a single timestamp, cannot be parsed, or does not match the sample counts of the
     batch.
     """
     try:
@@ -141,7 +141,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """Build a batch in which kinds absent from ``kinds`` count as "samples"."""
+    """Build a batch; profiles whose kind is not in ``kinds`` count as "samples"."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [
@@ -156,7 +156,7 @@ def _make_batch(
 
 
 def _count(sample: Any) -> int:
-    """Returns the number of samples in a ``Sample``; 0 if it only carries a profile's account."""
+    """Returns the number of samples in a ``Sample``; 0 if it only carries the profile's counts."""
     return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
 
 

@@ -1,7 +1,7 @@
 """Converts attribute values to Python values, within limits.
 
-Attributes can refer to strings in the dictionary and be nested, so an expanded value can be far
-larger than its message. The total size of the resulting text is therefore limited.
+Attributes can be nested and refer to strings in the dictionary, so an expanded value can be far
+larger than the message that contains it. The total size of the resulting text is therefore limited.
 """
 
 import json

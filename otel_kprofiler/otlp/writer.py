@@ -91,7 +91,7 @@ class Writer(Protocol):
         """Serializes a sample's timestamps. The results of several calls may be concatenated."""
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Serializes the values of a sample, one per timestamp. The results may be concatenated."""
+        """Serializes a sample's values, one per timestamp. Several results may be concatenated."""
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """Returns a sample of a profile. If ``values`` is empty, each timestamp counts as 1.
@@ -103,7 +103,7 @@ class Writer(Protocol):
         """Returns an attribute of a resource or scope."""
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields around the samples, which all profiles of one kind share."""
+        """Returns the fields that surround the samples and are equal in all profiles of a kind."""
 
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes

@@ -91,8 +91,8 @@ class Reader:
     Raises ``PayloadError`` if the file is not supported, or its header is malformed.
 
     Attributes:
-        file: the contents other than the records. A file written to a pipe interleaves these with
-            the records, so read all records before using this attribute.
+        file: the file's contents, except for the records. In pipe format, other data is interleaved
+            with the records, so this attribute is complete only after all records have been read.
         problem: why data is missing or malformed; empty if the file is intact.
     """
 

@@ -163,7 +163,7 @@ class _Decoder:
             yield Throttle(time_ns)
 
     def _trailer(self, cursor: Cursor) -> tuple[int, int]:
-        """Returns the time and event index at a record's end, and removes them from the cursor."""
+        """Returns a record's trailing time and event index, and removes them from the cursor."""
         attrs = self._reader.file.attrs
         if not attrs or not attrs[0].has_ids:
             return NO_TIME, 0

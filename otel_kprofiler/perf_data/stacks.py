@@ -53,7 +53,7 @@ class Stacks:
         self._frames: dict[tuple[FileMapping, int], Frame] = {}
 
     def map_kernel(self, mapping: FileMapping) -> None:
-        """Adds the mapping of the kernel, or of a module."""
+        """Adds the mapping of the kernel or a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
             # perf appends the symbol name _text to the path, and stores the symbol's address as the
             # offset.

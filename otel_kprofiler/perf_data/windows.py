@@ -66,8 +66,8 @@ def read_perf_data(
 ) -> list[Window]:
     """Reads output of ``perf record``, in file or pipe format. Returns a list with one window.
 
-    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
-    separate kind of sample, with event counts as values. Frames are symbolized if this host has a
+    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. All other events become
+    separate kinds of samples, with event counts as values. Frames are symbolized if this host has a
     file, or is running a kernel, with the same build id. Frames that are not symbolized consist of
     only a file and an offset.
 

@@ -20,8 +20,8 @@ SHARE: Final = 0.1
 """A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup
-combined, after a burst of one second. The user's older processes in the cgroup together receive the
-same fraction, after a burst of five seconds."""
+combined, after a burst of one second. All older processes of the user in the cgroup together
+receive another fraction of this size, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1

@@ -241,7 +241,7 @@ def replay(
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
 
-    Reads nothing from this host. Returns the stopped pipeline, whose account counts all samples. At
+    Reads nothing from this host. Returns the stopped pipeline, whose counts include all samples. At
     the end, ``whole_sink`` receives all samples again, in a single window. ``resolvers`` are closed
     with the pipeline. Raises ``KProfilerError`` if the recording is corrupt.
     """

@@ -20,7 +20,7 @@ class PipelineOptions:
 
     Attributes:
         whole_sink: receives all samples once more at the end, in a single window.
-        exporters: returns each exporter's account; may be called from any thread.
+        exporters: returns each exporter's sample counts; may be called from any thread.
         pause: called repeatedly during long computations, to yield the GIL or report progress.
         on_drained: receives the samples from each drain, before the samples wait for their symbols.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.

@@ -297,10 +297,10 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples before ``before_ns``. Return False if interrupted by a stop.
+        """Resolve and add the samples before ``before_ns``. Return False if stopped early.
 
-        A full window ends before the next sample. The remaining samples are kept for the next
-        window.
+        A full window is closed before the next sample is added. The remaining samples are kept for
+        the next window.
         """
         windows, pause = self._get_windows(), self.options.pause
         with self._lock:

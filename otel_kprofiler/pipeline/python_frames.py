@@ -60,7 +60,7 @@ class PythonFrames:
         self._is_own = self._warned = False
 
     def start(self) -> None:
-        """Register processes, and log problems. Call this after starting the sampler."""
+        """Register processes and log problems. Call this after starting the sampler."""
         self._maps = self._sampler.python
         self._problem = self._sampler.python_problem or ""
         if self._maps is None:

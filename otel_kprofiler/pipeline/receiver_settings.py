@@ -59,7 +59,7 @@ def user_symbol_settings(receiver: Receiver) -> UserSymbolSettings:
 
 
 def window_schedule(receiver: Receiver) -> WindowSchedule:
-    """Returns the window lengths."""
+    """Returns the schedule of a receiver's windows."""
     return WindowSchedule(
         int(receiver.reporter_interval), receiver.reporter_jitter, FIRST_WINDOW_NS
     )

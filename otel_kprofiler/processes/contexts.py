@@ -254,7 +254,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits for processes that are due to be read; returns no processes once closed."""
+        """Waits for processes that are due to be read; returns an empty list after closing."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()

@@ -66,7 +66,7 @@ def format_time(unix_ns: int) -> str:
 _SAMPLED: Final = 1  # a bit of the W3C trace flags
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""Fallback sources for a service's name, if neither its context nor its environment sets it."""
+"""Sources of a service name, if neither the process context nor the environment sets one."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
@@ -116,12 +116,13 @@ class ProcessResources:
         clock: converts start times to ``process.creation.time``. The clock's offset is read only
             once, so that creation times do not change when the clock is adjusted.
         base: the attributes of every Resource: the host's attributes and the configured attributes.
-        attributes_of: the complete attributes of processes that are not read from ``/proc``.
+        attributes_of: the complete attributes of processes whose attributes are not read from
+            ``/proc``.
         capacity: the maximum number of Resources kept. A Resource uses about 1.5 kB.
         on_new: called with a process and its Resource when the process is first seen, and when its
             Resource changes.
-        contexts: reads what processes publish about themselves (service.name, …); closed with this
-            object. Configured and observed attributes take precedence.
+        contexts: reads the attributes that processes publish, such as service.name; closed when
+            this object is closed. Configured and observed attributes take precedence.
         service_sources: the sources for :func:`find_service_name`, used for processes that do not
             publish a service name.
         reads_threads: whether :meth:`follow_threads` has an effect.
@@ -222,7 +223,7 @@ class ProcessResources:
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
         """Returns the Resource of a process, even if the process has not been sampled.
 
-        For a key without a program, returns the process's latest Resource. Processes that exit
+        If the key has no ``owner``, returns the process's latest Resource. Processes that exit
         before they have a Resource share a single Resource, because hundreds of processes may exit
         per second.
         """
@@ -309,7 +310,7 @@ class ProcessResources:
         return {**merged, "service.name": name} if name else merged
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """Returns replacements for a window's Resources that have changed.
+        """Maps each changed Resource of a window to its replacement.
 
         A Resource changes when its process publishes, updates or removes a context, or when its
         container's names become known. A shared Resource also changes when its cgroup becomes
@@ -373,7 +374,8 @@ class ProcessResources:
     ) -> tuple[SpanLink | None, LabelSet]:
         """Decodes the attributes of a sample's thread context, except those with unknown names.
 
-        Returns the link, with the local root's name, and the other attributes as labels.
+        Returns the link with the name of its local root span, and the remaining attributes as
+        labels.
         """
         if key.tgid in self._fixed and not (self._links_unsampled or context[1] & _SAMPLED):
             link = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class SearchTime:
-    """Limits the time that a thread spends on a search. Call it only from the searching thread.
+    """Limits the time that a thread spends on a search. Used only by the searching thread.
 
     Time during which the thread waits for a CPU is not counted. Under a low ``cpu.max``, a thread
     waits most of the time, so a limit on elapsed time would end every search.

@@ -19,7 +19,7 @@ _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
 _TAKEN: Final = ("service.", "deployment.")
-"""Prefixes of accepted attributes. Attributes that describe where a process runs are not
+"""Name prefixes of accepted attributes. Attributes that describe where a process runs are not
 accepted."""
 
 

@@ -53,7 +53,7 @@ class SharedResources:
         return shared.resource
 
     def renew(self, resources: Collection[Resource]) -> dict[Resource, Resource]:
-        """Returns replacements for Resources with cgroups that have been identified since."""
+        """Returns replacements for Resources whose cgroups can now be identified."""
         renewed = {}
         for shared in self._shared.values():
             if shared.resource not in resources:

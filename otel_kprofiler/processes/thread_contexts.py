@@ -75,8 +75,8 @@ _OWNER: Final = 3  # index of the user id in a ProcessKey; key maps are stored w
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Time limits for searching one process, because other processes wait for the search to end. The
-limits are sufficient for large programs, and for memory that is slow to read."""
+"""Time limits on the search of one process, which delays the search of other processes. The limits
+are sufficient for large programs, and for memory that is slow to read."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
 """Minimum pause after a search, as multiples of the search's CPU time and elapsed time."""

@@ -63,7 +63,7 @@ class _Machine(NamedTuple):
         head: the distance, in bytes, from the thread pointer up to the program's TLS block; None if
             the block is below the thread pointer.
         glibc_vector: the offset from the thread pointer at which glibc stores the DTV's address.
-        musl_vector: the same offset in musl.
+        musl_vector: the offset at which musl stores the DTV's address.
     """
 
     dtpmod: int

@@ -1,7 +1,7 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-There are two streams of JSON payloads. A ``code`` event lists the changes from a poll, each as
-``[time_ns, action, [symbol, …], until_ns]``. A ``code_details`` event contains the details of a
+There are two streams of JSON payloads. A ``code`` event lists the changes returned by a poll, each
+as ``[time_ns, action, [symbol, …], until_ns]``. A ``code_details`` event contains the details of a
 symbol, as ``[symbol, program, [[offset, file, line], …]]``. A symbol is ``[start, length, name,
 kind, since_ns, program_id]``, and a program consists of the fields of ``BpfProgram``.
 """

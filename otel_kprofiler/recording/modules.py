@@ -55,7 +55,7 @@ class ReplayedModules:
         """Does nothing, because every :class:`ModuleReading` contains all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the modules read up to ``now_ns`` and not returned yet."""
+        """Returns the module scans up to ``now_ns`` that have not yet been returned."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class ReplaySampler:
         """Does nothing, because :meth:`wait_first` never blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Returns the samples of the next drain, or sets :attr:`exhausted` if no drain is left."""
+        """Returns the next drain's samples, or sets :attr:`exhausted` after the last drain."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True

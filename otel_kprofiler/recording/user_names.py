@@ -53,7 +53,7 @@ class NamedRun(NamedTuple):
 
 
 class CodeNameCollector:
-    """Collects names of code that is not in a file, as they are resolved; not thread-safe."""
+    """Collects the names resolved for code that is not in a file; not thread-safe."""
 
     def __init__(self) -> None:
         self._runs: dict[CodePlace, list[NamedRun]] = {}

@@ -148,7 +148,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """Returns the path of a program, looking it up as shells do."""
+    """Returns the path of a program, looking it up like a shell."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

@@ -71,7 +71,7 @@ def name_counts(
     samples: Iterable[RawSample],
     previous: Mapping[str, SamplerCounts],
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of on-CPU samples and of events, by kind.
+    """Returns the counters for on-CPU samples and for each event, by kind.
 
     ``counts`` are the counters of cpu-clock and of each event. ``samples`` are those received since
     the ``previous`` counters were read.

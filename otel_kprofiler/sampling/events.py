@@ -212,10 +212,10 @@ class CpuEvents(PerCpuEvents):
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Just after a sample on this thread's CPU, run a function that calls bpf(2).
+        """Run a function that calls bpf(2), just after a sample on this thread's CPU.
 
         The kernel skips samples on a CPU that is executing bpf(2), so the function should return
-        before the next sample. This method waits for up to one period.
+        before the next sample. Blocks for up to one sampling period.
         """
         allowed = os.sched_getaffinity(0)
         cpu = sorted(allowed & self._events.keys())[:1]

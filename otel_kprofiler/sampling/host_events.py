@@ -125,8 +125,8 @@ def choose_events(
 ) -> Events:
     """Returns the configured events, without opening them.
 
-    ``runs`` returns how often the program has run on a CPU, for cpu-clock or for a numbered event.
-    ``traced`` contains the programs at raw tracepoints, one entry per kind; None entries are
+    ``runs`` returns how many times the program has run on a CPU, for cpu-clock or for a numbered
+    event. ``traced`` contains the programs for raw tracepoints, one entry per kind; None entries are
     skipped.
     """
     if config.child_pid is not None:

@@ -1,4 +1,4 @@
-"""Loads BPF programs, and explains what the host or the loader lacks."""
+"""Loads BPF programs, and reports which features the host or the loader lacks."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def require_libbpf(loader: str, message: str) -> None:
 def find_offsets(
     find: Callable[[KernelTypes], _T | None], read_types: Callable[[], KernelTypes]
 ) -> _T | None:
-    """Returns what ``find`` finds in the kernel's types; None if the kernel lacks BTF."""
+    """Returns the result of ``find`` for the kernel's BTF types; None if the kernel lacks BTF."""
     try:
         return find(read_types())
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def get_offsets(
     message: str,
     alternative: str,
 ) -> _T:
-    """Returns what ``find`` finds in the kernel's types.
+    """Returns the result of ``find`` for the kernel's types.
 
     Raises ``KernelFeatureError`` with ``message`` if the kernel lacks BTF. The error's hint
     suggests another kernel, or the ``alternative``.

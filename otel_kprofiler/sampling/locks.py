@@ -52,7 +52,8 @@ class LockPlan(NamedTuple):
 def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> LockPlan | None:
     """Plans sampling of lock contention; returns None if it is not configured.
 
-    Raises ``KernelFeatureError`` if the kernel lacks the tracepoints, and ``OSError`` without BTF.
+    Raises ``KernelFeatureError`` if the kernel lacks the tracepoints, and ``OSError`` if it has no
+    BTF.
     """
     for number, spec in enumerate(config.events, 1):
         if isinstance(spec, LockSpec):
@@ -111,7 +112,7 @@ class Locks(TracedPrograms):
         """Adjust the sampling threshold once a second.
 
         ``now_ns`` is the current ``CLOCK_MONOTONIC`` time. ``taken`` is the number of waits sampled
-        since the start.
+        since sampling started.
         """
         if self._control.update(now_ns, taken, self._rate):
             self._configure()

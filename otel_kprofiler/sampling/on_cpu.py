@@ -60,8 +60,8 @@ RawSink = Callable[[bytes, int], None]
 class EbpfSampler(ForkAware):
     """Samples all CPUs of this host, or a single command; see :class:`Sampler`.
 
-    Requires CAP_BPF and CAP_PERFMON. Nothing remains in the kernel after the process exits. In a
-    forked child, the sampler is closed, while the parent continues to sample.
+    Requires CAP_BPF and CAP_PERFMON. Nothing remains in the kernel after the process exits. After a
+    fork, the sampler is closed in the child and continues to sample in the parent.
 
     Args:
         raw_sink: receives the raw records of each drain, for recordings.
@@ -146,7 +146,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def python_problem(self) -> str | None:
-        """Returns why Python frames are not read although they are configured."""
+        """Returns why Python frames are configured but not read; None if there is no problem."""
         return self._attachment().python_problem
 
     def start(self) -> None:
@@ -168,8 +168,8 @@ class EbpfSampler(ForkAware):
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
         size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
-        stacks and user stacks are now enabled, they are unwound using frame pointers. On error, the
-        settings remain unchanged.
+        stacks and user stacks are now enabled, user stacks are unwound using frame pointers. On
+        error, the settings remain unchanged.
 
         Returns:
             The boottime from which the new period applies on every CPU.

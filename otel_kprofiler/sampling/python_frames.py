@@ -37,7 +37,7 @@ def plan_python(
 def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
-    """Returns and logs why configured Python frames are missing; None if none are missing."""
+    """Returns and logs why configured Python frames are missing; None if there is no problem."""
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:

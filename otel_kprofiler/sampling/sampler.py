@@ -53,7 +53,7 @@ class SamplerConfig:
         preload_paths: additional files whose tables are loaded before the first sample, such as
             those of a command that starts later (:meth:`HeldCommand.find_files`).
         python_frames: maximum number of Python frames in stacks of registered processes
-            (:class:`PythonMaps`), 0 to 127. At 0, no Python frames are read.
+            (:class:`PythonMaps`), 0 to 127. If 0, no Python frames are read.
         pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: whether to also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
@@ -74,8 +74,8 @@ class SamplerConfig:
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
         span_path: path to the current span of each thread of this process; used only if the loader
-            supports the BPF program that reads spans. Otherwise, spans are read from thread
-            contexts.
+            supports the BPF program that reads spans. If the loader does not support the program,
+            spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
             outside ``target_namespace`` contain ids of the initial namespace.
@@ -207,7 +207,7 @@ class Sampler(Protocol):
         """Returns the kinds of samples that may occur, in the order of a window's profiles."""
 
     def start(self) -> None:
-        """Start sampling. Raises ``HostError`` or ``SamplerError``, leaving nothing open."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError``, leaving no resources open."""
 
     def wait(self, timeout_s: float) -> None:
         """Block until the ring is half full, :meth:`wake` is called, or the timeout expires."""

@@ -130,7 +130,7 @@ def _unknown(name: str, files: HostFiles) -> HostError:
 
 
 class TracedPrograms:
-    """The programs at raw tracepoints; not thread-safe.
+    """The BPF programs attached to raw tracepoints; not thread-safe.
 
     Args:
         traced: CPUs on which the programs take samples.
@@ -163,7 +163,7 @@ class TracedPrograms:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Does nothing by default; a subclass may update counts that it reads from the kernel."""
+        """Does nothing by default; subclasses may read counters from the kernel."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -253,8 +253,8 @@ def open_tracepoints(
 ) -> Iterator[Tracepoints | None]:
     """Keeps tracepoint programs loaded during a ``with`` block; yields None if ``plans`` is empty.
 
-    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program for another
-    tracepoint, which shares the maps of ``first``.
+    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program of another
+    tracepoint; all programs share the maps of ``first``.
     """
     if not plans:
         yield None

@@ -40,7 +40,7 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""Maximum number of reported wait starts per sample. Most waits are too short to be sampled."""
+"""Maximum ratio of reported wait starts to samples. Most waits are too short to be sampled."""
 _LASTING_SHARE: Final = 0.5
 """Maximum average rate of samples from ongoing waits, as a fraction of the sample rate."""
 _LOADAVG: Final = "/proc/loadavg"

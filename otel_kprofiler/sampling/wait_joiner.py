@@ -38,8 +38,7 @@ class _Pending:
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
         """Mark the wait as sampled up to now, and return the newly sampled sleep and runnable time.
 
-        The threads' clock may be unstable, so the wait is capped at the time that has passed on
-        ``CLOCK_BOOTTIME``.
+        The threads' clock may be unstable, so the wait is capped at the elapsed ``CLOCK_BOOTTIME``.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
@@ -59,7 +58,7 @@ class WaitJoiner:
     The BPF program samples a wait of duration d with probability p = min(1, d / threshold). The
     sample has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples
     estimates the total time of all waits long enough to be sampled. A wait during which the thread
-    slept and then waited for a CPU becomes two samples, which share the value.
+    slept and then waited for a CPU becomes two samples, whose values add up to d / p.
 
     Args:
         is_left_out: returns whether the thread of a record is excluded.

@@ -27,10 +27,10 @@ class WaitSums:
     ) -> Mapping[ProcessKey, WaitTotals]:
         """Returns each process's off-CPU totals since the last call.
 
-        A thread that has just exited may be missing from ``threads``, or may also be passed to
-        :meth:`add_ended` later. ``now_ns`` must have been read before ``threads``, from the clock
-        that timestamps the threads. Skips waits from epochs other than ``epoch``, because those
-        waits may have completed.
+        Whether or not ``threads`` contains a thread that has just exited, the thread may later be
+        passed to :meth:`add_ended`. ``now_ns`` must have been read before ``threads``, from the
+        clock that timestamps the threads. Skips waits from epochs other than ``epoch``, because
+        those waits may have completed.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -78,7 +78,7 @@ class WaitSums:
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the sums by state, each at least as large as the sum reported last.
+    """Returns the sums by state, each at least as large as the last reported sum.
 
     A sleep sum can decrease, because reported sleep may turn out to be runnable time.
     """

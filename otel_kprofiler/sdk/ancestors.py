@@ -29,8 +29,8 @@ def find_sampling_ancestor() -> int | None:
     """Returns the pid of the nearest ancestor that samples its descendants; None if not found.
 
     An ancestor that samples its descendants publishes :data:`SAMPLES_DESCENDANTS` in its process
-    context. This process must be allowed to read the ancestor's context, and must share its pid
-    namespace.
+    context. This process must be allowed to read the ancestor's context, and must be in the same
+    pid namespace.
     """
     pid, files = os.getppid(), Access()
     while pid > 1:

@@ -195,7 +195,8 @@ class KernelProfiler(ForkAware):
     def start(self, on_error: OnError = "warn") -> Self:
         """Start profiling, unless this profiler is already running or is disabled.
 
-        If profiling is impossible, ``warn`` logs the reason and the fix. ``raise`` raises an error.
+        If profiling is impossible, ``warn`` logs the reason and the fix. With ``raise``, an
+        exception is raised instead.
 
         Raises:
             ConfigError: an environment variable has an invalid value. The message lists all

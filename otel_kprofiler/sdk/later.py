@@ -12,7 +12,7 @@ from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.workers import THREADS_HINT, call_in_workers, lacks_threads
 
 _DELAY_S: Final = 0.2
-"""Start delay, in seconds, so that children that soon execute another program are skipped."""
+"""Start delay in seconds, to skip children that soon execute another program."""
 
 _log = logging.getLogger(__name__)
 

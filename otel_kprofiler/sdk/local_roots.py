@@ -1,7 +1,7 @@
 """Names samples after their span's local root, the topmost span of the same trace in this process.
 
 A span processor records each span's local root when the span starts, and the root's name when the
-root ends. Nothing runs when the current span changes. The profiler looks up the span of each sample
+root ends. No code runs when the current span changes. The profiler looks up the span of each sample
 when it drains the sample. The profiler looks up the roots' names only when it closes a window,
 because web frameworks add the route to a span's name late.
 """
@@ -108,8 +108,8 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """Start maintaining ``encoded``, the encoded root name of each active span, by span id.
 
-        An entry contains the name that the root had when its last descendant started. An entry is
-        removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
+        An entry is the root's name as of the most recent start of one of the root's spans. An entry
+        is removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):

@@ -72,7 +72,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Returns the byte offset in ``holder`` of references to ``held``; None unless unique."""
+    """Returns the byte offset at which ``holder`` refers to ``held``; None if not unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]

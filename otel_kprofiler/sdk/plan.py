@@ -45,7 +45,7 @@ class Plan:
             the drain interval are set when sampling starts.
         user_symbols: how to name the functions and lines of user frames.
         loader: the library that loads the BPF program.
-        service_sources: sources of service names for other processes that publish no service name.
+        service_sources: sources of names for other processes that do not publish a service name.
     """
 
     target: Target = "self"
@@ -140,7 +140,7 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Apply the service's Resource to this process, and its attributes to all Resources."""
+    """Set this process's Resource, and add the service's attributes to all Resources."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

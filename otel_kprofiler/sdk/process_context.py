@@ -204,9 +204,9 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
-    If ``keys`` is None, an earlier announcement is withdrawn. Without an existing process context,
-    a context with the ``resource`` attributes is published, unless ``resource`` is None. Raises
-    ``HostError`` if publishing fails.
+    If ``keys`` is None, an earlier announcement is withdrawn. If no process context exists, one
+    with the ``resource`` attributes is published, unless ``resource`` is None. Raises ``HostError``
+    if publishing fails.
     """
     forks.catch_up()
     with _publisher.lock:

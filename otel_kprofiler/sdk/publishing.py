@@ -12,7 +12,7 @@ from otel_kprofiler.sdk.thread_contexts import publish_threads
 
 
 def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish the Resource and the threads' spans if the plan requests it, and log failures.
+    """Publish the Resource and the threads' spans as the plan specifies, and log failures.
 
     ``find_resource`` is also called in forked children.
     """

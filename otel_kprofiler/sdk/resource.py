@@ -22,12 +22,12 @@ def find_resource() -> Resource | None:
 class ServiceResource:
     """Tracks the current Resource of the service's other signals.
 
-    The other signals' providers may be set later. In a forked child, the SDK changes their
-    ``service.instance.id``, and profiles adopt the new id.
+    The other signals' providers may be set later. In a forked child, the SDK changes the
+    ``service.instance.id`` of these providers, and profiles adopt the new id.
 
     Args:
         given: an explicit Resource. By default, the other signals' Resource, or
-            ``Resource.create()`` until they have one.
+            ``Resource.create()`` until that Resource is set.
     """
 
     def __init__(self, given: Resource | None) -> None:

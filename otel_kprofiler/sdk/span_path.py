@@ -181,7 +181,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
     """Check that the values read from memory match Python's, for every form of each object.
 
     Threads that start or exit between two reads change the list of thread states, so each
-    comparison is repeated. The path is wrong only if the comparison fails every time.
+    comparison is repeated. The path is rejected only if every comparison fails.
     """
     tid = threading.get_native_id()
     if all(reader.find_thread_state(tid) != get_thread_state() for _ in range(_TRIES)):

@@ -89,7 +89,7 @@ class SpanReader:
             return 0
 
     def find_labels(self, tid: int) -> int:
-        """Returns the address of the ``int`` that is the number of a thread's current label set."""
+        """Returns the address of the ``int`` that holds a thread's current label set number."""
         path = self._path
         try:
             keys = self._find_otel_context(tid)
@@ -194,7 +194,7 @@ class SpanReader:
         return 0
 
     def _typed(self, address: int, type_: int, at: int) -> int:
-        """Returns the reference at an offset in an object; 0 if the object has a different type."""
+        """Returns the reference at offset ``at`` in an object; 0 if its type is not ``type_``."""
         if not address or self._word(address + _TYPE_AT) != type_:
             return 0
         return self._word(address + at)
@@ -219,7 +219,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Returns the address and header size of an instance's values, and its dictionary's address.
+    """Returns (values address, values header size, dictionary address) of an instance.
 
     The address of the values is 0 if they are in the dictionary. Raises ``OSError`` if a read
     fails.

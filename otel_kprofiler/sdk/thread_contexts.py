@@ -58,7 +58,7 @@ class _Attributes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the label names in the order of their numbers, which never change."""
+        """Returns the label names in order of their numbers; a name's number never changes."""
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
@@ -198,7 +198,7 @@ def _methods(kind: type) -> dict[str, Any]:
 
 
 def _is_outside_of_loops() -> bool:
-    """Returns whether this thread runs no event loop, which would enter a context for each task."""
+    """Returns whether this thread is not running an event loop, which enters a context per task."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - returns None outside of loops
         return False
     trio: Any = sys.modules.get("trio")
@@ -258,7 +258,7 @@ def write_records() -> str:
 
 
 def describe_threads() -> dict[str, object]:
-    """Returns ``published``, ``problem`` and ``failures`` (to read a span). Thread-safe."""
+    """Returns ``published``, ``problem`` and ``failures`` (failed span reads). Thread-safe."""
     return _writer.as_dict()
 
 

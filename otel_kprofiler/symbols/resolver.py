@@ -64,12 +64,12 @@ class SideResolver(Protocol[StateT]):
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolves raw frames in a state from :meth:`state`. The result must be immutable."""
+        """Resolves raw frames, given a state from :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
 
-        Returns the boottime up to which information is complete. A sample is held until the
+        Returns the boottime up to which all changes have been applied. A sample is held until the
         returned boottime passes the sample's timestamp, but for at most half a second.
         """
 
@@ -90,7 +90,7 @@ class Stateless:
         """Returns None for every sample. :class:`StackResolver` does not call this method."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because samples do not wait for names that are read later."""
+        """Returns ``now_boot_ns``, because samples never wait for symbols."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

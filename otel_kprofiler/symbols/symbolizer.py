@@ -20,8 +20,8 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 class Symbolizer:
     """Resolves kernel addresses with one resolver and user addresses with another.
 
-    Implements :class:`Resolver`; thread-safe if both resolvers are thread-safe. Close it, or use it
-    as a context manager.
+    Implements :class:`Resolver`; thread-safe if both resolvers are thread-safe. Must be closed, or
+    used as a context manager.
 
     Example:
         >>> import os

@@ -53,7 +53,7 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """Reads all BPF functions; None if the kernel permits only reading kallsyms."""
+        """Returns all BPF functions; None if the kernel permits only reading kallsyms."""
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),

@@ -26,7 +26,7 @@ from otel_kprofiler.tracking.program_details import describe
 from otel_kprofiler.tracking.record_events import KSYMBOLS, SETTLE_NS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
-"""Limit on data queued for ``poll``. Excess data is dropped, and all symbols are reread."""
+"""Limit on data queued for ``poll``. Excess data is dropped, and then all symbols are reread."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs. All symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2

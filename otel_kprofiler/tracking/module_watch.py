@@ -1,9 +1,9 @@
 """Tracks modules as they are loaded and unloaded.
 
 A thread, started by the first poll, sleeps until the kernel announces a module. The thread then
-reads the sections and build ids of new modules, which suffice to determine file ids and RVAs, and
-finally the modules' symbol names. ``poll`` also checks the list of modules, because a module is not
-announced while its init function is running, and never if the function fails.
+reads the sections and build ids of new modules (sufficient for file ids and RVAs), and then the
+modules' symbol names. ``poll`` also checks the list of modules, because a module is not announced
+while its init function is running, and never if the function fails.
 """
 
 import errno
@@ -52,7 +52,7 @@ from otel_kprofiler.tracking.module_uevents import (
 SCAN_INTERVAL_NS: Final = 100_000_000
 """Minimum interval between checks of the module list when no module is announced."""
 BATCH_NS: Final = 20_000_000
-"""Period within which announcements are collected and handled together."""
+"""Announcements within this period are handled together."""
 NAMES_SHARE: Final = 0.05
 """Maximum long-term fraction of one CPU's time spent on reading names."""
 MAX_ATTEMPTS: Final = 5
@@ -159,7 +159,7 @@ class ModuleWatch(ForkAware):
             return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
-        """Returns the datagrams received since the last call, with the boottime of each."""
+        """Returns the datagrams received since the last call, each with its boottime."""
         with self._lock:
             taken, self._datagrams = self._datagrams, []
         return taken
@@ -192,7 +192,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the module list is unchanged. The caller holds the lock."""
+        """Returns whether the module list is unchanged. The caller must hold the lock."""
         looked_ns = self._now()
         try:
             lines = self._read_list()

@@ -37,7 +37,7 @@ _MAP_SHARED: Final = 1
 
 
 class TaskRecord(NamedTuple):
-    """A thread of process ``pid`` started or exited. ``parent`` is the process's parent."""
+    """A thread of process ``pid`` started or exited. ``parent`` is the parent's pid."""
 
     time_ns: int
     pid: int

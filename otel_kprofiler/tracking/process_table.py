@@ -12,7 +12,7 @@ from otel_kprofiler.tracking.process_records import ExecRecord, MapRecord, TaskR
 
 
 class Started(NamedTuple):
-    """A process started, or was running when the stream started or a loss was repaired.
+    """A process started, or was already running when the stream started or recovered from a loss.
 
     A forked process inherits its parent's mappings, for which no events are generated.
 
@@ -136,8 +136,8 @@ class _Process:
 class ProcessTable:
     """Tracks the processes in ``pids``, and their descendants if ``children`` is set.
 
-    Not thread-safe. If ``pids`` is empty, all processes are tracked. A process's start may be up to
-    ``same_start_ns`` later in the records than in ``/proc``.
+    Not thread-safe. If ``pids`` is empty, all processes are tracked. The start time of a process in
+    the records may be up to ``same_start_ns`` later than in ``/proc``.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class ProcessTable:
 
 
 def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
-    """Returns whether mappings are equal in the fields that mmap records and ``maps`` share."""
+    """Returns whether mappings are equal in the fields common to mmap records and ``maps``."""
     return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip

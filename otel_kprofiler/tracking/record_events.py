@@ -30,7 +30,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum time from a record's timestamp to its write, including pauses of a virtual CPU."""
+"""Maximum time from a record's timestamp until it is written, including virtual CPU pauses."""
 _SAMPLE_TIME: Final = 1 << 2
 _FORMAT_TIME_ENABLED: Final = 1 << 0
 _FORMAT_LOST: Final = 1 << 4  # since kernel 6.0
@@ -162,7 +162,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Adapt to CPUs that came online or went offline. The rings must have been emptied."""
+        """Adapt to CPUs that came online or went offline. The caller must first drain the rings."""
         try:
             changes = self.update()
         except OSError as error:
@@ -234,7 +234,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
 
 def plan_ring_bytes(cpus: int) -> int:
-    """Returns the ring size per CPU: 512 KiB (about 5,000 records), at most 8 MiB for all CPUs."""
+    """Returns the ring size per CPU: 512 KiB (about 5,000 records), but at most 8 MiB in total."""
     size = _MOST_RING_BYTES
     while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
         size //= 2

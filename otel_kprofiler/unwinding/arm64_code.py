@@ -13,7 +13,7 @@ FP, LINK, SP = 29, 30, 31
 """DWARF register numbers. As a destination register, 31 may also encode the zero register."""
 WORD: Final = struct.Struct("<I")
 CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
-"""Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""
+"""Alignment factors 4 and -8, return address register 30, pcrel|sdata4 pointers; def_cfa sp 0."""
 NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
 """def_cfa sp 16 (any CFA above sp will do); val_expression x30 with an empty expression."""
 _PC_BYTES: Final = WORD.size

@@ -321,7 +321,7 @@ class Flow:
         return False
 
     def _sweep(self) -> dict[int, Instruction]:
-        """Decodes the unreached code in gaps."""
+        """Decodes the instructions in gaps, except those with known states."""
         rest = {}
         for start, end in self._gaps:
             at = start
@@ -335,7 +335,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code, and add them unless they contradict each other."""
+        """Find the states of connected code, and store them if they are consistent."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}
@@ -392,7 +392,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns all instructions connected to the one at ``at``, and adds them to ``seen``."""
+    """Returns the instructions connected to the instruction at ``at``; adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

@@ -135,7 +135,7 @@ def limit_memory() -> None:
 
 
 def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
-    """Maps a file, and returns its tables. For errors, see :func:`write_tables`."""
+    """Maps a file and returns tables generated from it. For errors, see :func:`write_tables`."""
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
             return make(file)

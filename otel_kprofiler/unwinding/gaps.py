@@ -14,12 +14,12 @@ Gap = tuple[int, int]
 _FAR_BYTES: Final = 4096
 """Functions that start at least this many bytes apart are checked for a gap between them."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps that justifies a child process, in bytes. Gaps left by linkers alone
-total about 200 bytes."""
+"""Minimum total size of gaps that justifies a child process, in bytes. Linkers alone leave gaps of
+about 200 bytes in total."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Maximum number of table entries for which all function sizes are read if ``main`` has no rule."""
+"""If ``main`` has no rule, all function sizes are read in tables with up to this many entries."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Instruction that loads ``main``: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""

@@ -1,11 +1,11 @@
 """Generates unwind table rows for Go functions on arm64 from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
-frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
-with the same instructions. In assembly functions, this module checks every instruction that may
-change x29, x30 or the stack pointer. After an unrecognized change, it generates no more rules for
-the function. Functions that switch stacks are recognized by their code (``runtime/asm_arm64.s``,
-``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
+frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions always use the
+same instructions for these stores. In assembly functions, this module checks every instruction that
+may change x29, x30 or the stack pointer. After an unrecognized change, it generates no more rules
+for the function. Functions that switch stacks are recognized by their code
+(``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
 import struct
@@ -36,8 +36,8 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Maximum size of a frame that is allocated by a single store instruction."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum size of a frame that may be dropped by two instructions, of which the table shows only
-the second."""
+"""Minimum size of a frame that may be freed by two instructions. The table records only the second
+instruction."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -195,7 +195,7 @@ class Arm64:
 
 
 class _Proof(NamedTuple):
-    """Facts proven by a function's code.
+    """Facts proven from a function's code.
 
     Attributes:
         keeps_link: whether x30 never changes, so that it always contains the return address.
@@ -239,7 +239,7 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 def _find_detour(code: bytes) -> tuple[int, int]:
     """Returns the range in which a function keeps its stack pointer in x20; (0, 0) if not found.
 
-    Functions with such a range call the vDSO on another stack. C code preserves x20 and x29.
+    A function with such a range calls the vDSO on a different stack. C code preserves x20 and x29.
     """
     left = _find(code, _KEEP_SP, 0)
     back = _find(code, _SET_SP, left) if left else 0
@@ -335,7 +335,7 @@ def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Generates the rows of asyncPreempt, whose end also drops the signal handler's frame."""
+    """Generates the rows of asyncPreempt, whose epilogue also pops the signal handler's frame."""
     (first, start), (end, frame) = [*sizes, (0, 0)][:2]
     changes = [at for at, register in find_changes(code[:end]) if register == SP]
     drop = WORD.pack(_DROP_SP | frame << 10) + _STORE_FP

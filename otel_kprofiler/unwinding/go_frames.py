@@ -48,7 +48,7 @@ _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
 
 
 class Shapes(dict[int, Shape]):
-    """Frame shapes of a table's functions, by the location of the function's frame sizes.
+    """Maps the location of a function's frame sizes in a table to the function's frame shape.
 
     Shapes are also cached across files, keyed by packed frame sizes, because many programs contain
     the same functions.
@@ -136,7 +136,7 @@ def find_text(table: Table, address: int, code: Code, start: int, shapes: Shapes
     Go stores ``runtime.text`` in ``moduledata`` and, before 1.26, in the table. In a
     position-independent file, both copies may be missing, and C code may precede the Go code, so
     candidates are checked against the code. Raises ``ValueError`` if no candidate matches.
-    ``address`` is the SVMA of ``.gopclntab``, and ``start`` that of ``.text``.
+    ``address`` and ``start`` are the SVMAs of ``.gopclntab`` and ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
     savings = _find_savings(table, step, shapes) or _find_savings(table, 1, shapes)

@@ -23,8 +23,9 @@ _VARINT: Final = rb"[\x80-\xff]*[\x00-\x7f]"
 _STEP: Final = re.compile(
     b"(" + _VARINT + b")(" + _VARINT + rb"(?:[\x01-\x0f]\x0f\x01" + _VARINT + b")?)"
 )
-"""The distance to the next frame size change, followed by the change itself. A change may include a
-return, which pops rbp (change -8), and the change that follows it. The last change is 0."""
+"""The distance to the next frame size change, followed by the change itself. A change may be
+combined with a subsequent return (which pops rbp: change -8) and the change after the return. The
+table ends with a change of 0."""
 _MAX_KEPT: Final = 1 << 16
 """Maximum number of entries in the cache of changes, and in the cache of distances."""
 
@@ -45,7 +46,7 @@ class _Distances(dict[bytes, "tuple[int, bytes]"]):
 
 
 class _Changes(dict[bytes, "tuple[int, bytes, _Changes]"]):
-    """Caches changes from one frame size: distance in bytes, CFA instructions, next changes."""
+    """Caches changes from a frame size as (distance in bytes, CFA instructions, next changes)."""
 
     def __init__(self, size: int, maker: StepMaker) -> None:
         super().__init__()

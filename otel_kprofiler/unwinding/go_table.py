@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags of functions without a caller, with unrecorded changes of sp, or written in assembly."""
+"""Flags: the function has no caller, makes unrecorded changes to sp, or is written in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -116,7 +116,7 @@ def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a varint of up to 32 bits. Returns the number and the position after it."""
+    """Parses a varint of up to 32 bits. Returns the value and the offset of the next byte."""
     value = 0
     for shift in range(0, 29, 7):
         byte = data[at]

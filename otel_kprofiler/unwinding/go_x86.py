@@ -48,7 +48,7 @@ _CALL_OF_C: Final = re.compile(
     rb"(?>.*?\x48\x89\xf4)(?P<left_back>)",
     re.DOTALL,
 )
-"""Code of asmcgocall."""
+"""Matches the machine code of asmcgocall."""
 _BY_GOROUTINE: Final = b"\x0f\x0c\x77%c\x06\x23\x08\x06\x77%c\x06\x1c\x23\x10"
 """def_cfa_expression: breg7 GOROUTINE; deref; plus_uconst 8; deref; breg7 DEPTH; deref; minus;
 plus_uconst 16."""

@@ -33,11 +33,11 @@ GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
 are allowed more time, because the process takes 2 s to start on an emulated processor."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""CPU time limit for code without tables: five times what musl's code needs."""
+"""CPU time limit for code without tables: five times the CPU time that musl's code takes."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
-"""Modules that child processes run. If imported here, they would stay in the agent's memory."""
+"""Modules that child processes run. Importing them here would keep them in the agent's memory."""
 _PYTHON: Final = (sys.executable, "-I", "-S")
 _RUN_MODULE: Final = """
 import sys, types
@@ -57,7 +57,7 @@ _MAY_PASS: Final = (Refusal.UNREADABLE, Refusal.FAILED)
 
 
 class Children(LimitedChildren):
-    """Runs processes that build tables, until :meth:`stop`. Thread-safe."""
+    """Runs table-building processes until :meth:`stop`. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def index_code(
     *,
     children: Children,
 ) -> Tables:
-    """Generate tables from machine code in a child process, and wait for its exit.
+    """Generate tables from machine code in a child process, and wait for it to exit.
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
     too large or the child process exceeded a limit, and ``ElfError`` if the section headers are

@@ -195,7 +195,7 @@ def _index_frames_of_c(
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Builds tables for code without unwind rules, merged with ``others``; None if not needed."""
+    """Returns ``others`` plus tables for code without unwind rules; None if nothing was added."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:

@@ -55,10 +55,10 @@ class Content(mmap.mmap):
 
 
 class TableMaps:
-    """Accesses the maps of files and tables. Methods are atomic with respect to each other.
+    """Accesses the BPF maps of files and tables. Methods are atomic with respect to each other.
 
     Duplicates the descriptors, because a thread that hangs in a file system may outlive the loaded
-    object that owns them. Raises ``OSError`` if a map cannot be mapped into memory.
+    object that owns the descriptors. Raises ``OSError`` if a map cannot be mapped into memory.
     """
 
     def __init__(self, map_fd: Callable[[str], int], sizes: MapSizes) -> None:
@@ -100,7 +100,7 @@ class TableMaps:
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the BPF program's mapping cache. Calls must not overlap."""
+        """Invalidate the BPF program's mapping cache. Must not be called concurrently."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:

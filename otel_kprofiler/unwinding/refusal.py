@@ -10,7 +10,7 @@ from otel_kprofiler.host import MappedFileError
 
 
 class Refusal(enum.Enum):
-    """The reason why tables are not used. The value is shown to users.
+    """The reason why tables are not used. Values are shown to users.
 
     Every ``FileProblem`` has a refusal of the same name.
     """

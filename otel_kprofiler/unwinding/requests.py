@@ -78,7 +78,7 @@ class RequestQueue:
             return None
 
     def done(self, taken: Turn[FileRequest] | Turn[Opened], cpu_ns: int) -> None:
-        """Ends a request's turn, and charges the CPU time used."""
+        """Marks a request as done, and charges the CPU time that it used."""
         with self._changed:
             if isinstance(taken.item, Opened):
                 self._loading -= 1
@@ -94,7 +94,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files after all workers have exited. Also works in a forked child."""
+        """Close the files; call after all workers have exited. Also works in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

@@ -49,17 +49,17 @@ from otel_kprofiler.unwinding.table import Tables
 
 _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
 OPEN_SHARE: Final = 0.05
-"""Long-term fraction of one CPU for opening files and reading headers; a burst may use 1 s."""
+"""Long-term CPU limit for opening files and reading headers, in CPUs. A burst may use 1 s."""
 CPU_SHARE: Final = 0.05
-"""Long-term fraction of one CPU for loading tables. Child processes that build tables have a
+"""Maximum long-term fraction of a CPU for loading tables. Child processes that build tables have a
 separate budget of the same size, so that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = min(_LOADERS - 1, max(1, (os.cpu_count() or 1) // 2))
 """Number of tables built concurrently before the first sample; later tables are built serially.
 
-At most half of the CPUs build tables. Each builder decodes its first Go file in full; later files
-take an eighth of the time.
+Tables are built on at most half of the CPUs. Each builder decodes its first Go file in full; later
+files take an eighth of the time.
 """
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
@@ -142,7 +142,7 @@ class TableStore:
 
         Only elapsed time is limited, because loading the tables of a single Go program may take
         half a second of CPU time. ``requests`` are for files that are not pending, most important
-        first. ``until_s`` is the monotonic time at which loading ends.
+        first. ``until_s`` is the deadline, in seconds of the monotonic clock.
         """
         self._is_preloading = True
         try:
@@ -404,7 +404,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Build tables for only a few files at a time, so that other threads remain available."""
+        """Build tables for only a few files at a time, to leave threads free for other work."""
         with self._lock:
             if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)

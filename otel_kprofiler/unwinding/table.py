@@ -38,7 +38,7 @@ class Tables(NamedTuple):
     """Locations of a file's search table and ``.eh_frame``.
 
     Attributes:
-        origin: base address (SVMA) of the pairs.
+        origin: base address (SVMA) to which the pairs are relative.
         search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
         frames: ``.eh_frame`` up to the end of the last entry in the search table.
         made: generated pairs; empty if the pairs are in the file.

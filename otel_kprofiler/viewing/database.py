@@ -111,8 +111,8 @@ def _connect(path: str) -> sqlite3.Connection:
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     """Opens a connection for writing to a store; creates the store if the file is empty.
 
-    The caller must have locked the file. ``synchronous`` is the value for ``PRAGMA synchronous``.
-    Raises ``KProfilerError`` if the file is not a store.
+    The caller must hold the lock on the file. ``synchronous`` is the value for ``PRAGMA
+    synchronous``. Raises ``KProfilerError`` if the file is not a store.
     """
     is_new = not os.path.getsize(path)
     database = _connect(path)

@@ -37,7 +37,7 @@ _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
 _STOP_S: Final = 2.0
 _PATIENCE_S: Final = 0.5
-"""Seconds that a call may wait for its message while other calls require its thread."""
+"""Time, in seconds, that a call may wait for its message while other calls need a thread."""
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -103,7 +103,7 @@ class _Methods(grpc.GenericRpcHandler):
         return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
 
     def cancel_slow(self) -> None:
-        """Cancel calls that have waited too long for their message while other calls wait."""
+        """Cancel calls that wait too long for their message while other calls wait for a thread."""
         end = time.monotonic() - _PATIENCE_S
         with self._lock:
             if self._calls <= THREADS:

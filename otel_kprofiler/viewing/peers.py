@@ -17,7 +17,7 @@ _HEADER: Final = struct.Struct("=IHHII")
 _OPTIONS: Final = struct.Struct("=BBBxI")
 """The first fields of inet_diag_req_v2: family, protocol, extensions, states."""
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")
-"""The first fields of inet_diag_sockid: ports, local and remote address."""
+"""The first fields of inet_diag_sockid: ports, then local and remote addresses."""
 _INTERFACE: Final = struct.Struct("=I8s")
 _MESSAGE: Final = struct.Struct("=B3x36s24xII")
 """The fields read from inet_diag_msg: family, socket id, user, inode."""

@@ -242,7 +242,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples with their stacks' node numbers. Identical samples in a bin are merged."""
+        """Reads samples with their stack node ids. Identical samples in a bin are merged."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():

@@ -54,8 +54,8 @@ _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits by c
 class Counts:
     """Counts of received requests and samples.
 
-    ``requests`` counts requests accepted at least in part. ``outdated`` counts samples that were
-    too old to be added, and ``repeated`` counts samples that had been received before.
+    ``requests`` counts requests that were at least partially accepted. ``outdated`` counts samples
+    that were too old to be added, and ``repeated`` counts samples that had been received before.
     """
 
     requests: int = 0
@@ -153,7 +153,7 @@ def _response(
 
 
 def cannot_listen(endpoint: str, option: str) -> HostError:
-    """Returns the error for an endpoint that is in use, or not on this host."""
+    """Returns the error for an endpoint that is in use or is not an address of this host."""
     return HostError(
         f"cannot listen on {endpoint} for profiles",
         hint="stop the program that listens there, such as a Collector, or choose another endpoint "

@@ -1,6 +1,6 @@
 """Serves the ``view`` page over HTTP, and serves data only to this page.
 
-Rejects requests for any host name or address that is not this server's. The check prevents DNS
+Rejects requests for any host name or address other than this server's. The check prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins cannot read
 responses (CORS). Pages on other sites may link to this page but cannot request data
 (``Sec-Fetch-Site``). On loopback, only users returned by :func:`find_trusted_users` receive

@@ -49,7 +49,7 @@ _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 _MAX_CACHED: Final = 50_000
 """Maximum number of cached row numbers, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""How many times per retention period unreferenced rows are removed."""
+"""Number of times per retention period that unreferenced rows are removed."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -287,8 +287,8 @@ class SampleStore:
 class _Paths:
     """Locates stacks in the tree during a single :meth:`SampleStore.add`, and caches their nodes.
 
-    ``frame`` returns the number of a frame. ``node`` returns the number of a frame's node below a
-    parent node.
+    ``frame`` returns the row id of a frame. ``node`` returns the row id of the node for a frame
+    below a parent node.
     """
 
     def __init__(self, frame: Callable[[FrameRow], int], node: Callable[[int, int], int]) -> None:

@@ -1,4 +1,4 @@
-"""A profile, and functions to operate the flame graph page and to read what it shows."""
+"""A test profile, and functions that operate the flame graph page and read its contents."""
 
 import time
 
@@ -84,7 +84,7 @@ def corner(page):
 
 
 def place(page, name):
-    """Returns the window coordinates of a box's centre."""
+    """Returns the window coordinates of a box's center."""
     box, (left, top) = boxes(page, name)[0], corner(page)
     return left + box["x"] + box["width"] / 2, top + box["y"] + box["height"] / 2
 

@@ -458,7 +458,7 @@ FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(
 
 
 def timed(browser, expression):
-    """Returns the milliseconds until an expression is evaluated and its result is drawn."""
+    """Returns the time, in milliseconds, to evaluate an expression and draw its result."""
     return browser.evaluate(
         f"(async () => {{ const start = performance.now(); {expression}; await {FRAMES};"
         "return performance.now() - start; })()"

@@ -81,7 +81,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def show(browser, files):
-    """Returns a function that opens the page, served as by ``view``, at a URL fragment."""
+    """Returns a function that serves the page like ``view``, and opens it at a URL fragment."""
     servers = []
 
     def open_page(address, **options):

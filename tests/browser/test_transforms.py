@@ -1,4 +1,4 @@
-"""Stack transforms on the page, compared with the same rules applied to each stack individually."""
+"""The page's stack transforms match the same rules applied to each stack individually."""
 
 import random
 from collections import Counter

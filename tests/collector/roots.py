@@ -76,7 +76,7 @@ class Root:
         assert self._holder.stdout.readline() == "ready\n"
 
     def beside(self, *words):
-        """Returns the command line that runs a command of the host in this root's network."""
+        """Returns the command line that runs a host command in this root's network namespace."""
         return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
 
     def command(self, *words):

@@ -347,7 +347,7 @@ def test_callers_and_callees_from_a_clickhouse_table_match_those_from_a_file(eng
 
 
 def sampled(data):
-    """Returns the sample counts in a page's data by stack, thread, CPU, kind and time bin."""
+    """Returns a page's sample counts by stack, thread, CPU, kind and time bin."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def path(node):

@@ -45,7 +45,7 @@ NOT_UTF8 = "latin\udcff"  # as Python decodes a non-UTF-8 argument
 
 
 def window():
-    """Returns a window with a process for each name, each with a different number of samples."""
+    """Returns a window with one process per name; sample counts differ between processes."""
     groups = []
     for at, name in enumerate(NAMES):
         code = Module(name, ModuleKind.USER, None, FileId(""), 0)

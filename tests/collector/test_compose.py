@@ -1,4 +1,4 @@
-"""The demo in examples/compose: Docker Compose accepts it, and its services work together.
+"""Docker Compose accepts the demo in examples/compose, and the demo's services work together.
 
 The tests need no images. The tests run the page, the Collector, ClickHouse's engine and the agent
 on this host, with the commands and files that Compose resolves, but at other addresses.

@@ -2,8 +2,9 @@
 
 The root contains only Debian's Essential packages and the package's declared dependencies. The root
 is built once by mmdebstrap from this system's mirror, and cached. The root file system has no
-systemd, so setpriv runs the unit's command with the unit's user and capabilities. The root has a
-separate network namespace, where the default ports of the agent and the Collector are free.
+systemd, so setpriv runs the unit's command with the unit's user and capabilities. Commands in the
+root run in a separate network namespace, where the default ports of the agent and the Collector are
+free.
 
 ``KPROFILER_DEB_TWICE=1`` builds the package twice and compares the bytes.
 """
@@ -45,7 +46,7 @@ ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 NOT_OURS = re.compile(
     r"(dev|proc|run|sys|tmp|var/lib/dpkg|var/log|root)/|etc/(passwd|g?shadow|group)-$"
 )
-"""Files created by dpkg, adduser and the kernel that are not removed."""
+"""Matches files that dpkg, adduser and the kernel create but do not remove."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def packages(tmp_path_factory):
 
 
 class CleanRoot(Root):
-    """A Debian root that can list its files, and fails the test if dpkg prints a warning."""
+    """A Debian root that can list its files and fails the test if dpkg prints a warning."""
 
     def dpkg(self, *words):
         """Runs dpkg, and asserts that it prints no warning or error. Returns the output."""

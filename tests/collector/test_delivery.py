@@ -74,7 +74,7 @@ def window_of(processes=5, samples=40):
 
 
 def expected(window):
-    """Yields all samples of a window in the same form as ``resolve`` in conftest.py."""
+    """Yields all samples of a window in the form that ``resolve`` in conftest.py uses."""
     kind = ("samples", "count", "cpu", "nanoseconds")
     for group in window.profiles[0].resources:
         resource = tuple(sorted(group.resource.attributes.items()))

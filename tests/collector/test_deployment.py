@@ -111,7 +111,7 @@ def busy(seconds):
 
 
 def run_unit(namespaces, directory, seconds, is_sampling):
-    """Runs the unit's command as its user, for ``seconds`` after its first profile.
+    """Runs the unit's command as the unit's user, until ``seconds`` after the first profile.
 
     Returns the final counts, the log, and the fields of /proc/PID/status.
     """

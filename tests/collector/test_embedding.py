@@ -113,7 +113,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the log.
+    """Checks samples against the span log.
 
     Returns the numbers of linked samples, of samples in spans, and of samples linked to their span.
     """

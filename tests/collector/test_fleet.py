@@ -1,4 +1,4 @@
-"""With a few hosts and a Collector that restarts, the fleet benchmark counts every sample."""
+"""The fleet benchmark counts every sample of a few hosts, even if the Collector restarts."""
 
 import argparse
 

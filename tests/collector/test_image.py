@@ -1,7 +1,7 @@
 """buildah can build the image in config/kubernetes, which runs with the DaemonSet's privileges.
 
 The tests need neither a registry (mmdebstrap builds the Containerfile's base image) nor a container
-runtime (setpriv and mounts replace all of it but seccomp).
+runtime (setpriv and mounts provide the same isolation, except for seccomp).
 """
 
 import json

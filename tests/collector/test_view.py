@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtur
 SECONDS = float(os.environ.get("KPROFILER_VIEW_S", "7"))
 STEP_S = 60 if SECONDS > 120 else 3
 SIDES = {1: "[kernel]", 4: "[user]", 5: "[python]"}
-"""The name that ``report`` prints for each frame kind of the page."""
+"""The name that ``report`` prints for each frame kind in the page's data."""
 MAX_RSS_KIB = 150 << 10
 PIPELINES = """
     profiles: {receivers: [otlp], exporters: [file, debug, %s]}
@@ -46,7 +46,7 @@ service:
 
 @pytest.fixture
 def view():
-    """Runs ``view``, and yields its process, page address, and gRPC and HTTP receiver addresses."""
+    """Runs ``view``, and yields its process, its URL, and its gRPC and HTTP receiver addresses."""
     free = ["--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--no-browser"]
     command = subprocess.Popen(
         [*COMMAND, "view", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

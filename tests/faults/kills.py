@@ -132,7 +132,7 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
 
 
 def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
-    """Returns a spool's batches and counts, and the time from which losses are unknown."""
+    """Returns a spool's batches and counts, and the time after which losses are unknown."""
     exporter = InMemoryProfileExporter()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)
@@ -142,7 +142,7 @@ def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
 
 
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
-    """Truncates a killed agent's spool at random, as a power failure would; returns problems.
+    """Randomly truncates a killed agent's spool, as a power failure would; returns any problems.
 
     Samples missing from any segment but the last must be counted. Samples missing from the last
     segment must be later than ``unknown_since_unix_ns``, or be counted.

@@ -1,8 +1,8 @@
-"""Mutation test: removes the handling of one fault at a time, and checks that its test fails.
+"""Mutation test: removes handling of one fault at a time, and checks that the fault's test fails.
 
-Run ``python tests/faults/mutations.py [WORD]`` from a checkout. WORD selects faults by a substring
-of their name. Only a copy of the checkout is changed. Exits with 1 if a test still passes when
-the handling that it covers is removed.
+Run ``python tests/faults/mutations.py [WORD]`` from a checkout. WORD selects the faults whose names
+contain it. Only a copy of the checkout is changed. Exits with status 1 if a test still passes
+without the error handling that it covers.
 """
 
 # ruff: noqa: E501, T201 - a table with one row per fault; a command prints for its user

@@ -33,7 +33,7 @@ SPINS = """
 
 
 def compile_spins(directory, name):
-    """Compiles a program whose code can run without the kernel reading the symbols into memory."""
+    """Compiles a program that can run without its symbols being read into the page cache."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     path = directory / name

@@ -1,4 +1,4 @@
-"""Samples of killed agents arrive or are counted. For more kills: ``make test-kills KILLS=200``."""
+"""Killed agents' samples arrive or count as lost. For more kills: ``make test-kills KILLS=200``."""
 
 import os
 

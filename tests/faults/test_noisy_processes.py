@@ -137,7 +137,7 @@ int main(int count, char **words) {
 }
 """,
 }
-"""Programs with children that each have unique names, stacks, or files."""
+"""Programs whose children each have unique names, stacks or files."""
 NEW_CODE = """
 def f():
     x = 0
@@ -150,7 +150,7 @@ while True:
     f()
 """
 MIN_S, ENOUGH_NS = 4, 1_000_000_000
-"""Minimum duration of a measurement (s), and minimum CPU time of the good process in it (ns)."""
+"""Minimum duration (s) of a measurement, and minimum CPU time (ns) of the well-behaved process."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):

@@ -1,4 +1,4 @@
-"""Corrupts real files at offsets where this has an effect."""
+"""Corrupts real files at offsets that affect parsing."""
 
 from hypothesis import strategies as st
 

@@ -49,7 +49,7 @@ def program(request, tmp_path_factory):
 
 
 def damage(content, places, rng):
-    """Returns the content with some numbers in DWARF or headers changed, or its end cut off."""
+    """Returns the content with numbers in DWARF or headers changed, and sometimes truncated."""
     data = bytearray(content)
     for _ in range(rng.choice([1, 1, 3, 30])):
         place = rng.choice([*places, range(64)] if rng.random() < 0.1 else places)

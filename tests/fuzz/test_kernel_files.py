@@ -40,7 +40,7 @@ TOP = 1 << 64
 
 @st.composite
 def damaged(draw, kind):
-    """Draws a real file with parts cut out, duplicated, swapped, or replaced with garbage."""
+    """Draws a real file, truncated or with byte ranges removed, repeated or overwritten."""
     data = bytearray(draw(st.sampled_from(SEEDS[kind])))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, len(data)))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fuzz
 
 
 def request():
-    """Returns a request whose dictionary contains only the zero entries, and its only profile."""
+    """Returns a request whose dictionary has only zero entries, and the request's only profile."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.append("")

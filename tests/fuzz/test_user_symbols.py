@@ -1,4 +1,4 @@
-"""Hostile user-space binaries are rejected with a reason, or read into a consistent table."""
+"""Hostile user-space binaries are rejected with a reason, or yield a consistent table."""
 
 import functools
 import lzma

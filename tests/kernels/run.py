@@ -73,7 +73,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def open_lock() -> BinaryIO:
-    """Waits until no other process runs guests, which would use the same directories and CPUs."""
+    """Waits for other runs, because their guests would use the same directories and CPUs."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     lock = (cache_dir() / "lock").open("wb")
     try:
@@ -127,7 +127,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Boots a kernel, and runs the tests of ``tests`` (or all) that match ``expression``."""
+        """Boots a kernel, and runs the tests in ``tests`` (or all) that match ``expression``."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
         places = [f"tests/kernels/test_{name}.py" for name in tests] or ["tests/kernels"]
@@ -148,7 +148,7 @@ class Session:
 
 
 def find_promises(results: Sequence[Result]) -> list[str]:
-    """Returns the parts of the profiler with at least one passed test and no failed test."""
+    """Returns the profiler components for which at least one test passed and none failed."""
     outcomes: dict[str, set[str]] = {}
     for result in results:
         module = result.test.partition("::")[0]

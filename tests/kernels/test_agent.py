@@ -1,4 +1,4 @@
-"""The whole agent on this kernel: delivery to a receiver and through a Collector, and memory."""
+"""On this kernel, the agent delivers samples directly and through a Collector, within 60 MB."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The guest boots, which all other tests require."""
+"""Checks that the guest boots, a precondition of all other tests."""
 
 import os
 import platform

@@ -29,7 +29,7 @@ for _ in range({SLEEPS}):
 
 
 def test_sample_values_sum_to_the_number_of_events():
-    """Two events are sampled at each occurrence and, at the same time, a third one at a rate."""
+    """Two events are sampled on every occurrence, while a third is sampled at a fixed frequency."""
     events = (
         EventSpec("page-faults", 1),
         EventSpec("context-switches", 1),

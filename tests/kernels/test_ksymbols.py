@@ -40,7 +40,7 @@ def known(symbolizer):
 
 
 def check(symbolizer, names, kind):
-    """Checks that loaded symbols match kallsyms, and that ``names`` resolve up to their ends."""
+    """Checks that loaded symbols match kallsyms, and that ``names`` resolve within bounds."""
     there = kallsyms(*BLOCKS)
     assert known(symbolizer) == there
     results = [(start, name) for start, name in there if name.startswith(names)]

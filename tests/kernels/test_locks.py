@@ -55,7 +55,7 @@ def test_lock_waits_have_the_measured_duration_and_identify_the_lock_holder():
 
 @pytest.mark.skipif(HAS_TRACEPOINTS, reason="this kernel has the tracepoints")
 def test_the_error_for_lock_waits_on_old_kernels_names_the_required_version():
-    """Before Linux 5.19, the error for lock contention names that version."""
+    """On kernels before 5.19, the error for lock contention names version 5.19."""
     with pytest.raises(KernelFeatureError, match="contention_begin") as raised:
         start_sampler()
     assert "5.19" in raised.value.hint

@@ -230,7 +230,7 @@ def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
 
 @pytest.mark.one_boot
 def test_functions_of_a_module_have_names_once_its_init_function_has_succeeded():
-    """After init returns, the module's other functions are named; its identity is unchanged."""
+    """After init returns, all functions have names; the module's identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
         host.run_until_named(INIT[0])

@@ -53,7 +53,7 @@ CHAIN = (
 
 
 def read_stacks(running, samples):
-    """Returns the frames of each stack with Python frames, as (code, whether C called it)."""
+    """Returns the frames of each Python stack, as (code object, whether C code called it)."""
     return [
         [
             (running.python_codes.get(frame.code), frame.is_from_c)

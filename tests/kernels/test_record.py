@@ -126,7 +126,7 @@ def test_doctor_reports_no_problem_as_root():
     "variant", sorted(path.name for path in PROGRAMS.glob("chains*")) or ["chains"]
 )
 def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
-    """`record` shows complete, correct stacks in signals, system calls, waits and leaves."""
+    """`record` shows correct, full stacks in signals, system calls, waits and leaf functions."""
     functions = {*CALLERS, "handle", "compare"}
 
     def is_enough(stacks):

@@ -1,4 +1,4 @@
-"""The sampler on this kernel: on every CPU, without root, while CPUs go offline and online."""
+"""Tests the sampler on this kernel: on every CPU, without root, and during CPU hotplug."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def is_spin(sample):
 
 
 def test_the_start_time_of_a_process_is_read_through_btf():
-    """Samples carry their process's start time, as in /proc."""
+    """The process start time in a sample equals the start time in /proc."""
     with spinning():
         with sampler() as running:
             samples = drain_until(running, lambda result: any(map(is_spin, result)))
@@ -95,7 +95,7 @@ def test_successive_programs_of_a_process_are_distinguished():
 
 
 def test_sampling_works_without_root():
-    """The sampler runs as nobody with CAP_BPF and CAP_PERFMON, if perf_event_paranoid is 2."""
+    """With perf_event_paranoid 2, the sampler runs as nobody with CAP_BPF and CAP_PERFMON."""
     with spinning(), sysctl("kernel.perf_event_paranoid", 2):
         names = as_nobody(("CAP_BPF", "CAP_PERFMON"), lambda: {s.comm for s in sample(1)})
     assert b"kprof_spin" in names
@@ -122,7 +122,7 @@ def test_the_error_explains_debians_perf_event_paranoid_level_3():
     ids=["none", "bpf"],
 )
 def test_the_error_names_missing_capabilities(capabilities, missing):
-    """Without its capabilities, the sampler fails and reports the missing capabilities."""
+    """Without the required capabilities, the sampler fails and reports which are missing."""
 
     def attempt():
         try:

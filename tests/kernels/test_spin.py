@@ -1,4 +1,4 @@
-"""A module that spins in a known chain of functions is profiled exactly."""
+"""The profile of a kernel module that spins in a known call chain is exact."""
 
 import platform
 import subprocess
@@ -97,7 +97,7 @@ def test_addresses_of_an_unloaded_module_have_no_name():
 
 
 def test_init_code_of_a_module_that_fails_to_load_is_never_misnamed():
-    """Long-running init code that fails is never misnamed, and leaves no symbols."""
+    """Samples of an init function that fails are never misnamed, and its symbols are removed."""
     folder = Path("/sys/module/kprof_spin")
     with sampler() as running:
         loading = subprocess.Popen(

@@ -104,7 +104,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Returns pairs of modules in which one starts below the other's address plus size."""
+    """Returns the pairs of modules whose address ranges in ``/proc/modules`` overlap."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]
@@ -112,7 +112,7 @@ def overlapping_sizes():
 
 @pytest.fixture(scope="module")
 def modules():
-    """Loads many modules while the tracer keeps clones of their init functions."""
+    """Loads many modules while ftrace keeps the symbols of their init functions."""
     # Since Linux 6.4, the text and data of a module are allocated separately. The data of the last
     # module loaded here is too large for the gap that holds the module's text, so the module's
     # address plus size extends beyond the previous module.
@@ -169,7 +169,7 @@ def truth(modules):
 
 @pytest.mark.one_boot
 def test_every_module_function_matches_the_elf_files(modules, truth):
-    """Every function of every loaded module has the name, module and RVA given by its file."""
+    """Every function of every loaded module has the name, module and RVA from its ELF file."""
     symbolizer = KernelSymbolizer.live()
     wrong = []
     for start, end in truth.functions:

@@ -1,4 +1,4 @@
-"""Fixtures: the loaders, and a file to which services write their profiles."""
+"""Fixtures: the BPF loaders, and a file to which services write their profiles."""
 
 import contextlib
 import os

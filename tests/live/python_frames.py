@@ -17,7 +17,7 @@ PROCESS = _OWN.process._replace(image_tag=7)
 
 @contextlib.contextmanager
 def sampling(*, pid=None, register=True, codes=None, **settings):
-    """Samples a process; by default, this process, registered for Python frames."""
+    """Samples ``pid``; by default, samples this process and registers it for Python frames."""
     register = register and pid is None
     config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
     with started(EbpfSampler(SamplerConfig(**config), python_codes=codes)) as sampler:

@@ -1,4 +1,4 @@
-"""Runs a sampler or a program, or takes a CPU offline, for the duration of a block."""
+"""Runs a sampler or a program, or takes a CPU offline, for the duration of a with block."""
 
 import contextlib
 import itertools
@@ -37,7 +37,7 @@ def collect(sampler, seconds, *, interval_s=0.05):
 
 
 def drain_until(sampler, is_enough):
-    """Collects samples until the condition holds for all of them, even on a busy machine."""
+    """Collects samples until ``is_enough`` accepts them, even on a busy machine."""
     samples, end = [], time.monotonic() + 60
     while not is_enough(samples):
         assert time.monotonic() < end, len(samples)

@@ -29,7 +29,7 @@ def await_running(profiler):
 
 
 WORK = "import os, time\n" + inspect.getsource(work) + inspect.getsource(await_running)
-"""Source code of the functions, for use in services."""
+"""Source code of ``work`` and ``await_running``, for use in services."""
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):

@@ -68,7 +68,7 @@ class Page:
 
 
 class Terminal:
-    """Runs a program on a terminal. ``before`` holds the terminal's initial settings."""
+    """Runs a program on a pseudoterminal. ``before`` holds the terminal's initial settings."""
 
     def __init__(self, words, columns=80, lines=24, **environment):
         self.page = Page(columns, lines)

@@ -91,7 +91,7 @@ def test_the_status_of_a_sampling_agent_accounts_for_every_sample(tmp_path, requ
 
 
 class Slow(InMemoryProfileExporter):
-    """An exporter that is slow, so that counts are read many times during an export."""
+    """A slow exporter, so that counts are read many times during each export."""
 
     name = "slow"
 

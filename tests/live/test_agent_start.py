@@ -1,4 +1,4 @@
-"""The agent's start, up to its first window."""
+"""Tests of the agent's startup, up to its first window."""
 
 import os
 import subprocess

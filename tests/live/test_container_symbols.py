@@ -1,4 +1,4 @@
-"""Debug files of containerized programs are found in the container, and match the program."""
+"""Debug files of containerized programs are found in the container and match the programs."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ BY_ID = ".build-id/ab/" + "ab" * 19 + ".debug"
 
 
 class Container:
-    """A program's root directory, on a file system that is mounted only in its mount namespace."""
+    """A root directory on a file system that is mounted only in the program's mount namespace."""
 
     def __init__(self, directory, build_id, function="hot"):
         self.root = directory / "root"

@@ -38,7 +38,10 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """Records a program, retrying longer on a busy host. Returns sample links and output."""
+        """Records a program, retrying longer on a busy host.
+
+        Returns span links and standard error.
+        """
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

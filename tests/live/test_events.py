@@ -67,7 +67,7 @@ def count_touched(part):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Returns the reports on a load, and perf's counts for the same run."""
+    """Returns the reports of a workload, and perf's counts for the same run."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("events")

@@ -24,7 +24,7 @@ RECORDINGS = int(os.environ.get("KPROFILER_RECORDINGS", "2"))
 SECONDS = 1.0
 LEAST_WHOLE = 0.99
 BUSY = [sys.executable, "-c", "print(flush=True)\nwhile True: sorted(map(str, range(9999)))"]
-"""Prints a line when it has mapped its files."""
+"""A program that prints a line after mapping its files."""
 
 
 def find_mapped_files(pid):

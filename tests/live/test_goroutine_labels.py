@@ -64,7 +64,7 @@ class Goroutines(Service):
 
 
 def compare(reader, log, kind=ON_CPU):
-    """Counts samples by how their links compare with the goroutines' log."""
+    """Checks the samples' links against the goroutines' log; counts samples by outcome."""
     spans, threads = {}, defaultdict(list)
     for tid, lines in log.items():
         for times, trace, span in lines:

@@ -79,7 +79,7 @@ def programs(count, **options):
 
 
 def wait_unloaded(symbols):
-    """Waits until kallsyms has none of the symbols, since programs are unloaded asynchronously."""
+    """Waits until kallsyms no longer lists the symbols; programs are unloaded asynchronously."""
     wait_until(lambda: not symbols & kallsyms(), seconds=120)
 
 
@@ -388,7 +388,7 @@ def test_symbols_are_tracked_again_on_a_cpu_that_was_offline():
 
 
 def has_uncertain(symbolizer):
-    """Returns whether a loaded symbol has no name, because records were lost."""
+    """Returns whether a loaded symbol has no name because records were lost."""
     starts = [symbol.start for symbol in symbolizer.ksymbols()]
     frames = [symbolizer.resolve_addresses([start])[0] for start in starts]
     return any(frame.unresolved is Unresolved.RECORDS_LOST for frame in frames)

@@ -275,7 +275,7 @@ def test_overlay_files_are_opened_by_their_inode_in_the_underlying_layer(overlay
 
 
 def opened_as_nobody(python, request, *capabilities):
-    """Returns how an unprivileged user with some capabilities opens a file, or the error."""
+    """Opens a file as an unprivileged user with ``capabilities``; returns the route or error."""
     code = (
         "import sys\n"
         "from otel_kprofiler.model import FileKey\n"

@@ -53,7 +53,7 @@ def without_query(monkeypatch):
 
 @pytest.fixture
 def odd_mappings(tmp_path):
-    """Maps a file with an odd name, a deleted file, and an anonymous file."""
+    """Maps a file with a newline in its name, a deleted file, and an anonymous file."""
     paths = [tmp_path / "a\nb \\ c", tmp_path / "gone"]
     kept = []
     for path in paths:

@@ -71,7 +71,7 @@ def read_functions(directory):
 
 
 def record_moved(command, directory, is_enough=bool):
-    """Records a program, longer on a busy host. Returns the program's stacks and mappings."""
+    """Records a program, for longer if necessary. Returns the program's stacks and mappings."""
     with spawned(*command, stdout=subprocess.PIPE) as run:
         if b"moved" not in run.stdout.readline():
             return [], ""

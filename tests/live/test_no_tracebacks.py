@@ -1,4 +1,4 @@
-"""Every command reports an unusable output or file in two lines."""
+"""Commands report unusable input and output files in two lines, without a traceback."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The stream of process events agrees with the logs of programs."""
+"""The stream of process events matches the logs written by test programs."""
 
 import contextlib
 import os
@@ -305,7 +305,7 @@ def test_all_processes_are_reread_after_records_are_lost(storm):
 
 
 def agrees_with_host(events):
-    """Returns whether the table has all existing processes, except a few that start or exit."""
+    """Returns whether the table matches the host's processes, except a few that start or exit."""
     earlier = list_pids()
     take(events)
     pids = set(events._table.pids())

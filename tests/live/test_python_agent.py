@@ -91,7 +91,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 @pytest.mark.long
 def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, public_python):
-    """CAP_BPF and CAP_PERFMON suffice to sample the same user's processes, even running ones."""
+    """CAP_BPF and CAP_PERFMON suffice to sample running processes of the same user."""
     result = find_pythons()
     first, second = [publish(one, folder) for one in (result[0], result[-1])]
     program = Path(shutil.copy(PROGRAM, folder))

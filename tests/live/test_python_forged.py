@@ -63,7 +63,7 @@ class Forgery:
         kind.from_address(at).value = value
 
     def make_frame(self, number):
-        """Creates a frame, called by the next frame or, rarely, by any frame, even itself."""
+        """Creates a frame whose caller is the next frame or, rarely, any frame, even itself."""
         choose, at = self._generator.choice, self._frames[number]
         following = [*self._frames, 0][number + 1]
         self._put(at + LAYOUT.frame_previous, choose((following,) * 30 + (choose(self._frames), 0)))

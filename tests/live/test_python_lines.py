@@ -1,4 +1,4 @@
-"""Python lines that cause kernel time, located by ``record`` and by profiled services."""
+"""``record`` and profiled services show which Python lines cause kernel time."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 RATE = ("-F", "499")
 SECONDS = "3"
-"""The program's CPU time; on a busy machine, the interpreter's frames may be read late."""
+"""CPU time of the program, in seconds; a busy machine may delay reading interpreter frames."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def record(path, *words):
 
 
 def innermost_lines(stacks, entry="getdents64"):
-    """Counts innermost Python lines in a system call, after the imports at start-up."""
+    """Counts the innermost Python lines of samples in a system call, after startup imports."""
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
         for stack in stacks
@@ -49,7 +49,7 @@ def innermost_lines(stacks, entry="getdents64"):
 
 
 def check_hot_line(stacks, program, hot_line):
-    """Checks that stacks in the system call contain the planted line; few lack Python frames."""
+    """Checks that stacks in the system call contain the hot line and few lack Python frames."""
     lines = innermost_lines(stacks)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()

@@ -118,7 +118,7 @@ def read_speedscope(path):
 
 
 def read_pprof(path):
-    """Reads samples by name. Addresses are relative if the kernel's base is unknown."""
+    """Converts pprof to folded stacks. Addresses are relative if the kernel's base is unknown."""
     converted = path.with_suffix(".converted.folded")
     run_checked("report", "--idle", "--force", path, "-o", converted)
     return converted.read_text()

@@ -27,7 +27,7 @@ SHORT = ["-d", "0.5s", "-F", "499", "--stacks", "kernel", "--idle"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernel_load():
-    """Keeps the kernel busy, because the timers of idle CPUs may stop and yield no samples.
+    """Keeps the kernel busy, because the sampling timers of idle CPUs may stop.
 
     The load runs at normal priority, so that the user code of other processes, which is not
     sampled, cannot starve it.
@@ -96,7 +96,7 @@ def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recordi
 
 
 def test_the_part_file_and_the_output_contain_the_same_samples(start, tmp_path):
-    """A copy of the part file made near the end is a prefix of the output."""
+    """Windows read from the part file during recording are a prefix of the output."""
     running = start("-o", "x.otlp")
     early = wait_for_samples(tmp_path / "x.otlp.part", 2)
     end(running)

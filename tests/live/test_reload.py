@@ -114,7 +114,7 @@ def settings(number):
 
 @pytest.fixture
 def agent(request, tmp_path, receiver):
-    """Starts an agent, which runs ``param`` first. ``write`` changes the configuration."""
+    """Starts an agent that first runs the code ``param``. ``write`` changes the configuration."""
     systemd = Systemd(tmp_path / "notify")
 
     def configuration(**values):

@@ -1,4 +1,4 @@
-"""If pids are reused immediately, no sample is named after the previous process."""
+"""If a pid is reused immediately, samples are never attributed to the previous process."""
 
 import os
 from collections import Counter

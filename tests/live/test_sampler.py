@@ -1,4 +1,4 @@
-"""The eBPF sampler takes correct samples on the running kernel."""
+"""The eBPF sampler's samples are correct on the running kernel."""
 
 import contextlib
 import itertools

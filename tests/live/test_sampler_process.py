@@ -61,7 +61,7 @@ def restored_sysctl():
 
 
 def follow(fix):
-    """Runs the commands of a fix as printed, and returns the output of the last command."""
+    """Runs the commands in a printed fix, and returns the last command's output."""
     steps = [step.partition(": ")[2] for step in fix.strip().split("; then ")]
     steps[-1] = fix.strip().rpartition("with: ")[2] if "with: " in fix else steps[-1]
     for step in steps:

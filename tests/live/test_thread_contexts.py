@@ -1,4 +1,4 @@
-"""Samples of native programs are linked only to the span that their thread publishes."""
+"""A sample of a native program is linked only to the span that its thread publishes."""
 
 import bisect
 import contextlib

@@ -92,7 +92,7 @@ def assert_true(report, complete=0.98):
     ("build", "registers"), further_of([*product(BUILDS, ("pt_regs", "5.10"))], QUICK_CASES)
 )
 def test_stacks_of_compiled_code_are_correct(built, compiled, build, registers):
-    """User registers are read with a helper, or from the top of the kernel stack as on 5.10."""
+    """User registers are read by a BPF helper or, as on 5.10, from the top of the kernel stack."""
     with (
         running(compiled(*BUILDS[build]), "signals", "threads") as pid,
         dumps.Dumps(built, top_of_stack=registers == "5.10") as dumper,

@@ -1,4 +1,4 @@
-"""Tables of real files are loaded into real maps, and evicted."""
+"""Unwind tables of real files are loaded into BPF maps, and evicted."""
 
 import os
 import select
@@ -101,7 +101,7 @@ def start():
 
 @pytest.fixture
 def hanging_write(monkeypatch):
-    """Makes table writes hang: they set the first yielded event, and wait for the second."""
+    """Makes table writes hang: each sets the first returned event, then waits for the second."""
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(*args):
@@ -221,7 +221,7 @@ def test_a_search_table_is_built_for_a_static_program_that_has_no_search_table(s
 
 
 def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeypatch):
-    """One process requests tables for many files without tables, another process for one file."""
+    """One process requests tables for many files, and another process for a single file."""
     first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
 

@@ -151,7 +151,7 @@ def file(tmp_path):
 
 
 def make_limited_cgroup():
-    """Creates a cgroup that may use a CPU for 1 ms in every 2 ms, or None if that is impossible."""
+    """Returns a new cgroup limited to 1 ms of CPU time per 2 ms; None if that is impossible."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     for root in [Path(mount[1]) for mount in mounts if mount[2].startswith("cgroup")]:
         made = root / f"kprofiler-test-{os.getpid()}"
@@ -213,7 +213,7 @@ def check(cause, found, weights, *, beside=""):
 
 
 def record_waiter(body, cause, place, tmp_path, python=sys.executable):
-    """Records a waiter, and returns the number of waits and their time in nanoseconds, by cause."""
+    """Profiles a waiting thread, and returns its number of waits and their total ns, by cause."""
     written = tmp_path / "waits.otlp"
     program = FRAME.format(body=body)
     words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "10000", "-o", written]

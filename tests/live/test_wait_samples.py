@@ -224,7 +224,7 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_after_a_missed_context_switch_has_no_start_time():
-    """The kernel misses some context switches, so the span stored at the start may be outdated."""
+    """The kernel misses some context switches, so a wait's stored span may be outdated."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
 

@@ -1,4 +1,4 @@
-"""Exact totals of off-CPU time, compared with the scheduler's accounting and the clock."""
+"""Exact off-CPU totals agree with the scheduler's statistics and with the clock."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ for other in others: os.kill(other, signal.SIGKILL)
 
 @pytest.fixture(params=["kernel", "wakers"])
 def account(request, monkeypatch):
-    """Selects how runnable threads are recognized: by the scheduler's records, or by wakers."""
+    """Selects how waits for a CPU are detected: from kernel run-queue delays, or from wake-ups."""
     if request.param == "wakers":
 
         def find(types):
@@ -204,7 +204,7 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Returns a starved thread's totals and switches while it starves, and its later totals.
+    """Returns a thread's totals and context switches while starved, and its totals afterwards.
 
     A SCHED_FIFO thread occupies the CPU for 0.8 s of the 0.95 s per second that the kernel allows.
     Returns None if a busy machine delays this thread or the read of the totals.

@@ -111,7 +111,7 @@ class KernelMaps:
             os.close(fd)
 
     def loaded(self, key):
-        """Returns the header and bytes of a loaded file's table, located as in the BPF program."""
+        """Returns a loaded table's header and bytes; locates the table as the BPF program does."""
         value = self.file(key)
         assert value is not None
         assert value.state == 1

@@ -1,7 +1,7 @@
 """Runs a demo on this host, and saves screenshots of its flame graph in ``docs/images``.
 
 Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
-runs in ``/opt/demo`` and a cgroup, with the host name *shop*. The demo consists of two order
+runs in ``/opt/demo``, in its own cgroup, with the host name *shop*. The demo consists of two order
 services from ``examples`` and a C program. After five seconds, the order services are replaced by a
 corrected service and OpenSSL.
 """

@@ -32,7 +32,7 @@ _BUSY = "while True: sum(range(1000))"
 
 
 def find_refusal(python: Python) -> str:
-    """Returns the reason that ``record`` prints for an interpreter; empty if it is supported."""
+    """Returns why ``record`` rejects an interpreter, as printed; empty if it is supported."""
     with python.command.open("rb") as file, contextlib.suppress(InterpreterRefused):
         find_interpreter(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
         return ""
@@ -84,7 +84,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Checks the stacks of compiled programs. Saves rows of programs that pass."""
+    """Checks the stacks of compiled programs. Saves a row per passing program."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):

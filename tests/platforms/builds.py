@@ -17,7 +17,7 @@ from harness.errors import MatrixError
 
 _RELEASE = "trixie"
 _HEADERS = ("linux", "asm-generic", "x86_64-linux-gnu/asm")
-"""The directories of kernel headers in /usr/include, which musl-gcc does not search."""
+"""Kernel header directories in /usr/include, which musl-gcc does not search."""
 _COMPILER = """#!/bin/sh
 case "$*" in *-print-multiarch*) exit 0;; esac  # the name for glibc, which configure would reject
 exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"

@@ -100,6 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves the parts that passed in all boots of a kernel, or keeps the old result if none did."""
+    """Saves the components that passed on all boots of a kernel; if none did, changes nothing."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

@@ -1,4 +1,4 @@
-"""The significance of differences matches sums and integrals computed term by term."""
+"""The p-values of differences match sums and integrals computed term by term."""
 
 from math import comb, sqrt
 

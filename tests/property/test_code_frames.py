@@ -1,4 +1,4 @@
-"""Unwind rules derived from code never contradict those of the compilers."""
+"""Unwind rules derived from machine code never contradict the compiler's unwind rules."""
 
 import bisect
 import io

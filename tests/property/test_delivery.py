@@ -1,4 +1,4 @@
-"""With several kinds of samples in windows, the counts of each kind are exact."""
+"""The counts of each sample kind are exact even if windows contain several kinds."""
 
 import tempfile
 import threading

@@ -2,8 +2,7 @@
 
 The files are the ``.ko`` files in the fixtures (KPROFILER_FIXTURES), or vmlinux and all modules
 from the kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle
-reads the files with pyelftools and places each section at its address in the captured kernel's
-sysfs.
+reads the files with pyelftools, and takes the address of each section from the captured sysfs.
 """
 
 import lzma
@@ -53,7 +52,7 @@ def find_files():
 
 
 def copies():
-    """Returns the captured files of the boot, with complete kallsyms if fixtures are present."""
+    """Returns the files captured from one boot, with complete kallsyms if fixtures are present."""
     kallsyms = FIXTURES / "kallsyms.xz"
     return {
         "kallsyms": kallsyms if kallsyms.exists() else DATA / "kallsyms.xz",
@@ -91,7 +90,7 @@ def symbols(captured, symbolizer):
 
 @pytest.fixture(scope="module")
 def oracle(captured, symbols):
-    """Returns (start, end, names) of every sized function at its runtime address, by module."""
+    """Returns (runtime start, end, names) of every function with a nonzero size, by module."""
     files = find_files()
     return {name: read_functions(captured, name, files[name]) for name in symbols}
 
@@ -127,7 +126,7 @@ def read_functions(captured, module, path):
 
 
 def names_by_size(functions, address):
-    """Returns the names of the functions that contain an address, and of their last label."""
+    """Returns the names of functions that contain an address, and of the last label before it."""
     at = bisect_right(functions, address, key=lambda row: row[0])
     rows = functions[max(0, at - 24) : at]
     around = [names for start, end, names in rows if start <= address < end]
@@ -162,7 +161,8 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, the frame and the ELF lookup both have the function's name.
 
-    In a gap, the ELF lookup returns no name, and if sizes are known, the frame has no name either.
+    In a gap, the ELF lookup returns no name. If function sizes are known, the frame has no name
+    either.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

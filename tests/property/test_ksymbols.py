@@ -28,7 +28,7 @@ def records(draw):
 
 
 def look_up_all(table, history, steps):
-    """Looks up each address around every step; yields the time, the result and the true names."""
+    """Looks up every address between steps; yields the time, the result and the expected names."""
     for number in range(steps + 2):
         time_ns = number * STEP_NS + STEP_NS // 2
         for address in range(A, A + 64 * SLOTS, 8):

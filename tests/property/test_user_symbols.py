@@ -87,7 +87,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Returns whether a stub or its namesake jumps to the function with its name."""
+        """Returns whether a stub, or a namesake of the stub, jumps to the function of that name."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)
@@ -122,7 +122,7 @@ def find_stubs(path):
 
 
 def addresses(truth, count, rng):
-    """Yields random addresses in code sections, weighted by size, and some in small sections."""
+    """Yields random code addresses, weighted by section size, plus extra ones in small sections."""
     for address, size, _ in rng.choices(truth.code, [size for _, size, _ in truth.code], k=count):
         yield address + rng.randrange(size)
     for address, size, _ in truth.code:

@@ -1,4 +1,4 @@
-"""The ``view`` store returns the same samples as a list would, for any batches of samples."""
+"""For any batches of samples, the ``view`` store returns the same samples as a plain list."""
 
 import tempfile
 from functools import partial

@@ -60,7 +60,7 @@ class Truth:
         self.notes = {}
 
     def observe(self, span=None):
-        """Works inside a span, by default the API's current span, and records the interval."""
+        """Does work inside a span, by default the API's current span, and records the interval."""
         link = link_of(span or trace.get_current_span(), self.source)
         notes = self.notes.setdefault(threading.get_native_id(), [])
         start = boot_ns()

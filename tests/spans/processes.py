@@ -16,7 +16,7 @@ from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
 
 
 def in_child(outcomes, seconds, source):
-    """Samples this process in the span in which it was forked, if any, and in other spans."""
+    """Samples this process within the span inherited at fork, if any, and within new spans."""
     truth = Truth(source)
     inherited = trace.get_current_span()
     with sampling(source) as samples:
@@ -75,7 +75,7 @@ def make_celery(truth):
 
 
 def run_worker(app, work, seconds, pool):
-    """Runs a worker in this process's main thread while tasks are sent to it."""
+    """Runs a Celery worker in the main thread while another thread sends tasks to the worker."""
     from celery import signals
 
     alone = dict.fromkeys(("without_mingle", "without_gossip", "without_heartbeat"), True)

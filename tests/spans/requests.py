@@ -1,4 +1,4 @@
-"""Clients of the services, which run in threads of the same process."""
+"""HTTP clients that run as threads in the process of the service under test."""
 
 import http.client
 import itertools

@@ -52,7 +52,7 @@ def serve_wsgi(app, truth, seconds, paths):
 
 
 def flask_service(truth, seconds):
-    """Flask, with views, request hooks and a streamed body."""
+    """A Flask service with views, request hooks and a streamed response body."""
     import flask
 
     app = flask.Flask("service")

@@ -1,8 +1,8 @@
 """Checks that each caller in a program's stacks calls its callee.
 
-The check is for code without unwind tables, which an independent unwinder would need. objdump
-provides the addresses and targets of calls. Functions are found from the symbols of the unstripped
-program, and from call targets.
+The check is used for code without unwind tables, which an independent unwinder would require.
+objdump provides the addresses and targets of calls. Functions are located by the symbols of the
+unstripped program and by call targets.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 
 
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
-    """Returns the load addresses of a command's libraries and dynamic linker, the same in each run.
+    """Returns the load addresses of a command's libraries and dynamic linker, equal in all runs.
 
     ``program`` is the program that the command ultimately executes.
     """
@@ -73,7 +73,7 @@ def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
 
 
 class Instruction(NamedTuple):
-    """An instruction: its address, name and operands, and its fixed target, if it has one."""
+    """An instruction: its address, name and operands, and its direct target, if any."""
 
     address: int
     name: str

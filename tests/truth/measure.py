@@ -16,7 +16,7 @@ _HZ, _CHUNK, _TIMEOUT_S = 997, 500, 20.0
 
 
 def measure(program: Program, built: Path, folder: Path, stacks: int) -> Report:
-    """Compares at least ``stacks`` stacks of a program, taken once its tables are loaded."""
+    """Checks at least ``stacks`` stacks of a program, sampled once its unwind tables are loaded."""
     command = make(program, folder)
     total = Report(Counter(), Counter(), [], 0)
     with dumps.Dumps(built) as dumper:

@@ -107,7 +107,7 @@ MUTATIONS = [
 
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
-    """Runs the comparison with a mutation; if the verifier rejects it, returns the message."""
+    """Runs the comparison on a mutated program; returns the error if the verifier rejects it."""
     built = dumps.build(folder, copy_sources(folder, mutation))
     for arguments in (["signals", "threads"], ["rules"]):
         process = subprocess.Popen([program, *arguments])

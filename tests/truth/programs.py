@@ -81,7 +81,7 @@ PROGRAMS = (
 
 
 def find_missing(program: Program) -> str:
-    """Returns why a program cannot be run here, or an empty string if it can."""
+    """Returns the reason why a program cannot run on this machine; empty if it can."""
     missing = [need for need in program.needs if shutil.which(need) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
 

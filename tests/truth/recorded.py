@@ -76,7 +76,7 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: Path, name: str, program: Path, vdso: Path) -> Recorded:
-    """Reads the process called ``name`` from a file, and writes its vDSO to ``vdso``."""
+    """Reads the recorded process ``name`` from a file, and writes its vDSO to ``vdso``."""
     process = json.loads(lzma.decompress(path.read_bytes()))[name]
     content = base64.b64decode(process["vdso"])
     vdso.write_bytes(content)

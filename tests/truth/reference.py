@@ -193,7 +193,7 @@ class _EndError(Exception):
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
-    """Unwinds a dump as far as the unwind tables and the copies of stacks allow."""
+    """Unwinds a dump as far as the unwind tables and the copied stacks allow."""
     registers = dict(enumerate(dump.registers))
     frames, leaf = [registers[processor.pc]], True
     try:
@@ -249,7 +249,7 @@ def _step(
 def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Processor) -> bool:
     """Returns whether a program counter is the return address of a goroutine's first function.
 
-    The return address of ``runtime.goexit1``, by contrast, is further inside ``runtime.goexit``.
+    The return address of ``runtime.goexit1``, by contrast, is further into ``runtime.goexit``.
     """
     mapping = maps.find(pc) if tables.go else None
     address = tables.address(pc - mapping[0] + mapping[3]) if mapping else None

@@ -9,7 +9,7 @@ from otel_kprofiler.bpf import PROGRAMS
 
 
 class Mutation(NamedTuple):
-    """A replacement of the first ``old`` in a source file; no change if ``new`` equals ``old``.
+    """Replaces the first occurrence of ``old`` in a source file, unless ``new`` equals ``old``.
 
     Attributes:
         minor: Python version in which a mutation of the Python reader is detectable.

@@ -1,4 +1,4 @@
-"""Checks the stacks of programs or C libraries without unwind tables against their calls.
+"""Checks stacks of programs or C libraries without unwind tables against the actual calls.
 
 All programs are stripped, and run until they are killed.
 """

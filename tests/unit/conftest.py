@@ -83,7 +83,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True)
 def _stay_in_this_process(request, monkeypatch):
-    """Fails a test that used the system outside its process, even if the test caught the error."""
+    """Fails a test that accessed the system outside its process, even if it caught the error."""
     if BPF_CALL in sys.modules and not request.node.get_closest_marker("system"):
         calls = SimpleNamespace(syscall=lambda *numbers: _guard.forbid(f"syscall{numbers!r}"))
         monkeypatch.setattr(sys.modules[BPF_CALL], "_libc", calls)

@@ -28,7 +28,7 @@ print(list(PendingConfig("agent.yaml", agent_config).get().exporters))
 
 @pytest.fixture
 def hostile(tmp_path):
-    """Creates a directory with a module of each name. When imported, a module creates a file."""
+    """Creates a directory with all ``MODULES``. Each module creates a file when imported."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in MODULES:

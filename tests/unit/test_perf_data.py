@@ -77,7 +77,7 @@ def script(name):
 
 
 def callers_exact(stack):
-    """Returns a stack's frames as shown by perf, that is, with return addresses for callers."""
+    """Returns a stack's frames as perf shows them: callers have return addresses."""
     frames = []
     side = None
     for frame in stack.frames:

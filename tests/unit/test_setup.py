@@ -89,7 +89,7 @@ def older(tmp_path_factory):
 
 
 def set_up(clone, *words, path=(), system=None, wrapper=(), **environ):
-    """Runs setup.sh with directories prepended to the PATH and a file in place of system Python."""
+    """Runs setup.sh with ``path`` prepended to PATH and ``system`` mounted over system Python."""
     command = [*wrapper, "./setup.sh", *words]
     if system:
         mount = f'mount --bind "$0" {system_python()} && exec "$@"'

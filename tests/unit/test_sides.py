@@ -75,7 +75,7 @@ def test_raw_addresses_of_a_new_frame_kind_survive_a_round_trip():
 
 
 def test_frequent_raw_addresses_are_decoded_with_the_correct_kind_of_frame():
-    """Each kind of frames has a separate table, with the first indices for frequent addresses."""
+    """Each frame kind has its own table, in which frequent addresses have the lowest indices."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
     raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]

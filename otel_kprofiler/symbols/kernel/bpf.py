@@ -40,7 +40,7 @@ _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
-"""A boottime later than all others, at which only currently loaded symbols exist."""
+"""The latest valid boottime; a lookup at this time finds only currently loaded symbols."""
 
 
 class KsymbolSource(Protocol):
@@ -271,7 +271,7 @@ class KsymbolTable:
     def _add_found(
         self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add symbols whose records were lost, so that only a full read contains them."""
+        """Add symbols found only in a full read, because their records were lost."""
         gone = {
             (entry.symbol.start, entry.symbol.name)
             for entry in self._ended

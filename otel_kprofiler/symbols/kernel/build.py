@@ -77,7 +77,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """If the last symbol is padding, make it an end; the padded function may be missing."""
+        """Turn a trailing padding symbol into an end marker; the padded function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -112,7 +112,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns the indices of the symbols to keep as ends (entries without a name)."""
+        """Returns the indices of symbols to keep as unnamed entries that mark ends of functions."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
@@ -140,7 +140,7 @@ def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns the name of an end entry: ``_etext`` if it has that address, otherwise empty."""
+    """Returns an end entry's name: ``_etext`` if that symbol is at the address, otherwise empty."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -166,7 +166,7 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Sorts the symbols at each address: non-functions, functions (preferred last), padding.
+    """Sorts aliases: non-functions first, then functions (the preferred one last), then padding.
 
     Padding is sorted last, because it belongs to the function at the next address. Returns the
     types and classes in the new order, and reorders ``names`` in place.

@@ -179,7 +179,7 @@ class KallModSyms(NamedTuple):
     Attributes:
         ranges: code ranges of built-in modules. Adjacent ranges of the same modules are merged. A
             symbol without a size extends to the symbol on the next line.
-        sizes: alternating addresses and sizes of the functions whose size is listed.
+        sizes: alternating addresses and sizes; omits functions listed without a size.
         bad: the number of malformed lines.
     """
 
@@ -248,7 +248,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Parses module names, as in ``a] [b]``. Ignores an object file's name in braces at the end."""
+    """Parses module names, as in ``a] [b]``. Ignores a trailing object file name in braces."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -307,10 +307,10 @@ def read_builtin(
     problems: list[str],
     ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Returns the built-in modules, and the symbols with function sizes added.
+    """Returns the built-in modules, and a copy of ``core`` with function sizes.
 
     Uses ``ranges_of_build`` if given; otherwise, the first source that lists modules. On most
-    kernels, no source lists modules. ``problems`` receives one sentence per unusable source.
+    kernels, no source is available. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core

@@ -8,7 +8,7 @@ string:
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@``, the file id of the running vmlinux, and ``@SRCVERSION`` if the module has one
   (RVAs are comparable only between identical builds of the kernel and the module);
-- a BPF program or trampoline: the symbol's name, which for a program includes the tag.
+- a BPF program or trampoline: the symbol name (a program's symbol name includes its tag).
 """
 
 from typing import Final

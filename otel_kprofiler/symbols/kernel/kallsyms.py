@@ -52,13 +52,13 @@ class Kallsyms(NamedTuple):
 
     Attributes:
         core: the symbols of vmlinux, including init code.
-        blocks: the other symbols, by the name in brackets, in file order.
+        blocks: all other symbols, by the bracketed name (such as ``ext4``), in file order.
         freed: symbols that ftrace keeps for freed init functions; never used to resolve frames.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. An incomplete line and its module, if any, are
-            skipped.
+        cut: whether the last line is incomplete. If it is, the line and all symbols of its module,
+            if any, are skipped.
     """
 
     core: SymbolTable
@@ -222,8 +222,8 @@ class KallsymsParser:
     def _parse_slowly(self, text: bytes) -> _Fields:
         """Parse line by line, and skip lines that are malformed or out of order.
 
-        Treats a function's padding as the end of the preceding function, because the padded
-        function may have been skipped.
+        A ``__pfx_`` symbol ends the preceding function, because the symbol's own function may have
+        been skipped.
         """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():

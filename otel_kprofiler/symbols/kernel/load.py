@@ -165,7 +165,7 @@ def _read_proc_modules(
 ) -> tuple[list[ProcModule], int]:
     """Returns the loaded modules, newest first, and the number of malformed lines.
 
-    Modules that only kallsyms lists are last.
+    Modules listed only in kallsyms come last.
     """
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:

@@ -15,7 +15,7 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """Builds the kernel part of a stack; provisional if a frame may be resolved later."""
+    """Builds the kernel part of a stack, marked provisional if a frame may be resolved later."""
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 
@@ -23,7 +23,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 class MixedSide:
     """The kernel part of a stack with addresses outside vmlinux and modules.
 
-    In ``side``, only addresses in vmlinux and modules are resolved. All other addresses are
+    Addresses in vmlinux and modules are already resolved in ``side``. All other addresses are
     resolved by ``table``.
     """
 

@@ -33,7 +33,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Replaces a preamble's prefix with the prefix of padding.
+    """Replaces the preamble prefix ``__cfi_`` of a name with the padding prefix ``__pfx_``.
 
     Names without a preamble prefix are unchanged.
     """

@@ -127,7 +127,7 @@ class Snapshot:
         return AddressRange(start, end, name)
 
     def _find_section(self, section: str) -> AddressRange | None:
-        """Returns the range of a text section of vmlinux; None if its markers are missing."""
+        """Returns the range of a vmlinux text section; None if its marker symbols are missing."""
         return self._find_range(f"__{section}_text_start", f"__{section}_text_end", section)
 
     def loaded(self) -> tuple[ModuleSymbols, ...]:
@@ -326,9 +326,9 @@ def make_code_module(kind: ModuleKind, symbol: Symbol, program: BpfProgram | Non
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    Subtracts 1 from return addresses, which may already belong to the next line or function.
-    Addresses are adjusted only in this function. If ``leaf_exact`` is true, the leaf is an exact
-    program counter, not a return address.
+    Subtracts 1 from return addresses, which may already belong to the next line or function. No
+    other function adjusts addresses. If ``leaf_exact`` is true, the leaf is an exact program
+    counter, not a return address.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:

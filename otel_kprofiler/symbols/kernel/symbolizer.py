@@ -66,10 +66,10 @@ class KernelSymbolizer:
     Args:
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules. The tracker must have been
-            started before ``snapshot`` was read, and is closed with the symbolizer. If None, the
-            snapshot's symbols for code outside modules apply at all times.
+            started before ``snapshot`` was read; ``close`` closes it. If None, the snapshot's
+            symbols for code outside modules are used for samples of any time.
         modules: tracks loaded modules; started and closed like ``ksymbols``.
-        known_ksymbols: initial ksymbols, instead of those in the snapshot.
+        known_ksymbols: initial ksymbols; None for the ksymbols in the snapshot.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class KernelSymbolizer:
         return self._views[0].snapshot.problems
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns the number of lost records about code outside modules, by cause.
+        """Returns the number of lost ksymbol records, by cause.
 
         After records are lost, the symbols are reread from the kernel. Until symbols have been
         reread, frames may be unresolved.

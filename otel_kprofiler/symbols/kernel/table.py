@@ -63,7 +63,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns a base address, the number of addresses below it, and the other offsets."""
+        """Returns a base address, the number of lower addresses, and the offsets of the rest."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:

@@ -1,10 +1,10 @@
 """Keeps the history of loaded modules: builds a snapshot from each scan of the module list.
 
-A module runs before the kernel announces it. The load time of a new module is therefore taken to be
-the time of the previous scan, or the time at which the previous module at its addresses was
-removed, whichever is later. The time at which a module was removed is known only to lie between two
-polls for announcements. Between those polls, addresses of a removed module are not attributed to
-any module.
+A module's code runs before the kernel announces the module. The load time of a new module is
+therefore taken to be the time of the previous scan, or the time at which the previous module at its
+addresses was removed, whichever is later. The time at which a module was removed is known only to
+lie between two polls for announcements. Between those polls, addresses of a removed module are not
+attributed to any module.
 """
 
 from __future__ import annotations

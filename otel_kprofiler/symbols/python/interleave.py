@@ -1,8 +1,8 @@
 """Replaces native frames of the interpreter with the Python functions that they run.
 
-Each call from C code into the interpreter appears as one native frame, in the evaluation loop. The
-native frame is identified by its name, or by its address if the location of the evaluation loop in
-the file is known. The native frame is replaced by a chain of Python frames, which ends with the
+Each call from C code into the interpreter produces one native frame, that of the evaluation loop.
+The native frame is identified by its name, or by its address if the location of the evaluation loop
+in the file is known. The native frame is replaced by a chain of Python frames, which ends with the
 frame that C code entered. If the number of chains differs from the number of native frames, the
 Python frames follow all native frames, at the root end of the stack.
 """
@@ -57,8 +57,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, used to recognize frames without a name.
-        on_replaced: called with each native frame that may be replaced. An unnamed frame receives
-            the evaluation loop's name, so that a replay also replaces this frame.
+        on_replaced: called with each native frame that may be replaced. An unnamed frame is
+            assigned the evaluation loop's name, so that a replay also replaces this frame.
     """
 
     def __init__(

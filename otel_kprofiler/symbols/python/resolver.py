@@ -41,7 +41,8 @@ UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 class PythonResolver(Stateless):
     """Resolves the Python frames of stacks from the ids of their code objects.
 
-    Never waits for the description of a code object. The sampler adds descriptions to ``codes``.
+    Never waits for the description of a code object. The sampler adds the descriptions to
+    ``codes``.
     """
 
     def __init__(self, codes: KnownCodes) -> None:
@@ -74,7 +75,7 @@ class PythonResolver(Stateless):
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
 
     def make_side(self, raw: RawSide) -> Side:
-        """Resolves the frames by using the code objects described so far."""
+        """Resolves the frames with the code objects described so far."""
         words = split_python_stack(raw.words)[2]
         try:
             frames = tuple(map(self._frames.__getitem__, words))
@@ -120,7 +121,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """The Python frames of a stack, which are named as their code objects are described."""
+    """The Python frames of a stack. Frames are named when their code objects are described."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 

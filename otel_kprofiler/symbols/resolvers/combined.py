@@ -59,8 +59,8 @@ class CachedResolver:
     """Caches a resolver's results. Closing this object also closes the resolver.
 
     Args:
-        state: maps a pid to the state of that process, and None to the state of addresses that
-            belong to no process. Results expire when the state changes; see
+        state: maps a pid to the state of that process, and None to the state of addresses that do
+            not belong to a process. Results expire when the state changes; see
             :meth:`Processes.state`. By default, results never expire, which is correct for files.
         entries: maximum number of cached results, each of about 500 bytes. The oldest results
             are evicted first.
@@ -80,7 +80,7 @@ class CachedResolver:
         self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Takes results from the cache, and resolves the addresses that are not cached."""
+        """Returns cached results, and resolves addresses that are not in the cache."""
         state = self._state(pid) if self._state else None
         cache = self._known
         answers = [cache.get((state, pid, address)) for address in addresses]

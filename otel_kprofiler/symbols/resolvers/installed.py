@@ -92,7 +92,7 @@ class InstalledFiles:
         return None
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """Lists directories once, and only if needed."""
+        """Yields candidate paths; lists directories at most once, and only if needed."""
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())

@@ -1,4 +1,4 @@
-"""Resolves user addresses in processes, using the current mappings."""
+"""Resolves user addresses in processes, using their current mappings."""
 
 import errno
 import threading
@@ -148,7 +148,7 @@ class ProcessesResolver:
 class ProcessResolver:
     """Resolves addresses in the process that had the pid when this object was created. Thread-safe.
 
-    ``processes`` performs the lookups; by default a new resolver, closed with this object.
+    ``processes`` performs the lookups. By default, this object creates and closes a resolver.
     """
 
     def __init__(self, pid: int, processes: ProcessesResolver | None = None) -> None:
@@ -158,7 +158,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in the process. Treats any other ``pid`` as an exited process."""
+        """Resolves addresses in the process. A different ``pid`` is treated as exited."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

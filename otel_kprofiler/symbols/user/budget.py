@@ -106,7 +106,7 @@ class ReadingBudget:
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Reserve memory until the context ends. Raises the same exceptions as :meth:`take`."""
+        """Reserve memory until the context exits. Raises the same exceptions as :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield

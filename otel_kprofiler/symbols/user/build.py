@@ -57,7 +57,7 @@ _SORTED_BYTES: Final = 20
 """Memory used per symbol while the table is built, excluding the table's columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory used per alias, excluding its name, and per address with a list of aliases."""
+"""Bytes used by each alias, excluding its name, and by each address that has aliases."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global first, local last. The lowest bit marks symbols without a size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes

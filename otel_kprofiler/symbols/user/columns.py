@@ -28,7 +28,7 @@ class NamedCode(NamedTuple):
     """The columns of named functions, sorted by start.
 
     Attributes:
-        starts: start of each function, as a distance from the table's base.
+        starts: start of each function, as an offset from the table's base.
         sizes: size of each function in bytes, at least 1.
         names_at: offset of each name in ``names``, where each name ends with a zero byte.
         ranks: rank of each name; among names at the same start, the lowest rank is preferred.

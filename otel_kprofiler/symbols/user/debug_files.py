@@ -25,7 +25,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed. Computing it takes about 0.5 s per GiB."""
+"""Maximum size of a file whose checksum is computed. A checksum takes about 0.5 s per GiB."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -71,7 +71,7 @@ HOST_SEARCH: Final = DebugSearch()
 
 
 class DebugFile(NamedTuple):
-    """An open debug file, which the receiver must close."""
+    """An open debug file, which its recipient must close."""
 
     path: str
     fd: int
@@ -121,7 +121,7 @@ class BuildIdDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files whose name and content both have the build id."""
+        """Opens and yields files that match the build id in both name and content."""
         build_id = wanted.build_id
         if build_id:
             name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
@@ -144,7 +144,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files with the debug link's name and the expected build id or checksum."""
+        """Opens and yields files with the link's name and the expected build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link

@@ -56,7 +56,7 @@ class DrgnLines:
 
     Args:
         source: the file, or its debug file.
-        alternate: the alternate debug file that the file's ``.gnu_debugaltlink`` names.
+        alternate: the alternate debug file named in the file's ``.gnu_debugaltlink`` section.
 
     Raises:
         DependencyError: drgn is not installed.
@@ -105,7 +105,7 @@ class DrgnLines:
 
     @property
     def nbytes(self) -> int:
-        """Returns 0, because the worker process holds the lines."""
+        """Returns 0, because the line table is in the worker process."""
         return 0
 
     def close(self) -> None:

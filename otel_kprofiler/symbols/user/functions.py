@@ -113,8 +113,8 @@ class FunctionTable:
 
     An address in nested functions belongs to the innermost function. If several functions have the
     same start, the one with the best name is used. Addresses outside the functions in ``named`` are
-    looked up in ``bounds``, which may contain all functions. Starts are relative to ``base``
-    (SVMA).
+    looked up in ``bounds``, which may contain all functions. Start addresses are relative to
+    ``base`` (SVMA).
     """
 
     __slots__ = (
@@ -219,7 +219,7 @@ class FunctionTable:
         return names[at:end].decode("utf-8", "backslashreplace")
 
     def _bound(self, svma: int, last: int) -> Function | None:
-        """Returns the function at an address from ``bounds``, clipped to exclude named functions.
+        """Returns the function in ``bounds`` at an address, clipped to exclude named functions.
 
         ``last`` is the index of the last named function that starts before the address.
         """

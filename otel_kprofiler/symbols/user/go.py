@@ -216,7 +216,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns an array of function starts plus the last end, and an array of struct offsets."""
+        """Returns (function starts with the end of the last function appended, struct offsets)."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:

@@ -83,7 +83,7 @@ class ProcessCode:
 
     @property
     def read_ns(self) -> int:
-        """Returns the boottime at which the last complete read began; -1 before the first."""
+        """Returns the boottime at which the last complete read began; -1 before the first read."""
         return self._read_ns
 
     @property

@@ -15,7 +15,7 @@ MAX_FILE_BYTES: Final = 256 << 20
 """Limit on bytes read from a file. A perf map of this size contains about five million
 functions."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Maximum number of bytes read per update: about 5,000 perf map lines, which takes 25 ms."""
+"""Maximum number of bytes read per update: about 5,000 perf map lines, parsed in 25 ms."""
 MAX_NAME_BYTES: Final = 1024
 """Longer names are truncated."""
 ADDRESS_LIMIT: Final = 1 << 64

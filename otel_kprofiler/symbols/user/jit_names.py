@@ -53,7 +53,7 @@ class JitNames:
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
-        """Returns the function at an address in a process at boottime ``at_ns``; never waits.
+        """Looks up the function at an address in a process at boottime ``at_ns``; never blocks.
 
         Also returns whether this call queued the process for :meth:`read_one`.
         """

@@ -38,7 +38,7 @@ class _Former(NamedTuple):
 class JitTable:
     """The runtime-generated functions of one process. Not thread-safe.
 
-    Unnamed rows are remnants of replaced functions, and show where code used to be.
+    Unnamed rows mark addresses at which functions have been replaced or removed.
 
     Attributes:
         has_dropped: whether functions were dropped because of the memory limit.
@@ -111,7 +111,7 @@ class JitTable:
         return None
 
     def has_code_at(self, address: int) -> bool:
-        """Returns whether a function is or was at an address."""
+        """Returns whether an address belongs to a current or removed function."""
         index = bisect_right(self._starts, address) - 1
         return index >= 0 and address < self._end(index)
 

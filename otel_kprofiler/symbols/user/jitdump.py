@@ -6,10 +6,10 @@ wasmtime. A process's jitdump is read only if the process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps are from ``CLOCK_MONOTONIC``,
-which stops while the host is suspended. If the host was suspended since the last read, a timestamp
-may be too late by the length of the suspension. To be safe, the old name of replaced code expires
-earlier by the length of the suspension. If a file uses a clock other than ``CLOCK_MONOTONIC``, its
-records take effect when they are read.
+which stops while the host is suspended. If the host was suspended after the last read, a timestamp
+converted to boottime may be too late by the length of the suspension. To be safe, the old name of
+replaced code expires earlier by the length of the suspension. If a file uses a clock other than
+``CLOCK_MONOTONIC``, its records take effect when they are read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until a
 function's record has been written, lookups at its address return the previous function's name.
@@ -110,7 +110,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start parsing a new jitdump of the process. Source file numbers remain valid."""
+        """Start parsing a new jitdump of the process. Existing source file numbers remain valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
@@ -124,8 +124,8 @@ class JitDumpParser:
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
         """Parse the next chunk: the bytes after the last byte consumed.
 
-        ``left`` is the remaining size of the file, starting with ``text``. Raises ``NotADumpError``
-        if the header is invalid.
+        ``left`` is the number of bytes left in the file, including ``text``. Raises
+        ``NotADumpError`` if the header is invalid.
         """
         records: list[Record] = []
         at = 0 if self.header else self._parse_header(text)
@@ -236,7 +236,7 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
 
     The source file is parsed from the function's name, because V8 may write file names after
     freeing them. A freed file name is written as garbage of the correct length. Returns an empty
-    list if the record's length does not match the file's name.
+    list if the record's length does not match the file name's length.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:

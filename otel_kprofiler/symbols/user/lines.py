@@ -40,7 +40,7 @@ from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _LEAST_BYTES: Final = 16 << 20
-"""Memory used by the interpreter and symbolic before a conversion."""
+"""Memory used by the interpreter and the ``symbolic`` library before a conversion."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
 """Header that GNU tools wrote before SHF_COMPRESSED: "ZLIB" and the decompressed size."""

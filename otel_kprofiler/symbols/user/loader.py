@@ -38,7 +38,7 @@ MAX_WAITING: Final = 256
 """Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Long-term fraction of one CPU for reading files. A burst may use 1 s of CPU time."""
+"""Long-term CPU limit for reading files (fraction of one CPU). A burst may use 1 s of CPU time."""
 _UNUSED_WEIGHT: Final = 4
 """Factor by which the size of an unused table is multiplied when tables are chosen for eviction."""
 _DEBUG_FILES: Final = "debug files"
@@ -51,7 +51,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Function that receives a process, an address, a boottime, and the name there at that time."""
+"""Function that receives a process, an address, a boottime, and the code's name at that time."""
 
 
 class SymbolLoader(ForkAware):
@@ -108,13 +108,13 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that increases with new names and every 30 s, to trigger new lookups."""
+        """Returns a number that increases when names arrive and every 30 s, to trigger lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Queue a file, and return immediately.
+        """Queue a file and return immediately.
 
         ``content`` is either the open file, which the caller closes, or the file's bytes. ``owner``
         is the pid of a process that has mapped the file. The loader alternates between the

@@ -55,7 +55,7 @@ class QueuedFile:
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued yet and rereading it may yield more symbols."""
+        """Returns whether the file is not yet queued and may yield more symbols if reread."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
@@ -65,7 +65,7 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading, by a delay that doubles each time. Names that have been read are kept.
+        """Postpone reading with a delay that doubles each time. Names that have been read are kept.
 
         With ``is_first_free``, each delay is 1 s shorter, so that the first delay is zero.
         """
@@ -77,7 +77,7 @@ class QueuedFile:
         self.again_ns = now_ns + max(least_ns, wait_ns)
 
     def evict(self, now_ns: int) -> None:
-        """Drop the names until the file has been read again."""
+        """Drop the names, which remain pending until the file is reread."""
         self.names = PENDING
         if self.reading is None:
             self.postpone(now_ns, is_first_free=True)
@@ -150,7 +150,7 @@ def close_content(content: OpenFile | bytes | None) -> None:
 
 
 class LoaderCounts(NamedTuple):
-    """Numbers of files with sampled code, by outcome. All counts are taken at the same instant.
+    """Counts of files with sampled code, by load outcome. All counts are taken at the same instant.
 
     Attributes:
         loaded: files that were read, even if evicted later.

@@ -32,7 +32,7 @@ _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSymbolSettings:
-    """Settings for naming the functions and lines of user frames.
+    """Settings for resolving user frames to functions and lines.
 
     Attributes:
         detail: which details to read; ``lines`` also includes names and inlined functions.

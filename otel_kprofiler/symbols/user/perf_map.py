@@ -12,8 +12,8 @@ determined by these rules:
 - If the function at an address changed between two reads, the address resolves to the old name
   until the first read, to the new name from the second read on, and to no name in between.
 
-New code never has an old name if the writer lists each function before the first call, as all
-writers listed above do. Until a writer flushes buffered lines, old names may be shown. Old names
+New code never has an old name if the writer lists each function before its first call, as all
+writers named above do. Until a writer flushes buffered lines, old names may be shown. Old names
 also persist if unlisted code replaces freed code.
 """
 

@@ -43,9 +43,9 @@ def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None
     """Reopens a file through a process that maps it, even if the file was deleted.
 
     The opened file matches the requested inode number, size, modification time, hash and build id.
-    If no visible process maps the file, opens the file at the same path if it has the requested
-    hash and build id. Returns the open file, which the caller must close, or the vDSO image; None
-    if not found.
+    If no visible process maps the file, opens the file at the same path, provided that it has the
+    requested hash and build id. Returns the open file, which the caller must close, or the vDSO
+    image; None if not found.
     """
     details = wanted.details
     if details.path == VDSO_NAME:

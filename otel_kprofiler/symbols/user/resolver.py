@@ -48,7 +48,7 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.GUESS: "guess",
     FrameSource.DISASSEMBLY: "disassembly",
 }
-"""Names of unwind methods that may find a wrong caller."""
+"""Names of unwind methods that may report the wrong caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
@@ -77,7 +77,7 @@ class UserNames(Protocol):
         """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions that were at an address outside all files at boottime ``at_ns``."""
+        """Returns the functions at an address in non-file memory, as of boottime ``at_ns``."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -138,7 +138,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up a used frame again, so that the symbols of its file remain loaded.
+        Repeats the lookup of one used frame, so that the symbols of its file remain loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -229,7 +229,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """The user frames of a stack. Names of frames that belong to no file depend on the process."""
+    """The user frames of a stack. Names of frames outside any file depend on the process."""
 
     __slots__ = ("_last", "_names", "_side")
 
@@ -277,7 +277,7 @@ class UserResolver(Stateless):
     """Resolves user stacks; never waits for files.
 
     Args:
-        files: details of files. The table store adds a file when its code is first sampled.
+        files: details of known files. The table store adds a file when its code is first sampled.
         names: looks up function names; closed when the resolver is closed. If None, frames are not
             symbolized.
     """
@@ -390,7 +390,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Returns a module for a segment rounded out to whole pages, or for the whole file if None."""
+    """Returns a module for ``text`` (page-aligned), or for the whole file if ``text`` is None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:

@@ -53,7 +53,7 @@ class _MalformedError(Exception):
 
 
 class _Printer:
-    """Parses and prints a name in one pass. The targets of back references are parsed again."""
+    """Parses and prints a name in one pass. Back-referenced parts are parsed again."""
 
     def __init__(self, body: str) -> None:
         self._body = body

@@ -37,7 +37,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Size limit of the decompressed ``.gnu_debugdata``, and of the memory for decompressing it."""
 _UNPACKING: Final = 2.25
-"""Memory used to decompress, per byte of the size limit: the dictionary and the result."""
+"""Memory for the decompression dictionary and the output, per byte of the size limit."""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step

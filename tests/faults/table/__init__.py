@@ -16,9 +16,9 @@ automatically)::
     ]
 
 ``Scenario`` documents each field. ``Run`` documents what a fault can access: the agent's process
-and directory, its receiver, and programs that run as another user. The fault is called once the
-agent is sampling, and ends the measurement by returning. Every agent also writes to a file that no
-fault affects. The file's samples of a control program are counted, and compared with the program's
-CPU time. Faults that affect the whole host, and thus other agents, have ``alone=True``; their
-agents also take off-CPU samples.
+and directory, its receiver, and programs that run as another user. The fault function is called
+after the agent has started to sample. The measurement ends when the function returns. Every agent
+also writes to a file that no fault affects. This file's samples of a control program are compared
+with the program's CPU time. Faults that affect the whole host, and thus other agents, have
+``alone=True``; in their runs, the agent also takes off-CPU samples.
 """

@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs up to ``together`` scenarios or one host-wide scenario, plus an undisturbed agent."""
+    """Runs scenarios and an undisturbed agent: up to ``together`` at once, host-wide ones alone."""
 
     def __init__(self, together: int):
         self.together = together

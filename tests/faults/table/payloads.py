@@ -101,7 +101,7 @@ class Received:
 
     @property
     def named(self) -> float:
-        """The fraction of named functions in the later half of the control program's samples."""
+        """The fraction of named functions in the second half of the control program's samples."""
         later = sorted(self._control)[len(self._control) // 2 :]
         return sum(named for _, named in later) / max(len(later), 1)
 
@@ -114,7 +114,7 @@ class Received:
     def missing(self, kind: str) -> int:
         """Returns the number of samples that neither arrived in windows nor were counted as lost.
 
-        With a spool, the last stream also accounts for earlier streams.
+        With a spool, the counts of the last stream include the earlier streams.
         """
         *_, last = accounts = [self.accounts[kind, stream] for stream in self.streams(kind)]
         earlier = last.get(EARLIER + "samples")
@@ -131,7 +131,7 @@ def _order(account: dict[str, int]) -> tuple[int, ...]:
 
 
 def lost_of(account: dict[str, int]) -> Counter[str]:
-    """Returns samples lost after their windows closed, by cause."""
+    """Returns the number of samples lost after their windows closed, by cause."""
     prefix = STREAM + "lost."
     return Counter(
         {

@@ -35,7 +35,7 @@ class HttpReceiver:
             self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
-        """Returns the exporter's configuration. ``address`` may be that of a proxy."""
+        """Returns the exporter's configuration. ``address`` may specify a proxy."""
         host, port = address or self.address
         return {"endpoint": f"http://{host}:{port}"}
 
@@ -76,7 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Responds over gRPC with ``answer(receiver, request, context)`` until healed."""
+    """Calls ``answer(receiver, request, context)`` for each gRPC request until healed."""
 
     exporter = "otlp_grpc"
 

@@ -1,4 +1,4 @@
-"""Writes the rows of the table as JSON lines and as Markdown."""
+"""Writes the rows of the fault table as JSON lines and as Markdown."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def parse(page: str) -> list[dict]:
 
 
 def write(rows: dict[str, dict], keys: list[str]) -> None:
-    """Writes docs/faults.md and its summary, with kinds in the order of their first scenarios.
+    """Writes docs/faults.md and its summary, with kinds ordered by their first scenario.
 
-    Keeps earlier rows of the page, but drops the rows of scenarios that are not in ``keys``.
+    Keeps the page's existing rows, except those of scenarios that are not in ``keys``.
     """
     kept = {key(row).lower(): row for row in parse((DOCS / "faults.md").read_text())}
     kinds = list(dict.fromkeys(scenario.split(": ")[0] for scenario in keys))

@@ -256,7 +256,7 @@ class Run(Programs):
 
 
 def merge(base: dict, changes: dict) -> dict:
-    """Returns a copy of nested dictionaries with changes at any depth."""
+    """Returns a copy of a nested dictionary, updated recursively with ``changes``."""
     result = dict(base)
     for key, value in changes.items():
         inner = isinstance(value, dict) and isinstance(result.get(key), dict)

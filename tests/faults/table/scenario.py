@@ -59,10 +59,10 @@ class Scenario:
         spool: whether the exporter queues on disk.
         heals: whether the receiver recovers, and receives the queued data, before the agent stops.
         alone: whether the scenario must not run while other agents are running on the host.
-        others: the reason why the control program cannot measure the effect on other processes'
-            samples, such as a restart; empty if it can.
-        misses: whether the kernel takes too few samples of all programs; the agent must count the
-            missing samples as missed.
+        others: why the control program cannot measure the effect on samples of other processes
+            (such as a restart); empty if it can.
+        misses: whether the fault causes the kernel to miss samples of all programs; the agent must
+            count these samples as missed.
         seconds: the duration of the fault, in seconds.
         outputs: returns replacements for the agent's ``stdout`` and ``stderr``, given the run.
         environment: returns additional environment variables for the agent, given the run.

@@ -1,1 +1,1 @@
-"""Helpers for tests inside a guest. The host can import them, but only guests can use them."""
+"""Helpers for tests inside a guest. The host can import but not use the helpers."""

@@ -48,8 +48,8 @@ class KernelObject:
     def functions(self) -> dict[str, list[Place]]:
         """The functions, keyed by name, with their addresses in the canonical layout.
 
-        A backend can compute this layout from the file alone: executable sections except init
-        sections, in the order of their headers, each aligned, beginning at 0.
+        The layout depends only on the file: its executable sections, except init sections, are
+        placed in header order, each with its alignment, starting at address 0.
         """
         executable = SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_EXECINSTR
         bases: dict[int, int] = {}
@@ -74,7 +74,7 @@ class KernelObject:
 
 
 def find_object(name: str) -> Path | None:
-    """Returns the file of a module of this kernel, by the module's name in /proc/modules."""
+    """Finds a module's file for the running kernel, by the module's name in /proc/modules."""
     tree = Path("/lib/modules") / platform.release()
     for line in (tree / "modules.dep").read_text().splitlines():
         path = line.partition(":")[0]
@@ -101,7 +101,7 @@ def spin_object(variant: str = "spin") -> Path:
 
 
 def insert(variant: str = "spin", **parameters: int) -> None:
-    """Loads the test module, or raises ``OSError`` if its init fails."""
+    """Loads the test module; raises ``OSError`` if its init function fails."""
     options = " ".join(f"{name}={value}" for name, value in parameters.items()).encode()
     with spin_object(variant).open("rb") as file:
         _call(_FINIT_MODULE, file.fileno(), options, 0)

@@ -1,4 +1,4 @@
-"""Runs a function as an unprivileged user with some capabilities."""
+"""Runs a function as an unprivileged user with the given capabilities."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Accesses Debian's archive with apt, for this machine's release or another release.
 
 apt always verifies signatures. For another release, apt uses a separate configuration, separate
-lists and an empty package database in the cache, so those of this machine are not touched.
+lists and an empty package database in the cache, and does not modify this machine's files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMER = {
     "Debian": "http://archive.debian.org/debian/",
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
-"""The archives of releases that are no longer supported, by the label that apt uses."""
+"""URLs of the archives of unsupported releases, by the label that apt uses."""
 
 _MERGED = ("bin", "lib", "lib64", "sbin")
 """The top-level directories that are symbolic links into /usr."""

@@ -28,7 +28,7 @@ class KernelFiles:
         version: the version of the package, such as ``6.1.192-2``.
         release: the output of ``uname -r``.
         modules: the guest's ``/lib/modules``, with ``modules.dep``.
-        headers: the directory for ``make -C`` to build a module; None if headers are unavailable.
+        headers: directory for ``make -C`` when building a module; None if headers are unavailable.
         root: the guest's root directory; None for the host's root directory.
     """
 
@@ -71,7 +71,7 @@ class DebianKernel:
 
     @property
     def series(self) -> str:
-        """The start of the version, as in ``6.12``."""
+        """The kernel series, such as ``6.12``."""
         return self.name.partition("-")[0]
 
     def get(self) -> KernelFiles:
@@ -169,7 +169,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def get_kernel(name: str) -> Kernel:
-    """Returns the kernel called ``name``. A name with a slash is the directory of a kernel."""
+    """Returns the kernel called ``name``. A name with a slash is a path to a directory."""
     if "/" in name:
         path = Path(name).absolute()
         return DirectoryKernel(path.name, path)
@@ -230,5 +230,5 @@ def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> No
 
 
 def _own_makefiles(sources: Path) -> Iterator[Path]:
-    """Returns the short makefiles, which contain the package's installation path."""
+    """Returns the stub makefiles, which include a makefile by its installation path."""
     return (path for path in sources.glob("linux-headers-*/Makefile") if path.stat().st_size < 200)

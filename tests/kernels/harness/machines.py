@@ -2,7 +2,7 @@
 
 A guest of the host's machine type uses the host's root directory. A guest of another type needs
 programs and libraries built for it: Debian packages and wheels are unpacked into a directory in the
-cache. Nothing in this directory runs on the host.
+cache. Files in this directory are never executed on the host.
 """
 # ruff: noqa: T201 - a command prints for its user
 

@@ -1,4 +1,4 @@
-"""Builds the programs to profile in guests of another machine type, outside the checkout.
+"""Builds programs outside the checkout, for profiling in guests of another machine type.
 
 Guests of the host's machine type need no programs, since tests/live covers that case.
 """

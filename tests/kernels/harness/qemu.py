@@ -37,7 +37,7 @@ On a busy host, an emulated timer may also miss ticks that the kernel waits for 
 
 @dataclass(frozen=True)
 class Boot:
-    """One way to boot a kernel."""
+    """A boot configuration of a guest kernel."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def junit(self) -> Path:
-        """The path of the test results. The file is missing if the guest died."""
+        """The path of the test results. The file is missing if the guest did not finish."""
         return self.run_dir / "junit.xml"
 
     @property

@@ -12,7 +12,7 @@ from harness.kernels import KernelFiles
 
 SOURCE = Path(__file__).parent.parent / "module"
 VARIANTS = {"spin": "", "other": "1"}
-"""Maps the directory of each build to its value of ``KPROF_OTHER``."""
+"""The ``KPROF_OTHER`` value of each build, by directory name."""
 
 
 def build(kernel: KernelFiles) -> Path:

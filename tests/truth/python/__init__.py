@@ -1,1 +1,1 @@
-"""Python stacks from the BPF program, compared with logs of what programs run."""
+"""Compares Python stacks from the BPF program with the programs' own logs of their execution."""

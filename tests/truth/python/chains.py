@@ -31,7 +31,7 @@ _LEAVES = {
 }
 
 _STEPS = ("for i in range(60):", " n.x = i", " m[0] = {step}", " n.y = i", " m[0] = {begin}")
-"""A loop that marks which of its lines are running."""
+"""A loop that stores a mark to identify the lines that are running."""
 
 _CALLS = {
     "direct": ("x = {0}(m, n)",),
@@ -61,7 +61,7 @@ _ENDS = {
 
 
 class Function(NamedTuple):
-    """A function: name, callee, how it is called and calls its callee, and its work if a leaf."""
+    """A generated function: its callee, incoming and outgoing call styles, and a leaf's work."""
 
     name: str
     callee: str
@@ -76,8 +76,8 @@ class Chains:
     Attributes:
         source: the source of the module, whose file name is ``chains.py``.
         roots: the names of the first functions, by thread.
-        callers: the caller and calling line of each function, by qualified name; None for the first
-            function of a thread, ``END`` for that of a greenlet.
+        callers: the caller and calling line of each function, by qualified name; None for a
+            thread's first function, and ``END`` for a greenlet's first function.
         tops: for each line, the marks that a thread may have while the line is at the top of its
             stack; None for all marks.
         frameless: the marks that a thread may have in a greenlet without a Python frame, because
@@ -131,7 +131,7 @@ class Chains:
             below = qualname, line
 
     def _add_function(self, function, marks):
-        """Adds a function. Returns its qualified name, and the number of the line with the call."""
+        """Adds a function. Returns the function's qualified name and the line of its call."""
         me, _, called_by, *_ = function
         method, indent = _METHODS.get(called_by), " "
         qualname, head = me, []

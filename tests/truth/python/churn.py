@@ -1,7 +1,8 @@
-"""Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
+"""Creates, runs and frees functions continuously, so that code objects reuse freed addresses.
 
-Runs like program.py, without arguments. In two threads, each function has a new name. In two other
-threads, functions differ only in their line numbers, and line tables also reuse earlier addresses.
+Runs like program.py, without arguments. In two threads, every function has a unique name. In two
+other threads, functions differ only in their line numbers, and line tables also reuse earlier
+addresses.
 """
 # ruff: noqa: T201 - a command
 
@@ -18,7 +19,7 @@ SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
 _FEW_LINES = 5
-"""The offset of the functions' first lines, chosen so that all line tables have the same size."""
+"""Offset of each function's first line, chosen so that all line tables have the same size."""
 
 
 def make(source, name):

@@ -1,4 +1,4 @@
-"""Compares stacks with the code that was running."""
+"""Compares sampled stacks with the code that was actually running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.truth.python.chains import END, Chains
 
 _EXAMPLES = 3
 _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
-"""Parts of the names of system calls that switch threads or allocate memory."""
+"""Substrings of the names of system calls that switch threads or allocate memory."""
 
 
 class Seen(NamedTuple):
@@ -29,7 +29,7 @@ class Report:
     Attributes:
         right: samples that match the running code exactly.
         frameless: samples without Python frames, from threads that might not have had Python
-            frames. The sampler must report the same number (``no_frame`` in ``outcomes``).
+            frames. Must equal the sampler's own count, ``no_frame`` in ``outcomes``.
         absent: samples without Python frames, from threads that did have Python frames.
         unknown: samples with a frame whose code object was not described.
         styles: correct samples, by the call style of their functions.
@@ -91,7 +91,7 @@ class ChurnJudge:
 
 
 class Judge:
-    """Compares the stacks of a program's threads with the program's chains.
+    """Compares the sampled stacks of a program's threads with its call chains.
 
     ``below``: qualified names of the callers common to all chains, innermost first.
     """

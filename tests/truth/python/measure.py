@@ -66,7 +66,7 @@ def running(
     styles: tuple[str, ...] = STYLES,
     **options: Any,
 ) -> Iterator[Target]:
-    """Runs the program, or a copy of it, with an interpreter. ``wrapper`` precedes the command."""
+    """Runs ``program`` with an interpreter. ``wrapper`` precedes the command."""
     command = [*wrapper, str(python.command), str(program)]
     with running_command(command, styles=styles, **options) as target:
         yield target
@@ -111,7 +111,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Returns the host id and threads of the process below ``pid`` with namespace id ``inner``."""
+    """Returns the host pid and tids of the descendant of ``pid`` with namespace pid ``inner``."""
     for one in (pid, *_descendants(pid)):
         if _read_ids(one, one) == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]

@@ -92,7 +92,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
-    """Runs the comparison with a mutation, and returns the verifier's message if it is rejected."""
+    """Runs the comparison with a mutation; returns the verifier's message if the load fails."""
     built = build(folder, copy_sources(folder, mutation))
     start = churning if mutation.churn else running
     with start(python) as target:

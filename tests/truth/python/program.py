@@ -1,7 +1,7 @@
 """Runs the call chains from chains.py in threads until standard input ends.
 
-``python program.py SEED STYLES`` writes one line of JSON: its pid, and for each thread the id, the
-address of the mark, and the functions that call the chains.
+``python program.py SEED STYLES`` writes one line of JSON that contains its pid and, for each
+thread, the thread id, the address of the thread's mark, and the functions that call its chains.
 """
 # ruff: noqa: T201 - a command
 

@@ -26,7 +26,7 @@ subinterpreters.work({seed}, {styles!r}, {thread}, {report})
 
 
 def work(seed, styles, thread, report):
-    """Runs a thread's chains forever, and reports to a descriptor, as program.py does."""
+    """Reports a thread to a descriptor as program.py does, and runs its chains forever."""
     import array
 
     import program

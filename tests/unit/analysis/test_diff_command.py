@@ -18,7 +18,7 @@ PERIOD = SECOND // 100
 
 
 def write(path, parts, *, pid=7, idle_s=0):
-    """Writes a profile with 100 samples per second. Each part is (seconds, percentage in read)."""
+    """Writes a profile with 100 samples per second. Each part is (seconds, percentage of reads)."""
     times = {"read": [], "write": []}
     now = START
     for seconds, percent in parts:
@@ -73,7 +73,7 @@ def test_the_per_time_option_compares_milliseconds_per_second(files):
 
 @pytest.fixture
 def loads(tmp_path):
-    """Writes two profiles of 20 s with equal shares: one has 20 s of work, the other 4 s."""
+    """Writes two 20 s profiles with equal percentages: 20 s of work in one, 4 s in the other."""
     return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
 
 

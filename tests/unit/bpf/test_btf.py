@@ -1,4 +1,4 @@
-"""BTF yields the offsets of struct members. ``test_unwind_config.py`` tests nested members."""
+"""Struct member offsets are read from BTF. ``test_unwind_config.py`` tests nested members."""
 
 import pytest
 

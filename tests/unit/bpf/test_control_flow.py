@@ -77,7 +77,7 @@ def test_a_loop_that_is_entered_by_falling_through_is_detected():
 
 
 def stack_bytes(code):
-    """Returns the stack bytes that the code uses, directly or via copies of the frame pointer."""
+    """Returns how many stack bytes the code uses, directly or via copies of the frame pointer."""
     deepest, copies = 1, set()
     for operation, registers, offset, number in code:
         target, source = registers & 15, registers >> 4

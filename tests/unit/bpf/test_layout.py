@@ -264,7 +264,7 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
     reason="clang-14 and llvm-14, which the committed object was made with, are not installed",
 )
 def test_the_committed_objects_match_their_sources(tmp_path):
-    """The objects are rebuilt in a different directory, to check that they contain no paths."""
+    """The objects are rebuilt in a different directory to check that they do not embed paths."""
     for source in (*PROGRAMS.glob("*.bpf.[ch]"), PROGRAMS / "build.sh"):
         shutil.copy(source, tmp_path)
     version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)

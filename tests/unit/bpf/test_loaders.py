@@ -1,4 +1,4 @@
-"""A loader is chosen, and bcc compiles in a separate process."""
+"""Tests the choice of a loader, and compilation by bcc in a separate process."""
 
 import logging
 import os
@@ -61,7 +61,7 @@ def test_an_unknown_loader_is_rejected():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Replaces bcc's package, and returns a function that sets the code of the replacement."""
+    """Replaces the bcc package, and returns a function that writes the replacement's code."""
     monkeypatch.setattr(bcc, "_PACKAGE", str(tmp_path / "bcc"))
     monkeypatch.setattr(bcc, "_PYTHON", sys.executable)
 

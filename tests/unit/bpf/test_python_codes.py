@@ -1,4 +1,4 @@
-"""Descriptions of code objects are parsed, and Python and the BPF program agree on structs."""
+"""Code object descriptions are parsed, and Python and the BPF program agree on struct layouts."""
 
 import struct
 

@@ -8,7 +8,7 @@ from tests.windows import make_window
 
 
 def record(samples, **kwargs):
-    """Returns a window of samples that stand for 10 ms each."""
+    """Returns a window of samples that represent 10 ms each."""
     sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, list(range(samples)))
     window = make_window(0, 1, ({}, [sample]), taken=samples)
     profiles = [replace(profile, period_ns=10_000_000, **kwargs) for profile in window.profiles]

@@ -1,4 +1,4 @@
-"""Durations use Go's syntax and need a unit."""
+"""Durations use Go's syntax and require a unit."""
 
 import pytest
 from hypothesis import given

@@ -247,7 +247,7 @@ def test_error_messages_never_reveal_secrets_in_urls_and_headers(block):
     ],
 )
 def test_error_messages_never_reveal_a_misplaced_secret(text):
-    """For a password in place of a key or tag, only length and position are shown."""
+    """For a password in place of a key or tag, the message shows only its length and position."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

@@ -43,7 +43,7 @@ def accept_only(receiver, fits, status=413, text=b""):
 
 
 def start_export(exporter, batch, receiver):
-    """Exports a batch in a thread. Returns its future once the receiver has the request."""
+    """Exports a batch in a thread. Returns a future once the request has arrived."""
     result = call_in_thread(exporter.export, batch)
     wait_until(lambda: receiver.requests)
     return result

@@ -394,7 +394,7 @@ def trickling(first):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
 def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
-    """A proxy's response to CONNECT and a TLS handshake may also trickle."""
+    """A proxy's response to CONNECT, or a TLS handshake, may arrive one byte at a time."""
     answers = {
         "proxy": b"HTTP/1.1 200 OK\r\nX: ",
         "receiver": b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc",

@@ -49,7 +49,7 @@ DD = {"process.pid": 7, "process.executable.name": "dd"}
 
 @pytest.fixture
 def windows():
-    """Returns ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process without attributes."""
+    """Returns ten samples: 7 of ``dd`` (one without a stack) and 3 of a process without a name."""
     deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
     cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
     missing = Stack.from_frames((), {KERNEL_SIDE: -14})

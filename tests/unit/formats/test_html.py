@@ -1,4 +1,4 @@
-"""The page contains every sample once, and the committed page matches its sources."""
+"""The page contains every sample exactly once, and the committed page matches its sources."""
 
 import base64
 import hashlib

@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """Fakes events for the CPUs of a captured tree. Tests can make events fail to open or die."""
+    """Fakes events for the CPUs of a captured tree. Tests can make events die, or fail to open."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)

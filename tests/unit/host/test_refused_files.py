@@ -1,4 +1,4 @@
-"""A file is not retried immediately after a child spent CPU time on it without a result."""
+"""A file is not retried immediately if a child used CPU time on it but returned no result."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A child may read several files. No file affects the results of another file."""
+"""A child process can read several files. No file affects the results of another file."""
 
 import os
 import sys

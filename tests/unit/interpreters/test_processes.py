@@ -1,4 +1,4 @@
-"""Processes are registered based on their mappings and on process events."""
+"""Interpreter processes are detected from their mappings and from process events."""
 
 import contextlib
 import errno
@@ -86,7 +86,7 @@ def mapped(pid, own, start=0x7F0000000000):
 
 
 def shift(own, start):
-    """Returns the difference between the process's addresses and the file's."""
+    """Returns the load bias of the interpreter, whose text is mapped at ``start``."""
     text = own.interpreter.texts[0]
     return start - (text.address - text.offset % 4096)
 

@@ -77,7 +77,7 @@ def test_frames_of_the_sampling_bpf_program_are_ignored(name):
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
 def test_threads_already_asleep_are_assigned_the_correct_wait_cause(name, cause):
-    """Stacks of sleeping threads lack functions in .sched.text, such as those that take locks."""
+    """Stacks of sleeping threads omit .sched.text functions, such as those that acquire locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
     if cause == "kernel_lock":  # the cause is less specific without scheduler frames

@@ -11,8 +11,8 @@ SAMPLE = f"{PROFILE}.samples[0]"
 class Mutations(defaultdict):
     """Maps each rule to functions that make a valid message violate it.
 
-    ``assignments`` adds mutations (rule, path of a field, value); the value replaces the field, or
-    is appended to it.
+    ``assignments`` contains (rule, field path, value) tuples. The value is assigned to the field,
+    or is appended if the field is repeated.
     """
 
     def __init__(self, assignments=()):

@@ -37,7 +37,7 @@ def test_empty_messages_are_rejected_at_every_depth(fields, inner):
 
 @pytest.mark.parametrize("field", [b"\x1b\x1c", b"\x1b\n\0\x1c", b"\x18" + b"\xff" * 9 + b"\x7f"])
 def test_messages_after_unknown_fields_that_the_decoder_skips_are_counted(field):
-    """The unknown fields are groups, and varints of more than 64 bits."""
+    """The unknown fields are groups and varints longer than 64 bits."""
     data = field + b"\n\0" * COUNT
     assert len(ExportProfilesServiceRequest.FromString(data).resource_profiles) == COUNT
     with pytest.raises(PayloadError, match="contains more than"):

@@ -1,4 +1,4 @@
-"""A scripted sampler, and pipelines that take samples from it."""
+"""A scripted sampler, and pipelines that process its samples."""
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access

@@ -61,7 +61,7 @@ def recording(tmp_path):
 
 
 class Names:
-    """A resolver that returns the process as the function's name, from a given time on."""
+    """A resolver that names each function after its process, for samples from a given time on."""
 
     def __init__(self, known_from_ns=0):
         self.known_from_ns = known_from_ns

@@ -47,7 +47,7 @@ class Source(ScriptedSampler):
 
 
 class Symbols:
-    """Symbols that return, for each sample, the stack added for the sample's thread."""
+    """Fake symbols that return the stack that was added for a sample's thread."""
 
     def __init__(self):
         self.stacks = {}

@@ -16,7 +16,7 @@ KTHREAD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a tree of files, which tests call to write a file."""
+    """Returns a function that writes a file below a temporary root directory."""
 
     def write(path, text):
         file = tmp_path / path.lstrip("/")

@@ -1,4 +1,4 @@
-"""The programs that interpreters run are derived from command lines."""
+"""The program that an interpreter runs is derived from its command line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Thread context attributes get the names that the process publishes."""
+"""Thread context attributes are given the names that their process publishes."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Plans for tracepoints state which tracepoints exist in the kernel, and where their values are."""
+"""Tracepoint plans list the tracepoints that the kernel has and the locations of their values."""
 
 import mmap
 import re

@@ -1,4 +1,4 @@
-"""Following the span path through the interpreter's memory leads to the thread's current span."""
+"""The span path through the interpreter's memory leads to the thread's current span."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Captured kernels, which are loaded once, and the command that reads them."""
+"""Fixtures: captured kernels, which are loaded once, and a function that runs ``symbolize``."""
 
 import lzma
 import sys
@@ -89,7 +89,7 @@ def modules(modules_files):
 
 @pytest.fixture
 def symbolize(capfdbinary):
-    """Returns a function that runs the command, and returns its status, output and errors."""
+    """Returns a function that runs ``symbolize`` and returns its status, stdout and stderr."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:

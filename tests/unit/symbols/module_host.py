@@ -125,7 +125,7 @@ class Host:
 
 
 def read_captured():
-    """Yields the captured datagrams of a boot with module loads and unloads, each with its event.
+    """Yields (datagram, event) for each uevent captured during boot, module loads and unloads.
 
     The event is None for a datagram about a device.
     """

@@ -144,7 +144,7 @@ def test_a_corrupt_archive_is_reported_without_a_traceback(tmp_path, copies, kee
 
 
 def test_an_impossible_size_in_an_archive_is_reported_without_a_traceback(tmp_path, copies):
-    """The size is negative or exceeds any file position, but the checksum matches."""
+    """The size is negative or exceeds the maximum file offset, but the checksum matches."""
     header = bytearray(tarfile.TarInfo("sys/module").tobuf())
     header[124:136] = b"\xff" + bytes(11)
     header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])

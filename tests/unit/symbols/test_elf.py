@@ -220,7 +220,7 @@ TEXT = 0xFFFF_FFFF_C000_0000
 
 @pytest.fixture
 def host(tmp_path):
-    """Creates the files that describe a loaded module. Returns their paths as named arguments."""
+    """Creates the files that describe a loaded module; returns the paths as keyword arguments."""
     lines = [(0x10, "first"), (0x40, "second.isra.0"), (0x95, "second.cold"), (0xD0, "leave")]
     (tmp_path / "kallsyms").write_text(
         "".join(f"{TEXT + at:x} t {name}\t[snd_test]\n" for at, name in lines)

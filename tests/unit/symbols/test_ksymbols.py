@@ -163,7 +163,7 @@ def test_a_full_read_of_ksymbols_removes_missing_symbols_and_adds_new_symbols():
 
 
 def test_a_slow_read_does_not_undo_concurrent_changes():
-    """A read's timestamp is its start, although the read may include changes that occur later."""
+    """A read is timestamped at its start, although it may include changes that occur later."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),

@@ -34,7 +34,7 @@ def symbolizer(host):
 
 
 def poll(symbolizer):
-    """Makes the watch poll for modules that were not announced."""
+    """Makes the module watch poll for unannounced modules."""
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
     settle(symbolizer)

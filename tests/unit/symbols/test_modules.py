@@ -65,7 +65,7 @@ def test_the_address_of_every_text_symbol_in_kallsyms_resolves_to_the_symbol(clo
 
 
 def test_no_frame_is_named_after_a_freed_init_function(clones, clones_lines):
-    """The address of a clone resolves to the live symbol there, or to nothing."""
+    """The address of a freed clone resolves to a live symbol, or to no symbol."""
     freed = clones.snapshot.freed
     assert len(freed) == 26
     collisions = 0

@@ -1,4 +1,4 @@
-"""Python frames obtain functions and lines even from descriptions that arrive later."""
+"""Python frames are resolved even if the description of their code arrives after the sample."""
 
 import tracemalloc
 from pathlib import Path
@@ -138,7 +138,7 @@ def test_a_code_description_without_a_line_table_still_yields_the_function_name(
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )
 def test_memory_usage_is_bounded_for_any_number_of_code_objects(codes, resolver, shape, most_mib):
-    """Descriptions have the longest names with wide characters, or tables with the most runs."""
+    """Descriptions contain either the longest wide-character names or tables with the most runs."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)
     tracemalloc.start()

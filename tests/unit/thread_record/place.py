@@ -1,6 +1,6 @@
 """Locates a second thread's variable like the sampler, and checks the address.
 
-Usage: place.py LIBRARY. The library must have the function `thread_pointer`.
+Usage: place.py LIBRARY. The library must export the function `thread_pointer`.
 """
 
 import ctypes

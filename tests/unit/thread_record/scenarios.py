@@ -203,7 +203,7 @@ def read_rights(address):
 
 
 def compile_runner(change=lambda library: None):
-    """Compiles a C library with read-only imports, which calls Python functions in a context.
+    """Compiles a full-RELRO C library that calls Python functions in a context.
 
     ``change`` is called with the library's path before the library is loaded.
     """
@@ -628,7 +628,7 @@ def names():
 
 
 def ends():
-    """The writer can be stopped and started again, and exited threads hold no memory."""
+    """The writer can be stopped and restarted, and exited threads do not leak memory."""
     thread_context.stop()
     assert "threadlocal.schema_version" not in read_process_context(os.getpid()).extra
     nested()

@@ -58,7 +58,7 @@ EMULATED = [
     "interrupts", "fork", "attributes", "endpoints", "ends", "subinterpreters",
     "start_in_a_subinterpreter",
 ]  # fmt: skip
-"""Scenarios without other packages' C code, except `c_fork`, since qemu lacks MADV_DONTFORK."""
+"""Scenarios without third-party C code, excluding `c_fork` because qemu lacks MADV_DONTFORK."""
 
 
 def run_on_arm64(*arguments):

@@ -75,7 +75,7 @@ def test_captured_kallsyms_lines_are_parsed():
 
 
 def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
-    """A thread that loads a program may be preempted between the program's records."""
+    """A thread that loads a BPF program may be preempted between the program's records."""
     first, second = "1" * 16, "2" * 16
     data = (
         ksymbol(1, f"bpf_prog_{first}_a") + ksymbol(2, f"bpf_prog_{second}_b")

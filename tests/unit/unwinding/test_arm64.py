@@ -83,7 +83,7 @@ class Records:
     main, bottom, middle, none = (0x40_0000 + at for at in (0xB4, 0xC4, 0xDC, 0xF0))
     """The return addresses of the calls in the program's functions."""
     untabled = 0x40_00F8
-    """A function without a rule; its second instruction is a call."""
+    """A function that has no unwind rule, and whose second instruction is a call."""
     stack = 0xFFFF_FF00_0000
 
     def __init__(self, built, tmp_path):

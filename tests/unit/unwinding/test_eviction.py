@@ -46,7 +46,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_table_slots_and_bytes_are_never_allocated_twice(steps):
-    """Claims overlap as if by several threads; the steps of each claim are in order."""
+    """Claims overlap as if made by several threads; the steps of each claim run in order."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
     # claims whose victims have not been evicted yet; claims whose victims have been evicted
     claimed, ready = ([], [])

@@ -46,7 +46,7 @@ def test_the_return_address_of_functions_that_read_clocks_is_in_x30(vdso):
 
 @pytest.mark.parametrize("word", [0xA9BE7BFD, 0xD10043FF, 0x94000010, 0xAA0303FD])
 def test_a_vdso_function_that_changes_sp_x29_or_x30_has_no_unwind_rule(vdso, word):
-    """The inserted instruction adds a frame, a local variable, a call, or a use of x29."""
+    """The inserted instruction adds a frame, a local variable, a call, or a write to x29."""
     changed = bytearray(vdso)
     changed[CLOCK_GETTIME + 8 : CLOCK_GETTIME + 12] = word.to_bytes(4, "little")
     assert rules(bytes(changed)) == {

@@ -41,7 +41,7 @@ def reset_calls(first, count):
 
 
 def repeated_headers(count):
-    """Returns calls that repeat a 3.9-kB header by one-byte indices (RFC 7541, section 6.1)."""
+    """Returns calls that repeat a 3.9-kB header as one-byte indices (RFC 7541, section 6.1)."""
     size = 3900
     entry = b"\x40\x01a\x7f" + bytes([(size - 127) & 127 | 128, (size - 127) >> 7]) + b"b" * size
     return frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000) + b"".join(

@@ -1,4 +1,4 @@
-"""The user at the other end of a loopback connection is identified, for each kind of address."""
+"""The user at the other end of a loopback connection is identified for all address types."""
 
 import contextlib
 import os

@@ -35,7 +35,7 @@ def signals(number):
 
 
 def queued(run):
-    """Sends as many real-time signals as the kernel queues, in one burst."""
+    """Sends as many real-time signals as the kernel can queue, in one burst."""
     for _ in range(50_000):
         with contextlib.suppress(OSError):
             run.process.send_signal(signal.SIGRTMIN + 3)

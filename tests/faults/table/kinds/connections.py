@@ -59,7 +59,7 @@ def proxied(kind, receiver, name, manner, **more):
 
 
 class Elsewhere:
-    """A receiver whose address is configured incorrectly until the agent reloads with a fix."""
+    """A receiver whose configured address is wrong until a configuration reload corrects it."""
 
     def __init__(self, receiver, address):
         self.behind, self.address, self.exporter = receiver, address, receiver.exporter
@@ -168,7 +168,7 @@ class TlsReceiver(HttpReceiver):
 
 
 class RevokingReceiver(TlsReceiver):
-    """A receiver that considers its client's certificate revoked until it is healed."""
+    """A receiver that treats its client's certificate as revoked until ``heal`` is called."""
 
     def __init__(self):
         super().__init__("good", client=True)

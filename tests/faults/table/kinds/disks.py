@@ -56,7 +56,7 @@ def tiny(run):
 
 
 def move_away(run):
-    """Moves the file as logrotate does without copytruncate. Writes continue under the new name."""
+    """Moves the file as logrotate does without copytruncate. Later writes go to the moved file."""
     path = run.receiver.path
     time.sleep(1)
     target = path.with_name("old.otlp")
@@ -103,7 +103,7 @@ def change_mode(run):
 
 
 def limit_file_size(run):
-    """Sets RLIMIT_FSIZE just above the file's size. SIGXFSZ would kill an unprepared process."""
+    """Sets RLIMIT_FSIZE just above the file's size. By default, SIGXFSZ kills the process."""
     largest = max(run.witness.stat().st_size, run.receiver.path.stat().st_size)
     before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (largest + 30_000, before[1]))

@@ -1,4 +1,4 @@
-"""Other users' processes and threads that keep the kernel and the agent busy."""
+"""Scenarios in which other users' processes and threads keep the kernel and the agent busy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ KIND = "damage to a spool"
 
 
 class AwayReceiver(HttpReceiver):
-    """A receiver that does not listen until it is healed."""
+    """A receiver at whose configured address nothing listens."""
 
     def configure(self, address=None):
         return super().configure(("127.0.0.1", free_port()))

@@ -1,4 +1,4 @@
-"""Other users' threads that wait and wake, with off-CPU sampling enabled."""
+"""Scenarios in which other users' threads wait and wake up while off-CPU sampling is enabled."""
 
 from __future__ import annotations
 

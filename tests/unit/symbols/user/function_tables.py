@@ -8,7 +8,7 @@ from otel_kprofiler.symbols.user.functions import Bounds, FunctionTable
 
 
 def make_table(functions):
-    """Returns a function table. Functions without a name become bounds."""
+    """Returns a function table. Unnamed functions are added only to the bounds."""
     ordered = sorted(functions, key=lambda function: (function.start, -function.end))
     base = ordered[0].start if ordered else 0
 

@@ -62,7 +62,7 @@ def build_go(path, *options):
 
 
 class GoFunction(NamedTuple):
-    """A function's name and size, and the size, file and line of each run of its instructions."""
+    """A function's name and size, and the size, file and line of each instruction range."""
 
     name: str
     size: int
@@ -121,7 +121,7 @@ def make_table(version, functions, files=("a.go", "b.go")):
 
 
 def open_table(table, version):
-    """Opens a file that contains a table followed by its module data."""
+    """Opens a file that contains a Go function table followed by its ``moduledata``."""
     names = struct.unpack_from("<Q", table, 8 + 8 * (2 if version == 16 else 3))[0]
     module = [0] * 41
     module[0], module[1], module[22] = TABLE_AT, TABLE_AT + names, TEXT

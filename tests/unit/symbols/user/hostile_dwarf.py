@@ -103,7 +103,7 @@ def nesting():
 
 
 def origins():
-    """Returns DWARF with functions whose names refer to each other in a cycle."""
+    """Returns DWARF with functions whose abstract origins form a cycle."""
     count, size = 200_000, 17
     entries = b"".join(
         b"\6" + struct.pack("<IQI", FIRST + (at + 1) % count * size, TEXT + 16 * at, 16)

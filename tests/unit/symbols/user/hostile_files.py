@@ -1,4 +1,4 @@
-"""ELF files of a few MB, crafted to require much memory when read."""
+"""ELF files of a few MB that are crafted to exhaust memory when read."""
 
 import lzma
 import struct
@@ -76,7 +76,7 @@ def good():
 
 
 def versions():
-    """Returns a program in which every symbol has the shortest possible version."""
+    """Returns a program whose string table contains two million versioned names (``a@b``)."""
     entries, names = make_symbols(2)
     return with_symbols(entries, names + b"a@b\0" * (2 << 20))
 

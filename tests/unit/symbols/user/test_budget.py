@@ -21,7 +21,7 @@ SLACK_MIB = 12  # for the allocator and code imported on demand
 FILES = 20
 DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
-"""Number of files of each kind to read. ``make test-hostile-files`` sets 20."""
+"""Number of files of each kind to read. ``make test-hostile-files`` sets this variable to 20."""
 SLOW = {"versions", "packed-symbols", "symbols-within-the-limit"}
 """The hostile files that are not rejected early; each takes a third of a second to read."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -43,7 +43,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 
 
 def check_memory(report, limit_mib):
-    """Checks that reading stayed within the limit, and that the good file's function is named."""
+    """Checks that memory stayed within the limit and that the valid file's function is named."""
     assert report["peak_kib"] - report["before_kib"] <= (limit_mib + SLACK_MIB) * 1024, report
     assert report["good"] == [["good_000000"]], report
 

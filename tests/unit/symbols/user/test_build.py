@@ -223,7 +223,7 @@ def opened(path):
 
 
 def with_minidebuginfo(program, folder, content, *options):
-    """Copies the program without symbols, with ``content`` in ``.gnu_debugdata``."""
+    """Creates a stripped copy of the program with ``content`` in ``.gnu_debugdata``."""
     packed, path = os.path.join(folder, "packed"), os.path.join(folder, "stripped-with-packed")
     with open(packed, "wb") as file:
         file.write(content)

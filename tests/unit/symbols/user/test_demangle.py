@@ -13,7 +13,7 @@ from tests.unit.symbols.user.elf_programs import tool
 pytestmark = pytest.mark.system
 
 ROWS = Path(__file__).parents[3] / "data" / "symbols" / "rust_names.tsv"
-"""The names in a program built by rustc 1.95, mangled and as rustc-demangle prints them."""
+"""Names in a program built by rustc 1.95: mangled, and as demangled by rustc-demangle."""
 
 
 def names_of(library):

@@ -66,7 +66,7 @@ def build(tmp_path_factory):
 
 
 def code_addresses(path, count):
-    """Returns return addresses minus one, and random addresses."""
+    """Returns code addresses: return addresses minus one, and random addresses."""
     text = tool("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
     if "static" in path:  # excludes the C library
         parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]

@@ -225,7 +225,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_the_queue_has_space(make, m
 
 
 class Stalled:
-    """A loader with a settable clock, and a file with temporarily unreadable source lines."""
+    """A loader with a settable clock, and a file whose source lines are temporarily unreadable."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0
@@ -568,7 +568,7 @@ def test_reading_files_evicts_large_tables_but_not_small_tables(make):
 
 @pytest.mark.system
 def test_evicted_files_on_a_hanging_device_do_not_delay_other_files(make, tmp_path):
-    """There are more files than threads that the loader can abandon."""
+    """The number of files exceeds the number of threads that the loader can abandon."""
     count = 34
     with mounted(tmp_path / "fuse", {f"f{number}": b"content" for number in range(count)}) as fuse:
 
