@@ -16,7 +16,8 @@ class ParsedType(click.ParamType[_ValueT], Generic[_ValueT]):
 
     Args:
         name: name of the type. Unless a parameter has a ``metavar``, the help shows the name in
-            capitals. parse: parses the text, or raises ``ValueError`` with a message for the user.
+            capitals.
+        parse: parses the text, or raises ``ValueError`` with a message for the user.
     """
 
     def __init__(self, name: str, parse: Callable[[str], _ValueT]) -> None:

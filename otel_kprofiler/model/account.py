@@ -94,8 +94,8 @@ class ExporterAccount(NamedTuple):
         not_offered: samples from windows closed while the exporter was not configured.
         carried: samples from earlier runs that were in the spool at startup.
         carried_lost: the number of samples in ``lost`` that were recorded by earlier runs.
-        unknown_since_unix_ns: as in :class:`StreamTotals`. kinds: outcomes by sample kind; empty if
-            this object is for a single kind.
+        unknown_since_unix_ns: as in :class:`StreamTotals`.
+        kinds: outcomes by sample kind; empty if this object is for a single kind.
         earlier_samples: samples of a single kind that earlier runs left in the spool.
         earlier_lost: number of ``earlier_samples`` lost so far, in any run.
     """
@@ -168,7 +168,7 @@ class Account(NamedTuple):
         waiting: samples received, but not yet in a closed window.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.
-            kinds: outcomes by sample kind; empty if this object is for a single kind.
+        kinds: outcomes by sample kind; empty if this object is for a single kind.
         truncated: received samples with an incomplete user stack, by reason.
     """
 

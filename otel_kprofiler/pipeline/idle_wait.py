@@ -23,9 +23,10 @@ def wait_for_samples(
     Returns on a wake-up, or shortly after the window ends at the boottime ``end_ns``.
 
     Args:
-        timeout_s: how long to wait for further samples, in seconds. longest_s: maximum wait, in
-        seconds, while no new process is sampled; ignored unless longer than ``timeout_s``. idle_s:
-        how long to wait for the first sample; 0 if a sample may already be in the ring.
+        timeout_s: how long to wait for further samples, in seconds.
+        longest_s: maximum wait while no new process is sampled; ignored unless longer than
+            ``timeout_s``.
+        idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
     """
 
     def limit_s(wait_s: float) -> float:

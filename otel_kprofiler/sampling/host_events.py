@@ -126,8 +126,8 @@ def choose_events(
     """Returns the configured events, without opening them.
 
     ``runs`` returns how many times the program has run on a CPU, for cpu-clock or for a numbered
-    event. ``traced`` contains the programs for raw tracepoints, one entry per kind; None entries are
-    skipped.
+    event. ``traced`` contains the programs for raw tracepoints, one entry per kind; None entries
+    are skipped.
     """
     if config.child_pid is not None:
         return ChildEvents(files, program_fd, config.period_ns, config.child_pid)

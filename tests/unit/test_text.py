@@ -1,5 +1,4 @@
-"""Text is escaped for files and terminals. Counts, errors and exit statuses are formatted as
-readable text."""
+"""Text is escaped for files and terminals; counts, errors and statuses become readable text."""
 
 import os
 

@@ -1,5 +1,7 @@
-"""Runs TLS connections within one process, forever. Argument: a file that contains the certificate
-and the key."""
+"""Runs TLS connections within one process, forever.
+
+Argument: a file that contains the certificate and the key.
+"""
 
 import contextlib
 import hashlib
