@@ -31,7 +31,7 @@ class Resolution:
         process: pid and start time of the process; None if the address is in the kernel or a file.
         path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.
-        file_offset: the address as a file offset, for uprobes; None without a backing file.
+        file_offset: the address as a file offset, for uprobes; None if not in a file.
     """
 
     address: int

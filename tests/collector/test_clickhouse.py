@@ -323,9 +323,7 @@ def test_report_output_is_the_same_for_a_clickhouse_table_and_a_file(engine, sto
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_a_report_from_a_clickhouse_table_matches_one_from_a_file_for_every_grouping(
-    engine, stored, by
-):
+def test_reports_from_a_clickhouse_table_and_a_file_match_for_every_grouping(engine, stored, by):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
@@ -418,7 +416,7 @@ def test_top_shows_the_last_few_seconds_of_a_clickhouse_table(engine, stored, by
     assert (shown.samples, shown.seconds) == (reported["samples"], seconds)
 
 
-def test_top_keeps_its_samples_while_clickhouse_does_not_respond(
+def test_top_keeps_its_samples_while_clickhouse_is_unresponsive(
     engine, stored, monkeypatch, caplog
 ):
     def refuse(*_):

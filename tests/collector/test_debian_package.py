@@ -146,9 +146,7 @@ def spooled_bytes(root):
     return {str(path): path.read_bytes() for path in segments}
 
 
-def test_the_package_can_be_installed_run_upgraded_and_purged(
-    packages, root, collector_program, tmp_path
-):
+def test_the_package_installs_runs_upgrades_and_purges(packages, root, collector_program, tmp_path):
     first, second = packages
     before = root.list_files()
 

@@ -93,9 +93,7 @@ def test_processors_and_batching_change_samples_only_as_configured(
     assert receiver.complaints["grpc"].keys() == {NO_FUNCTION}
 
 
-def test_newer_collectors_send_attribute_keys_as_string_references_over_http(
-    send, receiver, samples_of
-):
+def test_newer_collectors_send_attribute_keys_as_references_over_http(send, receiver, samples_of):
     """Collector v0.161 writes references over HTTP, so it should send to Pyroscope over gRPC."""
     window = window_of()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")

@@ -65,9 +65,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
 
 
 @pytest.mark.long
-def test_samples_that_a_killed_collector_had_not_accepted_are_kept(
-    open_collector, tmp_path, monkeypatch
-):
+def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
     command = [*COMMAND, *RECORD, "--idle", "-o", "x.otlp", "--export", collector.http_endpoint]

@@ -77,9 +77,7 @@ def test_killing_the_agent_loses_only_the_open_window_and_resends_at_most_one_ba
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_a_run_delivers_the_samples_that_the_previous_run_left_undelivered(
-    run_agent, receiver, tmp_path
-):
+def test_a_run_delivers_the_undelivered_samples_of_the_previous_run(run_agent, receiver, tmp_path):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     agent.wait_until(agent.count_pending)
     first = agent.stop()
@@ -147,7 +145,7 @@ def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, rec
 
 
 @pytest.mark.long
-def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
+def test_a_second_sigterm_stops_the_agent_at_once_with_an_intact_spool(
     run_agent, receiver, tmp_path
 ):
     answered = threading.Event()

@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
 @pytest.mark.long
-def test_the_sampling_rate_drops_at_the_cpu_limit_and_profiles_state_their_periods(
-    run_agent, receiver
-):
+def test_the_sampling_rate_drops_at_the_cpu_limit_and_profiles_contain_periods(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=4999, more="limits: {max_cpu_percent: 2}")
     agent.wait_until(lambda: agent.get("/status")[1]["samples_per_second"] < 2000, 30)

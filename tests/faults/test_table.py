@@ -86,9 +86,7 @@ def row(name, **changes):
     }  # fmt: skip
 
 
-def test_scenarios_that_were_not_run_keep_their_previous_rows_in_the_documentation(
-    tmp_path, monkeypatch
-):
+def test_scenarios_that_were_not_run_keep_their_rows_in_the_documentation(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "DOCS", tmp_path)
     for page in ("faults.md", "reliability.md"):
         (tmp_path / page).write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")

@@ -174,7 +174,7 @@ def test_a_mutation_counts_as_detected_only_if_the_named_test_fails():
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_crashes_impossible_on_real_hardware_are_blamed_on_the_emulator(
+def test_crashes_impossible_on_hardware_are_blamed_on_the_emulator(
     tmp_path, console, status, failed
 ):
     (tmp_path / "console.log").write_text(console)

@@ -200,9 +200,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("kind", further_of(TARGETS, ("pod",)))
-def test_targets_selected_by_name_are_sampled_even_if_they_start_after_the_agent(
-    kind, agent, place
-):
+def test_targets_selected_by_name_are_sampled_if_they_start_after_the_agent(kind, agent, place):
     targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
     place("beside", other.replace("kprofiler-test", "another-test"))

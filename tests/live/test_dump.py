@@ -279,7 +279,7 @@ def test_an_exited_process_is_omitted_and_other_processes_are_dumped():
 
 
 def test_each_of_two_thousand_threads_is_dumped_with_its_frames(program):
-    """Of the threads, 200 wait in Python code. ``pytest -rP`` shows how long the dump took."""
+    """200 of the threads wait in Python code. ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)
         began = time.monotonic()

@@ -78,9 +78,7 @@ def is_in_exec(sample):
     return any(frame.function == "begin_new_exec" for frame in frames)
 
 
-def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
-    shells, resources, tmp_path
-):
+def test_samples_before_and_after_an_exec_belong_to_their_programs(shells, resources, tmp_path):
     first, second = shells
     go = tmp_path / "go"
     after = SPIN.format(rounds=600_000)

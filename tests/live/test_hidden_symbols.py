@@ -152,9 +152,7 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(symbolizer):
 
 
 @pytest.mark.changes_host
-def test_the_reason_for_hidden_symbols_is_reported_if_capabilities_are_missing(
-    hidden, public_python
-):
+def test_the_reason_for_hidden_symbols_is_reported_without_capabilities(hidden, public_python):
     cause, is_used, refused = run_as_nobody(public_python, [], LOOK)
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used

@@ -292,9 +292,7 @@ def test_closing_the_sampler_leaves_no_descriptor_or_mapping_open():
     assert counts.on_dropped is None
 
 
-def test_sampling_continues_without_python_frames_if_the_bpf_program_is_rejected(
-    monkeypatch, caplog
-):
+def test_sampling_continues_without_python_frames_if_the_program_is_rejected(monkeypatch, caplog):
     load = attachment.load_spec
 
     def refuse(spec, *settings):

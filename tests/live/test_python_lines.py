@@ -137,9 +137,7 @@ profiler.stop()
 
 
 @pytest.mark.parametrize("frames", ["", "off"])
-def test_a_service_records_its_python_lines_unless_they_are_disabled(
-    program, hot_line, tmp_path, frames
-):
+def test_a_service_records_its_python_lines_unless_disabled(program, hot_line, tmp_path, frames):
     path = tmp_path / "x.otlp.jsonl"
     done = subprocess.run(
         [sys.executable, "-c", SERVICE.format(directory=str(tmp_path))],

@@ -69,9 +69,7 @@ def wait_for_samples(part, windows):
     return wait_until(read)
 
 
-def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next_recording(
-    start, record, tmp_path
-):
+def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next(start, record, tmp_path):
     part = tmp_path / "x.html.part"
     running = start("-o", "x.html")
     seen = wait_for_samples(part, 3)

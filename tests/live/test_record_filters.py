@@ -194,9 +194,7 @@ def in_namespace(tmp_path):
 NAMESPACED = " ".join([*COMMAND, "record", *TO_FILE])
 
 
-def test_pids_given_as_arguments_are_interpreted_in_the_callers_pid_namespace(
-    in_namespace, tmp_path
-):
+def test_pid_arguments_are_interpreted_in_the_callers_pid_namespace(in_namespace, tmp_path):
     # Process 1 is the shell, process 2 the target, whose child is also sampled.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")

@@ -62,7 +62,7 @@ def mounts(tmp_path):
 
 @pytest.mark.parametrize("build_id", [NO_BUILD_ID, BUILD_ID])
 @pytest.mark.parametrize("is_owner", [True, False])
-def test_a_container_file_is_opened_through_any_process_that_maps_it(
+def test_container_files_are_opened_through_any_mapping_process(
     build_id, is_owner, tmp_path, mounts
 ):
     program = compile_c(tmp_path / "waits", WAITS, build_id)
@@ -72,9 +72,7 @@ def test_a_container_file_is_opened_through_any_process_that_maps_it(
         assert content(file) == program.read_bytes()
 
 
-def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_device(
-    tmp_path, mounts
-):
+def test_a_file_on_an_overlay_is_opened_if_the_kernel_reports_another_device(tmp_path, mounts):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with on_overlay(program, mounts) as process:
         elsewhere = device_number(os.stat("/").st_dev)  # differs from the inode's device

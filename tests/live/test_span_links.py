@@ -235,9 +235,7 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 @pytest.mark.parametrize(
     ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), *further((BCC, True))]
 )
-def test_samples_are_linked_by_thread_contexts_if_the_object_layout_is_unknown(
-    change, is_published
-):
+def test_samples_are_linked_by_thread_contexts_if_object_layouts_are_unknown(change, is_published):
     if change == BCC and not BccLoader.is_installed():
         pytest.skip("needs python3-bpfcc")
     run(

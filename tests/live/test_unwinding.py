@@ -214,9 +214,7 @@ def test_evicting_and_reloading_unwind_tables_never_results_in_a_wrong_frame(bui
 
 @CLANG
 @needs_gcc
-def test_a_new_unwind_table_is_loaded_for_a_program_that_is_overwritten_in_place(
-    built, compiled, tmp_path
-):
+def test_a_new_unwind_table_is_loaded_for_a_program_overwritten_in_place(built, compiled, tmp_path):
     path = tmp_path / "program"
     shutil.copy(compiled("-O2", "-fomit-frame-pointer"), path)
     with dumps.Dumps(built) as dumper:

@@ -190,9 +190,7 @@ def test_selecting_an_interval_keeps_exactly_its_samples(made, start, end):
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
-def test_splitting_samples_at_times_is_equivalent_to_selecting_the_intervals_between_them(
-    made, edges
-):
+def test_splitting_samples_at_times_equals_selecting_the_intervals_between_them(made, edges):
     samples = load_samples(made)
     results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)

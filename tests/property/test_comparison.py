@@ -32,7 +32,7 @@ def call(name):
 CALLS = {name: call(name) for name in ("read", "write", "stat", "poll", "send")}
 STACKS = {name: call(name)[0] for name in map(str, range(60))}
 MANY, MOST = 100, 13
-"""Of ``MANY`` events with a probability of 5 %, more than ``MOST`` occur in 1 of 2,000 tests."""
+"""More than ``MOST`` of ``MANY`` events with a probability of 5 % occur in 1 of 2,000 tests."""
 
 
 @cache

@@ -138,9 +138,7 @@ def has_name(names, frame_names):
     return bool({name.removeprefix("__pfx_") for name in names} & set(frame_names))
 
 
-def test_every_function_survives_the_round_trip_through_file_id_and_rva(
-    symbolizer, symbols, oracle, say
-):
+def test_functions_survive_the_round_trip_through_file_id_and_rva(symbolizer, symbols, oracle, say):
     checked, wrong = 0, []
     for module, functions in oracle.items():
         for start, end, names in functions:

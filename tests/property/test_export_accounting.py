@@ -33,9 +33,7 @@ SCRIPT = st.lists(st.integers(0, UNREACHABLE), max_size=30)
 
 
 @given(st.lists(PROFILES, max_size=6), st.integers(-1, 8))
-def test_the_exported_count_is_never_too_high_regardless_of_which_profiles_are_rejected(
-    profiles, rejected
-):
+def test_the_exported_count_is_never_too_high_if_profiles_are_rejected(profiles, rejected):
     batch = Batch(b"", Form.PROTOBUF, tuple(profiles), 0, 1)
     result = _accepted(batch, Answer(Verdict.ACCEPTED, "OK", "", rejected))
     number = max(0, min(rejected, len(profiles)))

@@ -119,9 +119,7 @@ def harm(directory, kind, where, length, value):
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, DAMAGE, st.booleans())
-def test_intact_records_of_a_corrupt_spool_are_recovered_and_lost_samples_are_counted(
-    steps, damages, close
-):
+def test_a_corrupt_spool_keeps_intact_records_and_counts_lost_samples(steps, damages, close):
     with tempfile.TemporaryDirectory() as directory:
         written = Written(directory, steps, close=close)
         for damage in damages:

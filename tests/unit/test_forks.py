@@ -128,9 +128,7 @@ def test_catch_up_runs_the_fork_hooks_only_once_in_a_child_forked_by_c_code(regi
 
 
 @pytest.mark.parametrize("call", [forks.register, lambda _, one: forks.unregister(one)])
-def test_hooks_run_when_a_child_forked_by_c_code_registers_or_unregisters_a_hook(
-    registered, log, call
-):
+def test_hooks_run_when_a_child_forked_in_c_registers_or_unregisters_a_hook(registered, log, call):
     def child():
         call(ForkStep.RENEW, Recording("late", log))
         return log

@@ -194,9 +194,7 @@ def test_a_missing_metrics_pipeline_in_the_receiver_is_reported_once(telemetry, 
 
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
-def test_an_unreachable_receiver_and_a_missing_pipeline_cause_separate_warnings(
-    telemetry, caplog, kind
-):
+def test_an_unreachable_receiver_and_a_missing_pipeline_log_two_warnings(telemetry, caplog, kind):
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     telemetry.configure(load(endpoint if kind == "otlp_grpc" else f"http://{endpoint}", kind=kind))

@@ -201,9 +201,7 @@ def test_profile_files_are_merged_and_filtered(profile):
 @pytest.mark.parametrize(
     "more", [(), ("--json",), ("-f", "folded"), ("--by", "part"), ("--by", "trace")]
 )
-def test_a_filter_without_matches_fails_and_lists_possible_values(
-    profile, words, message, hint, more
-):
+def test_a_filter_without_matches_fails_and_lists_valid_values(profile, words, message, hint, more):
     result, fix = fails(*words, *more, profile)
     assert message in result
     assert fix.startswith(hint)
@@ -251,9 +249,7 @@ def test_line_tables_are_sorted_by_total_and_other_tables_as_requested(tmp_path)
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_selected_samples_can_be_written_in_every_format_that_record_supports(
-    profile, tmp_path, capfd
-):
+def test_selected_samples_can_be_written_in_every_format_of_record(profile, tmp_path, capfd):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5

@@ -73,9 +73,7 @@ def test_a_full_queue_drops_the_oldest_waiting_batch(open_queue, gate, batch, li
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_batch_larger_than_the_byte_limit_is_queued_if_the_queue_is_empty(
-    open_queue, gate, batch
-):
+def test_a_batch_above_the_byte_limit_is_queued_if_the_queue_is_empty(open_queue, gate, batch):
     queue = open_queue(gate, max_bytes=4)
     gate.permits.release(1)
     queue.put(batch(b"larger than the limit"))
@@ -110,7 +108,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
-def test_an_exporter_bug_is_counted_and_logged_and_the_worker_survives(
+def test_exporter_bugs_are_counted_and_logged_and_the_worker_survives(
     open_queue, batch, defect, caplog
 ):
     gate = Gate(permits=9)

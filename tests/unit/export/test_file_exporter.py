@@ -44,9 +44,7 @@ def open_file(tmp_path):
         exporter.shutdown()
 
 
-def test_json_is_written_as_one_request_per_line_and_flushed_immediately(
-    open_file, batch, tmp_path
-):
+def test_json_is_written_as_one_request_per_line_and_flushed_at_once(open_file, batch, tmp_path):
     exporter = open_file()
     for number in range(3):
         payload = b'{"n":\n%d}' % number  # a newline in the input must not split the line
@@ -174,9 +172,7 @@ def test_backups_created_in_the_same_millisecond_have_different_names(open_file,
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_rotation_recovers_after_failing_to_open_a_new_file(
-    open_file, batch, tmp_path, monkeypatch
-):
+def test_rotation_recovers_after_a_new_file_failed_to_open(open_file, batch, tmp_path, monkeypatch):
     exporter = open_file(rotation=Rotation(max_bytes=1))
     exporter.export(batch(b"1"))
     monkeypatch.setattr(os, "open", raising(OSError(24, "Too many open files")))

@@ -121,7 +121,7 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
         (partial(4, "more than there were"), 0),
     ],
 )
-def test_a_partially_accepted_request_is_never_resent(
+def test_partially_accepted_requests_are_not_resent(
     grpc_receiver, exporter, batch, answer, arrived
 ):
     """The largest profiles are counted as rejected, so that "exported" is a lower bound."""
@@ -146,7 +146,7 @@ def test_a_success_status_counts_as_delivery_regardless_of_the_response(
     assert "its response is unreadable" in record.message
 
 
-def test_the_unimplemented_error_mentions_the_feature_gate_once(
+def test_the_unimplemented_error_names_the_feature_gate_once(
     grpc_receiver, exporter, batch, caplog
 ):
     grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
@@ -232,7 +232,7 @@ def test_an_export_to_a_hanging_receiver_ends_after_the_timeout(grpc_receiver, b
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_shutdown_interrupts_a_backoff_and_an_export_attempt(grpc_receiver, batch, is_refused):
+def test_shutdown_interrupts_backoffs_and_export_attempts(grpc_receiver, batch, is_refused):
     done, unavailable = threading.Event(), refuse(grpc.StatusCode.UNAVAILABLE)
     grpc_receiver.answer(unavailable if is_refused else lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)

@@ -114,9 +114,7 @@ def test_the_timeout_of_one_attempt_does_not_affect_the_next(
     assert exporter.export(batch()).outcome is SUCCESS
 
 
-def test_headers_take_precedence_over_netrc(
-    http_receiver, open_exporter, batch, tmp_path, monkeypatch
-):
+def test_headers_override_netrc(http_receiver, open_exporter, batch, tmp_path, monkeypatch):
     """By default, ``requests`` replaces Authorization with credentials from ~/.netrc."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -203,7 +201,7 @@ def answer_chunked(handler):
         (answer_chunked, 10),
     ],
 )
-def test_partial_success_is_parsed_in_both_encodings(
+def test_partial_success_is_read_in_either_encoding(
     http_receiver, open_exporter, batch, answer, arrived
 ):
     http_receiver.answer(answer)
@@ -441,9 +439,7 @@ def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter,
 
 
 @pytest.mark.parametrize("proxy", ["http://me:hunter22@[::bad", "http://me:hunter22@host:port"])
-def test_a_malformed_proxy_url_is_reported_without_its_password(
-    open_exporter, batch, caplog, proxy
-):
+def test_a_malformed_proxy_url_is_reported_without_password(open_exporter, batch, caplog, proxy):
     queue = ExportQueue(open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False)))
     queue.put(batch())
     queue.shutdown()
@@ -455,7 +451,7 @@ def test_a_malformed_proxy_url_is_reported_without_its_password(
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
-def test_shutdown_interrupts_a_backoff_and_an_export_attempt(
+def test_shutdown_interrupts_backoffs_and_export_attempts(
     http_receiver, open_exporter, batch, answer
 ):
     http_receiver.answer(answer)

@@ -97,9 +97,7 @@ def test_a_receiver_that_rejects_empty_requests_passes_the_probe(grpc_receiver):
     open_receiver(grpc_address(grpc_receiver)).shutdown()
 
 
-def test_the_error_for_the_wrong_otlp_protocol_suggests_the_right_address(
-    grpc_receiver, http_receiver
-):
+def test_errors_for_the_wrong_otlp_protocol_suggest_the_right_address(grpc_receiver, http_receiver):
     other = "the receiver speaks the other OTLP protocol: use"
     error = refusal(f"http://{grpc_receiver.endpoint}")
     assert error.hint == f"{other} {grpc_address(grpc_receiver)}"

@@ -166,7 +166,7 @@ def test_later_batches_are_split_up_front_to_the_accepted_size(http_receiver, ht
         assert len(http_receiver.requests) == len(taken) > 1
 
 
-def test_larger_requests_are_tried_again_after_a_while(
+def test_larger_requests_are_retried_after_a_while(
     http_receiver, http_exporter, monkeypatch, caplog
 ):
     (batch,) = make()
@@ -184,9 +184,7 @@ def test_larger_requests_are_tried_again_after_a_while(
     assert caplog.text.count("rejects requests of") == 1
 
 
-def test_a_receiver_that_accepts_no_sample_is_sent_one_request_per_batch(
-    http_receiver, http_exporter
-):
+def test_a_receiver_that_accepts_no_sample_gets_one_request_per_batch(http_receiver, http_exporter):
     http_receiver.answer((413, {}, b""))
     assert http_exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
     assert len(http_receiver.requests) < 60
@@ -200,9 +198,7 @@ def test_a_receiver_that_accepts_no_sample_is_sent_one_request_per_batch(
     assert http_exporter.max_bytes >= 64 << 10
 
 
-def test_a_receiver_that_stops_accepting_samples_is_sent_one_request_per_batch(
-    http_receiver, http_exporter
-):
+def test_a_receiver_that_stops_accepting_samples_gets_few_requests(http_receiver, http_exporter):
     http_receiver.answer((200, {}, b""), (413, {}, b""))
     assert http_exporter.export(*make()).exported == 2 * COUNT
     for number in (1, 2):
@@ -226,9 +222,7 @@ def test_splitting_is_retried_a_minute_after_all_parts_were_rejected(
     check_all_arrived(http_exporter, make(3), taken)
 
 
-def test_one_oversized_sample_does_not_stop_later_batches_from_being_split(
-    http_receiver, http_exporter
-):
+def test_later_batches_are_split_despite_one_oversized_sample(http_receiver, http_exporter):
     taken = limit_http(http_receiver, len(make()[0].payload) // 6)
     start = START + 10**9
     samples = [WindowSample(Stack(()), 1, "x" * 20_000, 0, None, [start])]
@@ -279,7 +273,7 @@ TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 
         ("UNKNOWN", "Payload Too Large", 0),
     ],
 )  # fmt: skip
-def test_size_limit_errors_from_grpc_libraries_are_recognized(
+def test_size_limit_errors_of_grpc_libraries_are_recognized(
     grpc_receiver, quick, code, text, limit
 ):
     (batch,) = make()

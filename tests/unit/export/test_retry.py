@@ -82,9 +82,7 @@ def test_total_retry_time_is_bounded(clock):
 
 
 @pytest.mark.parametrize("initial_interval_s", [1, 20])
-def test_no_request_is_sent_until_a_throttling_receivers_delay_has_passed(
-    clock, initial_interval_s
-):
+def test_no_request_is_sent_until_a_throttling_receivers_delay_is_over(clock, initial_interval_s):
     answer = RETRY._replace(delay_s=60)
     policy = RetryPolicy(initial_interval_s=initial_interval_s, max_elapsed_time_s=10)
     outcome, allowances = run(clock, [answer] * 9, policy)

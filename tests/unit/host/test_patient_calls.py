@@ -110,9 +110,7 @@ def test_a_hang_is_attributed_to_the_device_that_the_callback_names(fuse, calls)
     fuse.thaw()
 
 
-def test_functions_run_in_the_calling_thread_if_no_thread_can_be_started(
-    calls, monkeypatch, caplog
-):
+def test_functions_run_in_the_calling_thread_if_no_thread_can_start(calls, monkeypatch, caplog):
     monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     called = []
     assert calls.call(HERE, lambda: called.append(threading.current_thread()))

@@ -90,9 +90,7 @@ def test_a_file_created_during_the_write_is_not_replaced(tmp_path):
 @as_root
 @pytest.mark.usefixtures("file_system")
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_symlink_owned_by_another_user_is_neither_followed_nor_replaced(
-    theirs, tmp_path, replace
-):
+def test_a_symlink_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_path, replace):
     (theirs / "out").symlink_to(tmp_path / "ours")
     (theirs / "below").symlink_to(tmp_path)
     for path in (theirs / "out", theirs / "below" / "new"):
@@ -251,7 +249,7 @@ def test_pipes_devices_and_standard_output_can_be_appended_to(tmp_path):
     ("owner", "mode", "reason"),
     [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o770, "mode 0770"), (0, 0o1707, "mode 1707")],
 )
-def test_a_directory_that_other_users_can_modify_is_not_accepted_as_private(
+def test_a_directory_writable_by_other_users_is_not_accepted_as_private(
     tmp_path, owner, mode, reason
 ):
     tmp_path.chmod(mode)

@@ -92,9 +92,7 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_a_split_message_has_valid_parts_within_the_limit_and_loses_nothing(
-    form, limit, attributes
-):
+def test_a_split_message_has_valid_parts_in_the_limit_and_loses_nothing(form, limit, attributes):
     original = message(window([sample(number) for number in range(60)], processes=3), attributes)
     expected = contents([original.SerializeToString()])
     batches, too_large = encode_message(original, form, limit)

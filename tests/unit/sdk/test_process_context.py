@@ -497,9 +497,7 @@ def test_if_the_reader_thread_cannot_start_one_warning_is_logged_and_no_context_
     assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
 
 
-def test_a_service_is_named_after_its_environment_variables_until_it_publishes_a_name(
-    process, resources
-):
+def test_environment_variables_name_a_service_until_it_publishes_a_name(process, resources):
     directory = process(name="/tmp/other")
     environ = b"OTEL_RESOURCE_ATTRIBUTES=service.name=env,service.version=1\0"
     (directory / "environ").write_bytes(environ)

@@ -107,9 +107,7 @@ def module(tmp_path):
         (1 << 63, None, ""),
     ],
 )
-def test_module_sections_except_init_are_laid_out_in_section_header_order(
-    module, rva, name, section
-):
+def test_module_sections_except_init_are_laid_out_in_header_order(module, rva, name, section):
     match = ElfSymbols(str(module)).find(rva)
     assert (match and match.line.function) == name
     assert not match or match.section == section

@@ -195,9 +195,7 @@ def test_an_interrupt_range_may_start_at_the_address_of_a_function(host):
         ({}, HiddenCause.NO_CAP_SYSLOG),
     ],
 )
-def test_hidden_symbols_are_reported_with_a_cause_and_a_fix_and_are_not_fatal(
-    tmp_path, files, cause
-):
+def test_hidden_symbols_are_reported_with_cause_and_fix_and_are_not_fatal(tmp_path, files, cause):
     zeros = "".join("0" * 16 + line[16:] + "\n" for line in KALLSYMS.splitlines())
     modules = "m 4096 0 - Live 0x0000000000000000\n"
     symbolizer = KernelSymbolizer.live(

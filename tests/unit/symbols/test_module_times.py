@@ -38,9 +38,7 @@ def symbolizer(host, clock):
     result.close()
 
 
-def test_code_sampled_between_the_last_read_and_a_delayed_uevent_is_unnamed(
-    host, symbolizer, clock
-):
+def test_code_sampled_between_the_last_read_and_a_late_uevent_is_unnamed(host, symbolizer, clock):
     """Another module is loaded at the address before the first module's removal is received."""
     clock.ns += 10 * MS
     settle(symbolizer, now_ns=clock)
@@ -101,9 +99,7 @@ def test_failed_module_reads_are_retried_once_a_minute(host, symbolizer, clock, 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_incorrect_name_is_returned_regardless_of_when_uevents_arrive(
-    host, symbolizer, clock, seed
-):
+def test_no_incorrect_name_is_returned_whenever_uevents_arrive(host, symbolizer, clock, seed):
     """Freed addresses are reused immediately. Datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
     owners = [(0, 0, "old")]  # (time, address, owner since that time)

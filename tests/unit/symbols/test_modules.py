@@ -230,9 +230,7 @@ def test_module_ranges_are_derived_from_symbols_if_sysfs_is_unreadable(clones, c
     assert bare.find("br_dev_xmit")[0].rva == clones.find("br_dev_xmit")[0].rva
 
 
-def test_module_bases_are_derived_from_the_first_symbol_without_a_module_list(
-    clones, clones_folder
-):
+def test_module_bases_are_derived_from_first_symbols_without_a_module_list(clones, clones_folder):
     bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:

@@ -116,9 +116,7 @@ def message(body):
 
 @pytest.mark.parametrize("form", [Form.PROTOBUF, Form.JSON])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_the_exporters_in_this_package_deliver_every_sample(
-    store, intake, receivers, form, compression
-):
+def test_every_exporter_delivers_every_sample(store, intake, receivers, form, compression):
     endpoint = f"http://127.0.0.1:{receivers[1].port}"
     exporters = [OtlpHttpExporter(endpoint, form=form, compression=compression, proxy_url="")]
     if form is Form.PROTOBUF:
@@ -155,9 +153,7 @@ VERSION = "otlp-profiles-development-version"
 
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
-def test_requests_with_another_schema_version_are_rejected_before_decoding(
-    intake, receivers, values
-):
+def test_requests_of_another_schema_version_are_rejected_undecoded(intake, receivers, values):
     """The body cannot be decoded, so only a check before decoding can reject the version."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)
@@ -401,9 +397,7 @@ def is_taken(receivers):
 
 @pytest.mark.parametrize("part", [b"", b"\0\0\x7f\0\0xxxx"], ids=["silent", "part of a message"])
 @pytest.mark.parametrize("count", [THREADS, 2 * MOST_CALLS])
-def test_calls_whose_messages_never_arrive_do_not_block_other_calls(
-    receivers, clients, count, part
-):
+def test_calls_whose_messages_never_arrive_do_not_block_others(receivers, clients, count, part):
     for _ in range(count):
         clients(http2.call(1, part))
     assert is_taken(receivers)

@@ -152,9 +152,7 @@ def test_no_source_file_is_served_to_other_hosts(tmp_path):
 
 
 @ONLY_ROOT
-def test_the_user_who_ran_sudo_cannot_view_files_that_are_readable_only_by_root(
-    open_folder, monkeypatch
-):
+def test_the_user_who_ran_sudo_cannot_view_files_readable_only_by_root(open_folder, monkeypatch):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     public, secret = open_folder / "public.py", open_folder / "secret.py"
     for path, mode in ((public, 0o644), (secret, 0o600)):

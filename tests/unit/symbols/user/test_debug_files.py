@@ -141,9 +141,7 @@ def test_a_search_for_a_debug_file_leaves_no_descriptor_open(with_id, tmp_path):
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def test_symbols_from_a_debug_file_match_those_of_the_unstripped_program(
-    with_id, without_id, tmp_path
-):
+def test_symbols_from_a_debug_file_match_the_unstripped_program(with_id, without_id, tmp_path):
     for program, finder in (
         (with_id, BuildIdDirectories(Access(str(tmp_path)))),
         (without_id, DebugLinkDirectories(Access(str(tmp_path)))),
