@@ -3,8 +3,7 @@
 import os
 import sys
 
-# With -m, sys.path begins with the working directory, from which another user's json.py could be
-# imported.
+# With -m, sys.path begins with the working directory, which may contain another user's json.py.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 

@@ -81,9 +81,8 @@ class Reporter:
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # Samples that each queue had accepted before the current task's batches were enqueued. Set
-        # only while enqueuing (which may block on a disk), so that no accepted samples are counted
-        # twice.
+        # Samples that each queue accepted before the current task's batches were enqueued. Set only
+        # while enqueuing (which may block on a disk), so that no accepted sample is counted twice.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -177,8 +176,7 @@ class Reporter:
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # Shut down in this thread, because no thread can be started during interpreter
-            # shutdown.
+            # Shut down in this thread, because none can be started during interpreter shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [

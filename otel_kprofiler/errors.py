@@ -12,8 +12,7 @@
     ├── ExportError                          an output cannot be written
     └── PayloadError                         data that is not valid OTLP profiles
 
-A frame that cannot be resolved is marked as :class:`otel_kprofiler.model.Unresolved`; no exception
-is raised.
+An unresolved frame raises no exception; it is marked as :class:`otel_kprofiler.model.Unresolved`.
 """
 
 from __future__ import annotations

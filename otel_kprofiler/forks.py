@@ -146,9 +146,8 @@ class _Registry:
     def register(self, step: ForkStep, member: ForkAware) -> None:
         """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
 
-        ``os.register_at_fork`` is called on the first registration, not when this module is
-        imported. In a child, the hooks run after the hooks of an OpenTelemetry SDK that was set up
-        earlier.
+        ``os.register_at_fork`` is called on the first registration, not on import. In a child, the
+        hooks run after the hooks of an OpenTelemetry SDK that was set up earlier.
         """
         self.catch_up()
         with self._lock:

@@ -1,7 +1,6 @@
 """Writes the Helm chart's ``values.schema.json``, with the agent's schema for ``config``.
 
-Helm validates values against this schema before it changes a cluster, so ``helm install`` rejects
-an invalid agent key.
+Before changing a cluster, Helm validates values against this schema, rejecting invalid agent keys.
 """
 
 import json

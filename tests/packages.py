@@ -1,8 +1,7 @@
 """The purpose of each package, and the packages it may import.
 
-``tests/unit/test_layers.py`` enforces this table. ``python -m tests.packages`` writes the table to
-docs/architecture.md, a list of all modules to docs/modules.md, the manual pages to docs/man, and
-the Helm chart's schema.
+``tests/unit/test_layers.py`` enforces this table. ``python -m tests.packages`` writes it to
+docs/architecture.md, and generates docs/modules.md, docs/man and the Helm chart's schema.
 """
 
 import ast

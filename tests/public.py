@@ -81,8 +81,7 @@ def remove_copies() -> None:
 def can_run(*command: object) -> bool:
     """Returns whether an unprivileged user can run a command.
 
-    setpriv drops privileges only when it executes a program, so it executes env, which then
-    executes the command.
+    setpriv drops privileges only on executing a program, so it runs env, which runs the command.
     """
     return subprocess.run([*NOBODY, "env", *command], cwd="/", capture_output=True).returncode == 0
 

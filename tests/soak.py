@@ -203,8 +203,7 @@ def main() -> int:
                 exporter = account_of(agent)
                 print(f"{number:3} {fault.__name__:15} {name}: {now} {exporter}", flush=True)
         for name, agent in agents.items():
-            # Wait until data delayed by a fault has been delivered, so that all data can be
-            # compared.
+            # Wait until data delayed by a fault is delivered, so that all data can be compared.
             agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
             # Caches fill during the first third; after that, no value may grow.
             first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]

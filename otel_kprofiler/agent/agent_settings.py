@@ -147,8 +147,7 @@ def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> Sa
     rss_bytes = limits.rss_bytes
     return replace(
         sampler_config(receiver),
-        # Without capabilities, other users' files cannot be opened, and no unwind table can be
-        # loaded.
+        # Without capabilities, other users' files cannot be opened, nor unwind tables loaded.
         user_unwinding="frame_pointers" if drop_all else receiver.user_unwinding,
         max_ring_bytes=rss_bytes // _RING_SHARE if rss_bytes else MAX_RING_BYTES,
         drain_interval_s=DRAIN_INTERVAL_S,

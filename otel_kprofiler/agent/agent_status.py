@@ -28,8 +28,7 @@ def describe_agent(
 ) -> dict[str, object]:
     """Returns the body of ``/status``. Thread-safe.
 
-    ``pipeline`` is None if sampling could not start. ``user_names`` is None if user symbols are
-    disabled.
+    ``pipeline`` is None if sampling could not start, ``user_names`` if user symbols are disabled.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None

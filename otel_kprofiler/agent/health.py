@@ -25,8 +25,7 @@ _log: Final = logging.getLogger(__name__)
 class HealthServer:
     """Responds with 200 if a probe finds no problems, otherwise with 503 and the problems.
 
-    Probes and ``status`` are called in server threads. Raises ``HostError`` if the endpoint cannot
-    be bound.
+    Server threads call probes and ``status``. Raises ``HostError`` if the endpoint cannot be bound.
 
     Args:
         endpoint: ``host:port`` or ``[IPv6]:port`` to listen on; port 0 selects a free port.

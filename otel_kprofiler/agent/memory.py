@@ -118,8 +118,7 @@ def unmap_startup_pages() -> None:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
         return 0
 
-    # No other thread may load a library now, because a library's mappings look clean until it is
-    # relocated.
+    # No other thread may load a library now, because its mappings look clean until it is relocated.
     libc.dl_iterate_phdr(_CALLBACK(unmap), None)
 
 

@@ -20,8 +20,7 @@ class WaitSummary(NamedTuple):
         error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
             because the durations of lost waits are unknown. Waits at or above the threshold
             contribute no error.
-        threshold_ns: the largest threshold of any window. Every wait that lasted at least this long
-            was sampled.
+        threshold_ns: the largest threshold of any window. Each wait at least this long was sampled.
     """
 
     exact: WaitTotals | None

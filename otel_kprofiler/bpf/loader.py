@@ -83,6 +83,5 @@ class Loader(Protocol):
         Raises:
             DependencyError: the loader's library is missing.
             OSError: the kernel denied permission (``EPERM``, ``EACCES``) or lacks a feature.
-            SamplerError: the verifier rejected a program. The exception contains the verifier's
-                log.
+            SamplerError: the verifier rejected a program. The error contains the verifier's log.
         """

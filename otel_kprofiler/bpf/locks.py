@@ -47,8 +47,7 @@ def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
 def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
     """Packs the constants for the lock programs that this process loads.
 
-    ``number`` is the lock event's number, counted from 1. ``by`` is a value of ``enum
-    user_frames``.
+    ``number`` is the lock event's number, from 1. ``by`` is a value of ``enum user_frames``.
     """
     namespace = os.stat("/proc/self/ns/pid")
     owners = [0 if at is None else at + 1 for at in offsets[:2]]

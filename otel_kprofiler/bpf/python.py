@@ -6,8 +6,7 @@ from typing import NamedTuple
 PYTHON_CFRAME = 1
 """A struct on the C stack, ``_PyCFrame``, points to the current frame (CPython 3.11 and 3.12)."""
 PYTHON_IS_ENTRY = 2
-"""Frames entered from C are flagged (CPython 3.11). CPython 3.12 and later insert entry frames
-instead."""
+"""Frames entered from C are flagged (CPython 3.11). Later versions insert entry frames instead."""
 
 
 class PythonLayout(NamedTuple):
@@ -117,8 +116,7 @@ class PythonProcess(NamedTuple):
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
         eval_bytes: length of the loop's prologue, in which the new frame is not yet the current
             frame; 0 if there is none.
-        image_tag: a number that distinguishes the process's current program from its earlier
-            programs.
+        image_tag: distinguishes the process's current program from its earlier programs.
     """
 
     runtime_at: int

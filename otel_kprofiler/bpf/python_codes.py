@@ -36,8 +36,7 @@ class ProcessSeen(NamedTuple):
     """A sampled process whose current program is not registered.
 
     Attributes:
-        image: a number that distinguishes successive programs of a process, and processes with the
-            same pid.
+        image: distinguishes successive programs of a process, and processes with the same pid.
     """
 
     tgid: int

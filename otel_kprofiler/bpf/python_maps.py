@@ -134,8 +134,7 @@ class PythonMaps(LockedForForks):
             undo.callback(self._lines.close)
             self._ring = RingReader(RingMemory(map_fd("python_codes"), ring_bytes), ring_bytes)
             undo.callback(self._ring.close)
-            # If another thread receives the record, this event wakes the thread that is waiting for
-            # the record.
+            # If another thread receives the record, this event wakes the thread waiting for it.
             self._received = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._received)
             self._arrivals = undo.enter_context(select.epoll())
@@ -156,8 +155,7 @@ class PythonMaps(LockedForForks):
         """Returns unregistered processes sampled since the last call.
 
         Each process is returned once, and again after it executes another program or maps more
-        code. A process that keeps mapping code is returned at increasing intervals of up to 40
-        seconds.
+        code. A process that keeps mapping code is returned at increasing intervals of up to 40 s.
         """
         self.receive()
         with self._lock:
@@ -172,10 +170,9 @@ class PythonMaps(LockedForForks):
     ) -> bool:
         """Start reading a process's Python frames, and return whether the map had a free slot.
 
-        After execve(2), no Python frames are read until the process is registered again. ``tgid``
-        is the process id, as in samples. ``image`` identifies the program that the process must be
-        executing (:meth:`take_seen`); 0 accepts the program of the process's next sample. Raises
-        ``OSError``.
+        After execve(2), no Python frames are read until the next registration. ``tgid`` is the
+        process id, as in samples. ``image`` identifies the program that the process must be running
+        (:meth:`take_seen`); 0 accepts the program of the process's next sample. Raises ``OSError``.
         """
         with self._lock:
             index = self._layouts.get(layout, len(self._layouts))

@@ -22,8 +22,7 @@ class TaskOffsets(NamedTuple):
         leader: offset of the pointer to the main thread's task.
         start: offset of the task's start time.
         parent: offset of the pointer to the parent process's task.
-        program: offsets of the fields that identify the program and the user; None if the kernel's
-            structs differ.
+        program: fields that identify the program and the user; None if the kernel's structs differ.
     """
 
     leader: int

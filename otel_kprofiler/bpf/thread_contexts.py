@@ -138,8 +138,7 @@ class ThreadContexts(LockedForForks):
 
     Args:
         map_fd: descriptor of the map, closed by the caller; None if no process can be registered.
-        slots_fd: descriptor of the bit map indexed by the low bits of process ids; closed by the
-            caller.
+        slots_fd: descriptor of the bit map indexed by process ids' low bits; closed by the caller.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:

@@ -71,8 +71,7 @@ class Processor(NamedTuple):
         narrow_mask: mode bits that equal ``narrow_value`` in 32-bit code.
         interrupt: registers that an interrupt saves in ``pt_regs``.
         signal: registers in the frame that the kernel pushes for a signal.
-        preserved: DWARF numbers of the callee-saved registers other than sp and fp; up to
-            MAX_PRESERVED.
+        preserved: DWARF numbers of callee-saved registers except sp and fp; up to MAX_PRESERVED.
     """
 
     flags: int

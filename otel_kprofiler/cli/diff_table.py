@@ -15,8 +15,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""If the loads of the two profiles differ by more than this factor, the summary reports a changed
-load."""
+"""If the profiles' loads differ by more than this factor, the summary reports a changed load."""
 _CHANCE: Final = "~"
 
 

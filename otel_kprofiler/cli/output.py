@@ -59,12 +59,10 @@ class Output:
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
 
     Raises:
-        ExportError: no format matches, the file exists and ``force`` is not set, or the file cannot
-            be created.
+        ExportError: no format matches, the file exists and ``force`` is unset, or creation fails.
 
     Attributes:
-        part: the ``.part`` file, which keeps samples during the recording; None if no such file is
-            written.
+        part: the ``.part`` file, which keeps samples during the recording; None if none is written.
     """
 
     def __init__(
@@ -147,11 +145,10 @@ class Output:
     ) -> None:
         """Write the recording.
 
-        If the file contains kernel addresses, only its owner can read it. If a file of the same
-        name appeared during the recording, a numbered name is used. Waits of idle threads are shown
-        only if ``idle`` is set; profile files always include them. The time in spans is shown only
-        if ``has_whole_threads`` is set, which means that the recording contains all samples of its
-        threads.
+        A file with kernel addresses is readable only by its owner. If a file of the same name
+        appeared during the recording, a numbered name is used. Waits of idle threads are shown only
+        if ``idle`` is set; profile files always include them. The time in spans is shown only if
+        ``has_whole_threads`` is set, meaning that the recording has all samples of its threads.
         """
         write_page = self._format.write_page
         # Compute span times before idle waits are removed, because spans include idle waits.

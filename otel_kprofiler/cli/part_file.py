@@ -2,9 +2,8 @@
 
 The file contains one length-prefixed message per second, like the Collector's files, and is deleted
 when the output file is complete. If the recording is killed, the file remains readable up to the
-last second. While the recording runs, the file is locked (flock(2)). The lock keeps other
-recordings from writing the same output, and distinguishes the file from files left by killed
-recordings.
+last second. During a recording, the file is locked (flock(2)). The lock keeps other recordings from
+writing the same output, and distinguishes the file from those of killed recordings.
 """
 
 import contextlib

@@ -110,8 +110,7 @@ def command(
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
       otel-kprofiler record -e page-faults -c 1 -- ./program
 
-    Ctrl-C, SIGTERM and SIGHUP end the recording early. Samples taken before the signal are still
-    written.
+    Ctrl-C, SIGTERM and SIGHUP end the recording early. Samples taken until then are still written.
 
     The recording of a COMMAND ends when COMMAND exits. Children of COMMAND that have not exited
     keep running. If the duration ends first, COMMAND and its children are sent SIGTERM. If a signal

@@ -266,8 +266,7 @@ class Sampling:
             events=tuple(spec for spec in self.specs if spec.name != CPU_CLOCK),
         )
         if child_pid is not None and (config.off_cpu or config.events):
-            # Per-task perf events would miss context switches, so sample all CPUs and filter by
-            # pid.
+            # Per-task perf events miss context switches, so sample all CPUs and filter by pid.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config

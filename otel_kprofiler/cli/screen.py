@@ -145,8 +145,7 @@ class Screen:
     def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
         """If Ctrl-Z was pressed, restore the terminal, and stop the process.
 
-        When the process is continued, take over the terminal again, unless ``has_ended`` returns
-        True.
+        When the process continues, take over the terminal, unless ``has_ended`` returns True.
         """
         if not self._is_asked_to_stop:
             return

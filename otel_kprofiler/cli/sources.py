@@ -96,8 +96,7 @@ def load_choice(
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
     """Loads the selected samples of a table, by default from the last hour.
 
-    Turns garbage collection off permanently, like :func:`.load_profiles`. Raises ``KProfilerError``
-    on failure.
+    Disables garbage collection permanently, like :func:`.load_profiles`. Raises ``KProfilerError``.
     """
     gc.disable()
     address = parse_address(source, os.environ)

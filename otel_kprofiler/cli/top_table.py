@@ -19,8 +19,7 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Minimum pause between reads, in seconds. Each pause lasts at least as long as the preceding
-read."""
+"""Minimum pause between reads, in seconds. A pause is at least as long as the preceding read."""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
 """Time limit for a pending read at exit, in seconds."""
@@ -29,9 +28,8 @@ _END_S: Final = 1.0
 class Table:
     """Reads a ClickHouse table in a separate thread. Exiting the context stops the thread.
 
-    Each read covers the last ``window_s`` seconds. Raises ``DependencyError`` if the client library
-    is not installed, and ``KProfilerError`` if the address is invalid or the server does not
-    respond.
+    Reads cover the last ``window_s`` seconds. Raises ``DependencyError`` if the client library is
+    missing, and ``KProfilerError`` if the address is invalid or the server does not respond.
 
     Attributes:
         seconds: length of the time range that has been read so far.

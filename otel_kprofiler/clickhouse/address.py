@@ -26,8 +26,7 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 class Address:
     """The address of a profile table, with attributes that select samples from the table.
 
-    ``port`` is the port of the server's HTTP interface. ``attributes`` have the form
-    ``NAME=VALUE``.
+    ``port`` is the server's HTTP port. ``attributes`` have the form ``NAME=VALUE``.
     """
 
     host: str

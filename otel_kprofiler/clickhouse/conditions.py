@@ -1,8 +1,7 @@
 """Translates filters to SQL conditions.
 
-Conditions merely reduce the number of rows that are read. The caller must still apply the filter to
-the samples that were read. A condition may therefore match more rows than the filter, but never
-fewer.
+Conditions merely reduce the number of rows read. The caller must still apply the filter to the
+samples that were read. A condition may therefore match more rows than the filter, but never fewer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

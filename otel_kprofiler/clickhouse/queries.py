@@ -124,8 +124,7 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """Returns a query for the counts of samples taken and lost, by kind.
 
-    Each row of a window repeats the counts of the whole window, so only one row per window is
-    counted.
+    Each row repeats the counts of its whole window, so only one row per window is counted.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -144,8 +143,7 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
     """Returns a subquery that drops the times outside a range, and their values, from each row.
 
-    A row without timestamps is assigned the start time of its profile, and is omitted if its values
-    add up to 0.
+    A row without timestamps gets its profile's start time, and is omitted if its values total 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

@@ -21,13 +21,9 @@ from otel_kprofiler.otlp import parse_account, refuse_negative_values
 MAX_STACKS: Final = 1_000_000
 """Maximum number of distinct stacks in memory. Each stack uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Maximum number of samples for which exact times are read. In larger results, samples are merged
-by time step.
-"""
+"""Maximum number of samples read with exact times. Larger results are merged by time step."""
 _STEPS: Final = 1200
-"""Number of time steps, a multiple of the number of intervals in ``diff``. A page has about as many
-bins.
-"""
+"""Number of time steps, a multiple of the intervals in ``diff``. Pages have about as many bins."""
 
 
 class Selection(NamedTuple):
@@ -69,10 +65,9 @@ class ProfileStore:
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
         """Reads the selected samples, and possibly samples that do not match the filter.
 
-        The samples form one window that covers all profiles, or several windows if the period
-        changed. If samples are merged by time step, ``report`` is called with a message for the
-        user. Raises ``KProfilerError`` if the table cannot be read, or the samples do not fit into
-        memory.
+        The samples form one window that covers all profiles, or several if the period changed. If
+        samples are merged by time step, ``report`` is called with a message for the user. Raises
+        ``KProfilerError`` if the table cannot be read, or the samples do not fit into memory.
         """
         chosen, times = selection
         rows = queries.rows_between(self._table, times)

@@ -21,8 +21,7 @@ class Receivers(Section):
 class Config(Section):
     """A valid configuration of the agent.
 
-    ``exporters`` contains the settings of all exporters, including unused ones, by id (``type`` or
-    ``type/name``).
+    ``exporters`` holds settings of all exporters, even unused, by id (``type`` or ``type/name``).
     """
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TOP

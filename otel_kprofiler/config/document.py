@@ -45,8 +45,7 @@ class Mark:
 class Document:
     """The values of a YAML document, their positions by path, and the document's problems.
 
-    ``describe_key`` formats a path's last key for messages, or hides it, because an unknown key may
-    be a secret.
+    ``describe_key`` formats a path's last key for messages, or hides it as a possible secret.
     """
 
     path: str

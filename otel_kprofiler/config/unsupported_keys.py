@@ -1,7 +1,6 @@
 """Lists unsupported receiver and Collector keys, each with an alternative.
 
-Receiver keys are those of opentelemetry-ebpf-profiler's receiver; all other keys are the
-Collector's.
+Receiver keys are opentelemetry-ebpf-profiler's; all other keys are the Collector's.
 """
 
 from collections.abc import Mapping

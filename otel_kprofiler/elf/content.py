@@ -17,8 +17,7 @@ _ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
 def read_content(source: Source, section: Section, limit: int) -> bytes:
     """Returns the content of a section; empty for SHT_NOBITS.
 
-    Raises ``ElfError`` if the section is malformed, or its compressed or decompressed size exceeds
-    ``limit``.
+    Raises ``ElfError`` if the section is malformed, or its (de)compressed size exceeds ``limit``.
     """
     if section.kind == SHT_NOBITS:
         return b""

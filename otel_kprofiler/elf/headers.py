@@ -42,8 +42,7 @@ MAX_PATH_BYTES: Final = 4096  # PATH_MAX
 class Section(NamedTuple):
     """A section header. The fields are in the order of elf(5).
 
-    ``address`` is 0 if the section is not loaded. ``entry_size`` is 0 if the section has no entries
-    of a fixed size.
+    ``address`` is 0 if the section is not loaded, ``entry_size`` if it has no fixed-size entries.
     """
 
     name: bytes

@@ -13,9 +13,8 @@ _HASH_BYTES: Final = 16
 def hash_file(source: Source) -> FileId:
     """Returns the file id, ``process.executable.build_id.htlhash`` in OpenTelemetry's data model.
 
-    The hash is the first 16 bytes of SHA-256 over the first 4096 bytes, the last 4096 bytes (which
-    may overlap), and the length as 8 bytes, big-endian. Raises ``ElfError`` if the file cannot be
-    read.
+    The hash is the first 16 bytes of SHA-256 over the first and last 4096 bytes (which may
+    overlap), and the length as 8 bytes, big-endian. Raises ``ElfError`` if the file cannot be read.
     """
     size = source.size
     part = min(_PART_BYTES, size)

@@ -52,8 +52,7 @@ class ThreadStorage(NamedTuple):
     def distance(self) -> int:
         """Returns the number of bytes from each copy to the thread pointer (x86-64 executables).
 
-        The copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage,
-        3.4.6).
+        A copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage, 3.4.6).
         """
         return self.size + (-self.address - self.size & self.alignment - 1)
 
@@ -171,8 +170,7 @@ def find_relocations(
 ) -> Iterator[Relocation]:
     """Yields relocations with a type in ``kinds``, against ``symbol`` or the file itself (index 0).
 
-    Raises ``ElfError`` if there are too many relocations, or ``OSError`` if the memory cannot be
-    read.
+    Raises ``ElfError`` if there are too many relocations, or ``OSError`` if memory cannot be read.
     """
     needles = [struct.pack("<II", kind, number) for kind in kinds for number in {symbol, 0}]
     tables = [(elf.at(_DT_RELA), elf.dynamic.get(_DT_RELASZ, 0))]

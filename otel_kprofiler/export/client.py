@@ -67,8 +67,7 @@ class Tls:
         """Returns the contents of the CA, certificate and key files; None if a file is not set.
 
         Raises:
-            ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
-                set.
+            ExportError: a file is unreadable, or only one of ``cert_file`` and ``key_file`` is set.
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(

@@ -26,8 +26,7 @@ def export_all(
 ) -> list[Part]:
     """Export batches in order. After a temporary failure, do not send the remaining batches.
 
-    ``on_export`` is called after each export. Exceptions raised by ``on_export`` are logged and
-    ignored.
+    ``on_export`` is called after each export. Its exceptions are logged and ignored.
     """
     parts: list[Part] = []
     for batch in batches:

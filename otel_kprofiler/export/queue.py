@@ -409,8 +409,7 @@ class ExportQueue:
         is_abandoned = False
         for batch, result in parts:
             if replaced and LossCause.SHUTDOWN in result.lost:
-                # The batch was abandoned because the exporter was replaced, and no part was
-                # accepted.
+                # The batch was abandoned because the exporter was replaced; no part was accepted.
                 is_abandoned = True
                 left.append(batch)
             elif held.stored and not result.exported and is_temporary(result):

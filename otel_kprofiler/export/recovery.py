@@ -68,10 +68,9 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments in a spool directory, oldest first.
 
-    Segments written by other versions are renamed to ``NUMBER.spool.aside``. The samples in renamed
-    segments are not delivered, and count neither as recovered nor as lost. Anything that is not a
-    regular file owned by this user is left unchanged. Raises ``OSError`` if the directory cannot be
-    listed.
+    Segments written by other versions are renamed to ``NUMBER.spool.aside``. Their samples are not
+    delivered, and count neither as recovered nor as lost. Anything that is not a regular file owned
+    by this user is left unchanged. Raises ``OSError`` if the directory cannot be listed.
 
     Attributes:
         totals: the latest totals recorded in the segments.

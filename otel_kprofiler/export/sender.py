@@ -44,11 +44,10 @@ def user_agent() -> str:
 class OtlpSender(ProfileExporter, abc.ABC):
     """Base class of exporters to OTLP receivers, with retries, loss counting and shutdown.
 
-    **Partial success.** A receiver reports how many *profiles* it rejected, but not which profiles.
-    For n rejected profiles, the samples of the n largest profiles of each kind are counted as
-    ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if no
-    profile or every profile is rejected, or if the batch has one profile. Rejected profiles are
-    never resent.
+    **Partial success.** A receiver reports how many *profiles* it rejected, but not which. For n
+    rejected profiles, the samples of the n largest profiles of each kind are counted as
+    ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if no or
+    every profile is rejected, or if the batch has one profile. Rejected profiles are never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
     ``max_bytes`` is lowered to the size of the accepted parts, and later batches are divided to fit
@@ -211,8 +210,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # The traceback will be logged, and library error messages may contain URLs with
-            # credentials.
+            # The traceback will be logged, and library messages may contain URLs with credentials.
             self._secrets.redact_error(error)
             raise
 

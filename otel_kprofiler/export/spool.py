@@ -58,8 +58,7 @@ DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
 _SEGMENTS: Final = 8
-"""Minimum number of segments that the size limit allows. The oldest segment is dropped as a
-whole."""
+"""Minimum number of segments that the size limit allows. The oldest segment is dropped whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Disk errors that may disappear without a configuration change, such as a full disk."""

@@ -1,8 +1,7 @@
 """Reads TLS files that may be replaced while in use, and diagnoses problems with these files.
 
-A renewal replaces the certificate and the key one after the other. In between, the certificate and
-the key do not match, or a file is missing. Until the files match again, the existing connection
-remains in use.
+A renewal replaces the certificate and the key one after the other. In between, the files do not
+match, or one is missing. Until the files match again, the existing connection remains in use.
 """
 
 import os

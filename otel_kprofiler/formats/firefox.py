@@ -1,8 +1,7 @@
 """Writes profiles for https://profiler.firefox.com, in its processed format.
 
 The format is described by ``src/types/profile.ts`` and ``docs-developer/CHANGELOG-formats.md`` in
-github.com/firefox-devtools/profiler. Later versions of Firefox Profiler upgrade profiles in this
-format.
+github.com/firefox-devtools/profiler. Later profiler versions upgrade profiles in this format.
 """
 
 import json

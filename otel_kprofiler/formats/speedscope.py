@@ -19,9 +19,8 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
     """Returns JSON with a profile for each kind, then a time-ordered profile for each CPU.
 
-    Each kind's profile merges identical stacks, with weights in the kind's unit. A CPU's profile
-    contains every sample of that CPU, weighted by time for kinds with a period. The outermost frame
-    is the process.
+    A kind's profile merges identical stacks, weighted in the kind's unit. A CPU's profile has all
+    its samples, weighted by time for kinds with a period. The outermost frame is the process.
     """
     writer = _Writer()
     for window in windows:

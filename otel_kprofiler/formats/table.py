@@ -57,9 +57,8 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are shortened in the middle. Numbers are never shortened. Each sample kind has a
-    separate table. ``width`` must be at least 40. ``limit`` is the maximum number of functions;
-    None for all.
+    Long names are shortened in the middle, numbers never. Each sample kind has a separate table.
+    ``width`` must be at least 40. ``limit`` is the maximum number of functions; None for all.
     """
     by_kind: dict[ProfileKind, list[Profile]] = {}
     for window in windows:

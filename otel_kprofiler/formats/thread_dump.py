@@ -21,8 +21,7 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""Order of thread states. States in which a thread is most likely to block other threads come
-first."""
+"""Order of thread states. States in which a thread is most likely to block others come first."""
 
 
 class _Group(NamedTuple):
@@ -43,9 +42,8 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
     """Returns the threads of each process as text, grouped by state and stack.
 
     Stacks are shown leaf first. Running threads are listed first, then threads waiting for a CPU,
-    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Among
-    groups in the same state, larger groups come first. ``width`` is the terminal's width; None for
-    no limit.
+    threads in uninterruptible sleep, other threads, and finally threads waiting for work. Within a
+    state, larger groups come first. ``width`` is the terminal's width; None for no limit.
     """
     lines: list[str] = []
     for process in processes:

@@ -28,9 +28,8 @@ class Weighed(NamedTuple):
 def weigh(windows: Iterable[Window]) -> Iterator[Weighed]:
     """Yields the samples of windows with their weights.
 
-    If there is a single kind of sample, the weights are the samples' values. If there are several
-    kinds, each sample's weight is in the unit of its kind's ``measure``, and ``root`` names the
-    kind.
+    With a single kind of sample, the weights are the samples' values. With several kinds, each
+    sample's weight is in the unit of its kind's ``measure``, and ``root`` names the kind.
     """
     profiles = [profile for window in windows for profile in window.profiles]
     is_single = len({profile.kind for profile in profiles}) <= 1

@@ -1,7 +1,6 @@
 """Imports a module without running its package's ``__init__.py``.
 
-``import package.module`` first runs ``package/__init__.py``, which in some libraries imports all
-other modules.
+``import package.module`` first runs ``package/__init__.py``, which may import all other modules.
 """
 
 import importlib

@@ -88,8 +88,7 @@ def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False
     shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # In a sticky directory, only the owners of the directory and of the entry can replace the
-    # entry.
+    # In a sticky directory, only the owners of directory and entry can replace the entry.
     return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)
 
 

@@ -62,8 +62,7 @@ class FileRequest(NamedTuple):
         file_offset: file offset of the byte mapped at ``start``.
         tgid: id of a process that has mapped the file.
         size: size of the file in bytes; 0 if unknown.
-        modified: time of the last write, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if
-            unknown.
+        modified: last write time, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if unknown.
     """
 
     key: FileKey
@@ -158,8 +157,7 @@ def open_mapped(
     exist either, and the request contains the file's size and modification time, tries the paths
     that ``find_places`` yields for the inode number.
 
-    Raises ``MappedFileError`` if the file was removed or replaced, or this process is not permitted
-    to open it.
+    Raises ``MappedFileError`` if the file was removed or replaced, or opening it is not permitted.
     """
     outcome = _Outcome(FileProblem.GONE, "")
     has_gone = False  # whether the requested range now maps a different file

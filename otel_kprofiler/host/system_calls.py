@@ -1,7 +1,6 @@
 """Maps system call names to numbers.
 
-The sources are arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h in
-Linux 6.18.
+Sources: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h (Linux 6.18).
 """
 
 import platform

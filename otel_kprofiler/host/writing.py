@@ -70,8 +70,7 @@ class NewFile:
     def finish(self, other_names: Iterable[str] = ()) -> None:
         """Give the file its final name, close it, and update :attr:`path`.
 
-        If the name is taken, ``other_names`` are tried in order. On ``OSError``, the file is
-        removed.
+        If the name is taken, try ``other_names`` in order. On ``OSError``, remove the file.
         """
         try:
             if not self._replace:

@@ -36,10 +36,9 @@ _Key = BuildId | tuple[int, int, str]
 class InterpreterFiles:
     """Finds CPython in executables and libraries, and caches the results. Not thread-safe.
 
-    ``on_found`` is called with each new interpreter, before any process that runs this interpreter
-    is registered. ``calls`` runs the functions that read files. A file that cannot be read is
-    refused if its name contains ``python``, and is otherwise treated as a file without an
-    interpreter.
+    ``on_found`` is called with each new interpreter, before any process that runs it is registered.
+    ``calls`` runs the functions that read files. A file that cannot be read is refused if its name
+    contains ``python``, and is otherwise treated as a file without an interpreter.
     """
 
     def __init__(

@@ -84,8 +84,7 @@ class PythonCounts(NamedTuple):
 class PythonProcesses:
     """Registers processes. Not thread-safe, except for :meth:`counts` and :meth:`stop`.
 
-    ``on_found`` is called with each interpreter, before processes that run the interpreter are
-    registered.
+    ``on_found`` is called with each interpreter, before processes that run it are registered.
     """
 
     def __init__(

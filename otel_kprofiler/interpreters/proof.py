@@ -1,8 +1,7 @@
 """Verifies a CPython layout against this process, reading memory as the BPF program does.
 
-Nearly all of the memory belongs to the calling thread, and does not change during a read. The links
-between thread states change whenever a thread starts or exits, so they are reread until two reads
-agree.
+Nearly all the memory belongs to the calling thread, and does not change during a read. The links
+between thread states change when a thread starts or exits, so they are read until two reads agree.
 """
 
 import contextlib

@@ -53,8 +53,7 @@ class ProfileSamples(NamedTuple):
 class Batch:
     """One encoded ``ExportProfilesServiceRequest``, self-contained.
 
-    ``profiles`` contains the sample counts of the payload's profiles, in order. ``end_unix_ns`` is
-    exclusive.
+    ``profiles`` holds the sample counts of the profiles, in order. ``end_unix_ns`` is exclusive.
     """
 
     payload: bytes

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 LOCK_TYPE: Final = "otel_kprofiler.lock.type"
 """Label on lock wait samples: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
 LOCK_HOLDER_ID: Final = "otel_kprofiler.lock.holder.thread.id"
-"""Label on lock wait samples: id, in the initial pid namespace, of the thread that held the
-lock."""
+"""Label on lock wait samples: thread id, in the initial pid namespace, of the lock's holder."""
 LOCK_HOLDER_NAME: Final = "otel_kprofiler.lock.holder.thread.name"
 
 _SPIN, _READ, _WRITE, _RT, _PERCPU, _MUTEX = (1 << bit for bit in range(6))

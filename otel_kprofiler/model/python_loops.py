@@ -5,8 +5,7 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of interpreter files. Evaluation loops in any further files appear as native
-frames."""
+"""Maximum number of interpreter files. Loops in further files appear as native frames."""
 
 
 class KnownLoops:

@@ -54,8 +54,7 @@ class FileDetails(NamedTuple):
 class OpenFile(NamedTuple):
     """An open file that has been verified to be the mapped file.
 
-    ``size`` (in bytes) and ``modified_ns`` (Unix time of the last write) were read when the file
-    was verified.
+    ``size`` (bytes) and ``modified_ns`` (Unix time of last write) were read during verification.
     """
 
     fd: int

@@ -84,8 +84,7 @@ class FrameSource(enum.IntEnum):
     """Unwound through the frame pointer. The return address follows a call instruction. The
     function that it called may be missing from the stack."""
     GUESS = 3
-    """Caller of a leaf without an unwind entry. The top of the stack contains an address that
-    follows a call."""
+    """Caller of a leaf without an unwind entry. The address at the stack's top follows a call."""
     SIGNAL = 4
     """Code interrupted by a signal; the address is from the registers that the kernel saved."""
     DISASSEMBLY = 5

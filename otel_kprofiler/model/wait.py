@@ -34,8 +34,7 @@ class Waker(NamedTuple):
         tgid: process id in the initial pid namespace; 0 if an interrupt on an idle CPU woke the
             thread.
         comm: thread name, at most 15 bytes.
-        stack: kernel stack as native-endian 64-bit runtime addresses, leaf first; empty if not
-            collected.
+        stack: kernel stack as native-endian 64-bit runtime addresses, leaf first; empty if omitted.
     """
 
     tgid: int

@@ -137,9 +137,7 @@ DISK_PROOFS: Final = (
     "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
     "wait_on_page_writeback balance_dirty_pages"
 )
-"""Functions that imply :attr:`WaitCause.DISK`, unless the stack implies another cause, such as a
-page fault.
-"""
+"""Functions that imply :attr:`WaitCause.DISK`, absent another cause, such as a page fault."""
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
 """CPython functions that wait for the GIL, or for another thread to acquire it."""

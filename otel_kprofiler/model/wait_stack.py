@@ -29,8 +29,7 @@ class WaitStacks:
     The stack of a thread leaving its CPU starts with tracers (the sampler's and other programs at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. For a thread that
     is already off-CPU, ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits the tracers and the
-    scheduler. After these functions are removed, both stacks of a wait are represented by the same
-    object.
+    scheduler. After these functions are removed, both stacks of a wait are the same object.
 
     ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without ``scheduler_rvas``,
     only ``__schedule`` and ``schedule`` are recognized, by name.

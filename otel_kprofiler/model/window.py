@@ -112,8 +112,7 @@ class Profile:
         totals: cumulative counts of the stream, if known.
         threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;
             0 if unknown, or for kinds other than waits.
-        locks: totals of all kernel lock waits that completed in the window, sampled or not; empty
-            for other kinds.
+        locks: totals of all kernel lock waits completed in the window; empty for other kinds.
     """
 
     kind: ProfileKind

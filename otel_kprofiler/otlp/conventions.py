@@ -71,8 +71,7 @@ STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: number of samples in the stream's windows up to and including this
-window."""
+"""Attribute of a profile: number of the stream's samples up to and including this window."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: number of samples taken by the BPF program since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
@@ -109,9 +108,8 @@ WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: minimum duration of waits that are always sampled,
-as of the end of the window. Shorter waits are sampled with a probability proportional to their
-duration."""
+"""Attribute of a request's first wait profile: minimum duration of always-sampled waits, as of the
+window's end. Shorter waits are sampled with a probability proportional to their duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Attribute prefix, followed by a lock type from ``LOCK_TYPES`` or ``other``. Only a request's

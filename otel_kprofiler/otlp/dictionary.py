@@ -78,8 +78,7 @@ _MAX_INTEGER: Final = 1 << 63
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the placeholder for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    For code that is not backed by a file, returns only the reason, because the address differs in
-    each process.
+    For code not backed by a file, returns only the reason, because the address varies by process.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text

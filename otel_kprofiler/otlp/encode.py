@@ -55,8 +55,7 @@ all samples fit, the number of samples is doubled."""
 class Encoded(NamedTuple):
     """An encoded window.
 
-    ``too_large`` is the number of samples, by kind, omitted from the batches because each exceeds
-    the size limit.
+    ``too_large`` counts the samples, by kind, omitted because each exceeds the size limit.
     """
 
     batches: tuple[Batch, ...]
@@ -92,8 +91,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Placeholder sample for profiles that contain only wait totals, because Collectors drop empty
-profiles."""
+"""Placeholder sample for profiles with only wait totals, because Collectors drop empty profiles."""
 
 
 def encode_window(
@@ -337,9 +335,8 @@ def _write_samples(
 ) -> tuple[bytes, int]:
     """Encode a profile's samples, and return the bytes and the number of samples.
 
-    If the size limit is exceeded, the result is empty. ``size`` is a lower bound on the size of the
-    preceding profiles. For each sample, appends a lower bound on the request's size so far to
-    ``sizes``.
+    The result is empty if the limit is exceeded. ``size`` is a lower bound on the preceding
+    profiles' size. For each sample, append a lower bound on the request's size so far to ``sizes``.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}

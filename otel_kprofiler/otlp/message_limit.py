@@ -22,8 +22,7 @@ def refuse_many_messages(data: bytes) -> None:
     """Reject a request with too many small messages, which take far more memory once decoded.
 
     ``data`` is protobuf (https://protobuf.dev/programming-guides/encoding) or JSON. Counting stops
-    at malformed data, which the decoder reports. Raises ``PayloadError`` if there are too many
-    messages.
+    at malformed data, which the decoder reports. Raises ``PayloadError``.
     """
     limit = _ANY + len(data) // _LEAST_BYTES
     if data[:1] == b"{":

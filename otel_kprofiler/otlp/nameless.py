@@ -1,7 +1,6 @@
 """Finds locations without function names in OTLP profiles, and adds the names.
 
-Accepts payloads from any producer. Apart from the names, payloads remain unchanged, including
-unknown fields.
+Accepts payloads from any producer, and leaves all else unchanged, including unknown fields.
 """
 
 import json

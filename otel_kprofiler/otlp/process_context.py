@@ -40,8 +40,7 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
 def decode_process_context(payload: bytes) -> ProcessContext:
     """Decodes a ``ProcessContext`` message. Raises ``ValueError`` if the data is not protobuf.
 
-    Unsupported values (bytes, maps, mixed lists) are ignored. The last value of a repeated key
-    wins.
+    Unsupported values (bytes, maps, mixed lists) are ignored. A repeated key's last value wins.
     """
     resource: dict[str, AttributeValue] = {}
     extra: dict[str, AttributeValue] = {}

@@ -80,10 +80,9 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
-    Every sample is in exactly one part. Each part repeats the sample and loss counts of the
-    request. Some parts may exceed ``max_bytes``. Returns the parts in order, or an empty tuple if
-    the request has a single timestamp, cannot be parsed, or does not match the sample counts of the
-    batch.
+    Every sample is in exactly one part. Each part repeats the request's sample and loss counts.
+    Some parts may exceed ``max_bytes``. Returns the parts in order, or an empty tuple if the
+    request has a single timestamp, cannot be parsed, or does not match the batch's sample counts.
     """
     try:
         message = _parse(batch)

@@ -41,8 +41,7 @@ class CodeNames:
             self._symbolizer = KernelSymbolizer.live()
         loaded = self._symbolizer.module(module.name)
         if loaded is not None and loaded.build_id == module.build_id is not None:
-            # RVAs in modules cannot be used, because perf's base for a module differs from
-            # loaded.base.
+            # Module RVAs cannot be used, because perf's base for a module differs from loaded.base.
             runtime = loaded.base + rva if module.name == VMLINUX else address
             (frame,) = self._symbolizer.resolve_addresses([runtime])
             if frame.module is loaded:

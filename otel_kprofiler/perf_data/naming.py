@@ -15,6 +15,5 @@ class Names(Protocol):
         """Returns the frame at a kernel address; None if this host lacks the symbols.
 
         ``module`` is the kernel or a kernel module, with its base address on the recorded host.
-        ``rva`` is relative to the base address. ``address`` is the runtime address on the recorded
-        host.
+        ``rva`` is relative to the base. ``address`` is the runtime address on the recorded host.
         """

@@ -55,8 +55,7 @@ class Stacks:
     def map_kernel(self, mapping: FileMapping) -> None:
         """Adds the mapping of the kernel or a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
-            # perf appends the symbol name _text to the path, and stores the symbol's address as the
-            # offset.
+            # perf appends the symbol _text to the path, and stores its address as the offset.
             base = mapping.offset or mapping.start
             mapping = mapping._replace(offset=0, start=min(base, mapping.start))
         self._kernel.add(mapping)

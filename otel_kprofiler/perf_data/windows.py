@@ -42,8 +42,7 @@ from otel_kprofiler.text import decode_name, describe_count
 _SOFTWARE: Final = 1  # PERF_TYPE_SOFTWARE
 _CLOCKS: Final = (0, 1)  # PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK
 _MODIFIERS: Final = re.compile(r":[ukhHGIpPSDWeb]+$")
-"""Matches the modifiers at the end of an event's name, such as ``:u`` for user mode (see
-perf-list(1))."""
+"""Matches modifiers at the end of event names, such as ``:u`` for user mode (perf-list(1))."""
 _IDLE: Final = "swapper"
 
 _Group = tuple[Process, Stack, int, str, int]

@@ -1,7 +1,6 @@
 """Collects samples, live or from a recording, into windows.
 
-Imports most names on first use, so that reading the configuration loads only the ``schedule``
-module.
+Imports most names on first use, so that reading the configuration loads only ``schedule``.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -26,8 +26,7 @@ YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
-processes in the root cgroup are not grouped; otherwise, all services of a user would share one
-budget."""
+processes in the root are not grouped; otherwise, all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes running when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
@@ -101,10 +100,9 @@ class ProcessBudgets:
     Attributes:
         coarse: counts of samples whose detail was reduced, by kind of reduction. ``resource``: the
             sample carries the Resource of the process's previous program, or a Resource shared by
-            new processes. ``stack``: the stack contains no user frames, and has the status
-            ``over_budget``. ``group``: the sample carries the executable's name and the process id
-            (0 if the Resource is shared) instead of the thread's name and id, and has no span or
-            labels.
+            new processes. ``stack``: the stack has no user frames, and the status ``over_budget``.
+            ``group``: the sample carries the executable's name and the process id (0 if the
+            Resource is shared) instead of the thread's name and id, and has no span or labels.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ class PipelineOptions:
             window closes.
         leaves_out_self_profiled: whether windows exclude the on-CPU samples of processes that
             sample themselves. Excluded samples are counted as lost.
-        limits_processes: whether to reduce the detail of samples of processes that exceed their
-            budget.
+        limits_processes: whether to reduce the detail of samples of processes over their budget.
     """
 
     whole_sink: Callable[[Window], None] | None = None

@@ -103,8 +103,7 @@ class ProcessContexts:
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
     only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` seconds
-    after a call to :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look`
-    waits.
+    after :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look` waits.
     """
 
     def __init__(
@@ -312,8 +311,7 @@ class ProcessContexts:
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The descriptor stays bound to the opened process; check that this is the sampled
-            # process.
+            # The descriptor stays bound to the opened process; check that this is the sampled one.
             stat = self._check(key)
             published = find_context(self._files, key.tgid, memory, last)
             if self._threads:

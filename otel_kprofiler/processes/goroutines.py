@@ -1,11 +1,10 @@
 """Locates goroutine labels in a process, at offsets that depend on its Go version.
 
 A Go program contains a note with its build id and, in writable data, a block with its Go version
-(debug/buildinfo). Each thread has a thread-local variable ``g``, a pointer to the current
-goroutine. In statically linked programs, ``g`` is at offset -8 from the thread pointer. In other
-programs, ``g`` is in ``runtime.tlsg``, the program's only thread-local variable. The struct layouts
-(runtime/runtime2.go) for 64-bit processors are taken from the DWARF of each version's first and
-last release.
+(debug/buildinfo). The thread-local variable ``g`` points to the current goroutine. In statically
+linked programs, ``g`` is at offset -8 from the thread pointer. In other programs, ``g`` is in
+``runtime.tlsg``, the program's only thread-local variable. The struct layouts (runtime/runtime2.go)
+for 64-bit processors are taken from the DWARF of each version's first and last release.
 """
 
 from typing import Final

@@ -59,8 +59,7 @@ class ProcessReader:
         if stat.start_ticks != key.start_time_ns // TICK_NS:
             return None
         if stat.is_kernel_thread:
-            # Group kernel threads by the part of the name before the slash: kworker for
-            # kworker/0:1.
+            # Group kernel threads by the name before the slash: kworker for kworker/0:1.
             comm = decode_name(stat.name)
             name = comm.partition("/")[0] or comm
             return Reading(attributes | {KERNEL_THREAD: name}, is_sure=True)
@@ -90,8 +89,7 @@ class ProcessReader:
         """Returns the attributes of a process's user; empty if ``uid`` is None."""
         if uid is None:
             return {}
-        # A container's user names are defined by its image. On the host, the uid may belong to
-        # another user.
+        # A container's image defines its user names. On the host, the uid may be another user's.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 

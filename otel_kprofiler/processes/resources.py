@@ -224,8 +224,7 @@ class ProcessResources:
         """Returns the Resource of a process, even if the process has not been sampled.
 
         If the key has no ``owner``, returns the process's latest Resource. Processes that exit
-        before they have a Resource share a single Resource, because hundreds of processes may exit
-        per second.
+        before they have a Resource share one, because hundreds of processes may exit per second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:
@@ -312,9 +311,8 @@ class ProcessResources:
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Maps each changed Resource of a window to its replacement.
 
-        A Resource changes when its process publishes, updates or removes a context, or when its
-        container's names become known. A shared Resource also changes when its cgroup becomes
-        known.
+        A Resource changes when its process publishes, updates or removes a context, or its
+        container's names become known. A shared Resource also changes once its cgroup is known.
         """
         running = {
             old: running_process for old in resources if (running_process := self._running.get(old))
@@ -374,8 +372,7 @@ class ProcessResources:
     ) -> tuple[SpanLink | None, LabelSet]:
         """Decodes the attributes of a sample's thread context, except those with unknown names.
 
-        Returns the link with the name of its local root span, and the remaining attributes as
-        labels.
+        Returns the link with its local root span's name, and the other attributes as labels.
         """
         if key.tgid in self._fixed and not (self._links_unsampled or context[1] & _SAMPLED):
             link = None

@@ -15,9 +15,7 @@ OUTSIDE = "outside of the recording"
     ("after_ms_ns", "brushed_ms", "key"),
     [(400_000, "[10, 20]", "ArrowLeft"), (600_000, "[80, 90]", "ArrowRight")],
 )
-def test_a_link_exactly_restores_a_range_at_either_end_of_a_recording(
-    browser, after_ms_ns, brushed_ms, key
-):
+def test_a_link_exactly_restores_a_range_at_either_end(browser, after_ms_ns, brushed_ms, key):
     start_ns = 10**18 + after_ms_ns
     samples = [WindowSample(Stack.from_frames((frame("x"),)), 1, "x", 0, None, [start_ns])]
     recorded = replace(

@@ -152,9 +152,7 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser):
 @pytest.mark.parametrize(
     ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
 )
-def test_the_wall_clock_view_prefers_this_profilers_on_cpu_samples_to_other_profile_kinds(
-    browser, others, parts
-):
+def test_the_wall_view_prefers_this_profilers_on_cpu_samples_to_other_kinds(browser, others, parts):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name="other"), *others]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

@@ -416,9 +416,7 @@ def test_top_shows_the_last_few_seconds_of_a_clickhouse_table(engine, stored, by
     assert (shown.samples, shown.seconds) == (reported["samples"], seconds)
 
 
-def test_top_keeps_its_samples_while_clickhouse_is_unresponsive(
-    engine, stored, monkeypatch, caplog
-):
+def test_top_keeps_samples_while_clickhouse_is_unresponsive(engine, stored, monkeypatch, caplog):
     def refuse(*_):
         raise KProfilerError("no answer")
 

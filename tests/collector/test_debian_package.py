@@ -1,10 +1,9 @@
 """The Debian package on a clean Debian root: installed, run, upgraded, removed and purged.
 
 The root contains only Debian's Essential packages and the package's declared dependencies. The root
-is built once by mmdebstrap from this system's mirror, and cached. The root file system has no
-systemd, so setpriv runs the unit's command with the unit's user and capabilities. Commands in the
-root run in a separate network namespace, where the default ports of the agent and the Collector are
-free.
+is built once by mmdebstrap from this system's mirror, and cached. The root has no systemd, so
+setpriv runs the unit's command with the unit's user and capabilities. Commands in the root run in a
+separate network namespace, where the default ports of the agent and the Collector are free.
 
 ``KPROFILER_DEB_TWICE=1`` builds the package twice and compares the bytes.
 """

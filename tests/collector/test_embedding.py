@@ -205,9 +205,7 @@ def names_of(stacks):
     return {name for stack in stacks for _, _, names in stack for name in names}
 
 
-def test_the_wsgi_example_sends_all_three_signals_with_the_same_resource(
-    open_collector, samples_of, tmp_path
-):
+def test_the_wsgi_example_sends_all_signals_with_one_resource(open_collector, samples_of, tmp_path):
     collector = open_collector()
     port = free_port()
     env = environment(collector, OTEL_KPROFILER_STACKS="kernel", PYTHONPATH=str(EXAMPLES))

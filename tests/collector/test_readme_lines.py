@@ -1,8 +1,7 @@
 """The README's instructions for services and fleets work together on one host.
 
 The lines for the agent, the embedded profiler and the Collector run unchanged, in a separate
-network namespace where the ports are free. An exporter added to the Collector forwards the received
-data.
+network namespace with free ports. An exporter added to the Collector forwards the received data.
 """
 
 import contextlib

@@ -49,8 +49,7 @@ SETTINGS = {
 class Receiver:
     """A gRPC receiver that can be stopped and restarted at the same address.
 
-    ``answer`` receives the request and context before the request is stored, and may abort the
-    call.
+    ``answer`` receives the request and context before storage, and may abort the call.
     """
 
     def __init__(self):

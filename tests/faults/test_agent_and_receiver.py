@@ -145,9 +145,7 @@ def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, rec
 
 
 @pytest.mark.long
-def test_a_second_sigterm_stops_the_agent_at_once_with_an_intact_spool(
-    run_agent, receiver, tmp_path
-):
+def test_a_second_sigterm_stops_the_agent_at_once_keeping_the_spool(run_agent, receiver, tmp_path):
     answered = threading.Event()
 
     def answer(request, context):
@@ -192,9 +190,7 @@ def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver
 
 
 @pytest.mark.long
-def test_a_receiver_added_by_a_reload_receives_the_number_of_samples_that_it_missed(
-    run_agent, open_receiver
-):
+def test_a_receiver_added_by_a_reload_gets_the_number_of_missed_samples(run_agent, open_receiver):
     first, second = open_receiver(), open_receiver()
     first.up()
     second.up()

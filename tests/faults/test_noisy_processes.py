@@ -204,9 +204,7 @@ def count_coarse(agent, kind):
 
 
 @pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks",)))
-def test_a_noisy_process_does_not_cause_other_processes_to_lose_samples(
-    run_agent, receiver, tmp_path, kind
-):
+def test_a_noisy_process_costs_other_processes_no_samples(run_agent, receiver, tmp_path, kind):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
         agent = run_agent(receiver.endpoint, rate=RATE, interval="1s", more=UNHURRIED)

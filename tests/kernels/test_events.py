@@ -40,8 +40,7 @@ def test_sample_values_sum_to_the_number_of_events():
     assert counts.keys() == {"on_cpu", "page_faults", "context_switches", "minor_faults"}
     assert PAGES <= sums["page_faults"] <= 2 * PAGES
     assert SLEEPS <= sums["context_switches"] <= 20 * SLEEPS
-    # With rate-based sampling, events after the program's last sample are attributed to another
-    # program.
+    # With rate-based sampling, events after the last sample are attributed to another program.
     assert 0 < sums["minor_faults"] <= 2 * PAGES
 
 

@@ -174,9 +174,7 @@ def test_a_mutation_counts_as_detected_only_if_the_named_test_fails():
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_crashes_impossible_on_hardware_are_blamed_on_the_emulator(
-    tmp_path, console, status, failed
-):
+def test_impossible_crashes_are_blamed_on_the_emulator(tmp_path, console, status, failed):
     (tmp_path / "console.log").write_text(console)
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed
 

@@ -51,8 +51,7 @@ def test_bpf_programs_are_named():
         # Linux 5.10 names subprograms after their program.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
-        # Resolve each address as a leaf frame, because a caller is looked up at its return address
-        # minus one.
+        # Resolve each address as a leaf frame, because callers are looked up at return address - 1.
         frames = [symbolizer.resolve_addresses([symbol.address])[0] for symbol in symbols]
     assert symbols
     for symbol, frame in zip(symbols, frames, strict=True):

@@ -137,8 +137,7 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
 def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
     """Attaches to a tracepoint, on one CPU, a program that loops ``spin`` times.
 
-    Returns descriptors of the attachment and of the program. Raises ``OSError`` if tracefs
-    cannot be mounted.
+    Returns the attachment and program descriptors. Raises ``OSError`` if tracefs cannot be mounted.
     """
     script = 'mount -t tracefs none "$1" && cat "$1/events/$2/id"'
     with tempfile.TemporaryDirectory() as folder:

@@ -27,8 +27,7 @@ SECONDS = 1
 PERF_FILE_DATA = 40
 RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_STAT_ROUND = 17, 18, 77
 
-# Kernel functions expected to run under the load, by subsystem; at least three of each subsystem
-# must be sampled.
+# Kernel functions expected under the load, by subsystem; at least three of each must be sampled.
 AREAS = {
     "file system": r"vfs_\w+|ext4_\w+|xfs_\w+|btrfs_\w+|ovl_\w+|generic_\w+|filemap_\w+|"
     r"__filemap_\w+|shmem_\w+|ksys_(read|write)|do_sys_open\w*|path_openat|link_path_walk|"
@@ -46,9 +45,8 @@ AREAS = {
 def hide_programs_loaded(data):
     """Changes KSYMBOL and BPF_EVENT records in ``perf.data`` so that perf script ignores them.
 
-    If several profilers are listening, KSYMBOL and BPF_EVENT records are longer than their headers
-    state, and perf script stops at the first such record. Other tests load BPF programs at the same
-    time.
+    If several profilers listen, KSYMBOL and BPF_EVENT records are longer than their headers state,
+    and perf script stops at the first such record. Other tests load BPF programs concurrently.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)

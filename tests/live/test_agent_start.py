@@ -72,8 +72,7 @@ def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path
     ]
     assert any(frame.function for frame in frames)
     nameless = {frame.unresolved for frame in frames if not frame.function}
-    # The kernel's unwinder may return wrong addresses, and init code started the idle task of CPU
-    # 0.
+    # The kernel's unwinder may return wrong addresses, and init code started CPU 0's idle task.
     expected = {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
     if "BPF symbol records were lost" in agent.log:  # other processes may have loaded programs
         expected.add(Unresolved.RECORDS_LOST)

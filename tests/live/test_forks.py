@@ -192,8 +192,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
     """Children of multiprocessing and billiard exit with os._exit, which skips atexit.
 
-    The test is retried if the export takes longer than the exiting process waits, which can happen
-    on a busy machine.
+    The test is retried, because on a busy machine an export may outlast the exiting process's wait.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):

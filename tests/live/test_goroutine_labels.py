@@ -75,8 +75,7 @@ def compare(reader, log, kind=ON_CPU):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # The end of a wait is reported late, when the thread may have new labels, so use the wait's
-        # midpoint.
+        # A wait's end is reported late, when the thread may have new labels, so use the midpoint.
         wait = sample.wait
         time_ns = wait.start_ns + wait.duration_ns // 2 if wait else sample.time_ns
         if sample.link:

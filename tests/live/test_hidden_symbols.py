@@ -110,9 +110,7 @@ def run_as_nobody(python, capabilities, code, *arguments):
 
 
 @pytest.mark.changes_host
-def test_frames_have_the_names_that_kallsyms_shows_to_root(
-    symbolizer, hidden, load, request, public_python
-):
+def test_frames_have_the_names_in_roots_kallsyms(symbolizer, hidden, load, request, public_python):
     """10,000 kernel frames, sampled with only CAP_BPF and CAP_PERFMON, are compared."""
     assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
     cause, frames = run_as_nobody(public_python, TWO, SAMPLE_FRAMES, FRAMES)

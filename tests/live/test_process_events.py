@@ -109,8 +109,7 @@ def take(events):
 def take_loss(events, storm):
     """Runs a storm that overflows a ring, and returns the storm's events, including the loss.
 
-    The kernel reports a loss with the next event on the same CPU, so this function triggers an
-    event on each CPU.
+    The kernel reports a loss with the CPU's next event, so this function triggers one on each CPU.
     """
     subprocess.run([*storm, "20"], stdout=subprocess.DEVNULL, check=True)
     seen = take(events)

@@ -419,9 +419,7 @@ def test_source_lines_are_read_once_the_file_system_responds_again(first):
         assert code._bytes == read[-1].nbytes
 
 
-def test_addresses_resolve_correctly_while_libraries_are_loaded_and_unloaded(
-    child, processes, first, second
-):
+def test_addresses_resolve_while_libraries_are_loaded_and_unloaded(child, processes, first, second):
     wrong, stop = [], threading.Event()
     python = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
 

@@ -16,8 +16,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
-# The first subinterpreter is idle, one thread always runs the second, and another thread sometimes
-# runs the third.
+# The first subinterpreter is idle; one thread always runs the second, another sometimes the third.
 PROGRAM = """
 import os, sys, threading, time
 try:

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.live
 TO_FILE = ["-F", "499", "--force", "-o", "x.folded"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
-"""Shell command that waits for the file ``go``. The target's ``sleep`` commands may also be
-sampled."""
+"""Shell command that waits for the file ``go``. Its ``sleep`` commands may also be sampled."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
 """A duration that recordings never reach, because they end when their processes exit."""

@@ -296,8 +296,7 @@ def test_samples_taken_before_the_first_user_instruction_have_no_user_stack():
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # After setting end_code, execve(2) takes a few more steps before it sets the program's
-    # registers.
+    # After setting end_code, execve(2) takes a few steps before setting the program's registers.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(result)
 

@@ -436,8 +436,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Also sample the record command itself, but no other processes, because they may wait
-        # often.
+        # Also sample the record command, but no other processes, because they may wait often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])
@@ -456,8 +455,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
         for side in sample.stack.sides
         if side.kind is KERNEL_SIDE
     ]
-    # If a wait is longer than expected, its stack is captured while the thread is off the CPU, or
-    # not at all.
+    # The stack of an unexpectedly long wait is captured while the thread is off-CPU, or not at all.
     stacks = {
         tuple(frame.function for frame in side.frames)
         for side in sides

@@ -101,8 +101,7 @@ def freeze(folder: Path) -> Path:
     """Builds a one-file application from the truth target's program with PyInstaller.
 
     Raises:
-        OSError, CalledProcessError: PyInstaller cannot be installed or does not work with this
-            Python.
+        OSError, CalledProcessError: PyInstaller cannot be installed or run with this Python.
     """
     environment = folder / "environment"
     subprocess.run([PYTHON, "-m", "venv", str(environment)], check=True)

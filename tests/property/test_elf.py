@@ -159,8 +159,7 @@ def test_functions_survive_the_round_trip_through_file_id_and_rva(symbolizer, sy
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, the frame and the ELF lookup both have the function's name.
 
-    In a gap, the ELF lookup returns no name. If function sizes are known, the frame has no name
-    either.
+    In a gap, the ELF lookup returns no name, and the frame has none if function sizes are known.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

@@ -122,8 +122,7 @@ def build(
         files: the number of alternating files, each with a mapping and a table.
         entries: the approximate number of entries in each file's search table.
         frame_bytes: the size of the smallest stack frame, which is 8 plus a multiple of 16.
-        alike: whether all files are identical; otherwise, each function's frame size differs
-            between files.
+        alike: whether all files are identical; otherwise, function frame sizes vary between files.
     """
     driver, paths = str(folder / "driver"), [str(folder / f"{n}.so") for n in range(files)]
     compile_driver = ["gcc", "-x", "c", "-O2", "-o", driver, "-"]

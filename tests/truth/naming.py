@@ -1,7 +1,6 @@
 """Compares frame names with the logs of programs that record which function they are running.
 
-``python -m tests.truth.naming [SECONDS]`` runs each workload for longer than the test does, and
-prints a table.
+``python -m tests.truth.naming [SECONDS]`` runs workloads longer than the test, and prints a table.
 """
 
 from __future__ import annotations

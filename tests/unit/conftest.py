@@ -1,8 +1,7 @@
 """Unit tests must not use the system outside their process, unless they are marked ``system``.
 
-An audit hook (PEP 578) keeps Python code from starting processes and opening sockets, and the
-package's bpf(2) call is replaced. An unmarked test that uses the system fails, even if the test
-catches the error.
+An audit hook (PEP 578) keeps Python from starting processes and opening sockets, and the package's
+bpf(2) call is replaced. An unmarked test using the system fails, even if it catches the error.
 """
 
 import signal

@@ -77,9 +77,7 @@ def test_records_logged_before_configuration_are_written_first(root_logging, pip
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
 
 
-def test_an_unread_log_does_not_block_the_agent_and_dropped_lines_are_counted(
-    root_logging, pipe, monkeypatch
-):
+def test_an_unread_log_drops_and_counts_lines_without_blocking(root_logging, pipe, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.2)
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)
@@ -88,8 +86,7 @@ def test_an_unread_log_does_not_block_the_agent_and_dropped_lines_are_counted(
     for number in itertools.islice(numbers, unread):
         logging.getLogger("a").info("%d", number)
     text, accounted, gaps = "", 0, 0
-    # There may be several gaps; the first line after each gap states how many messages were
-    # dropped.
+    # There may be several gaps; the line after each gap states how many messages were dropped.
     while accounted <= unread:
         logging.getLogger("a").info("%d", next(numbers))
         *lines, text = (text + read()).split("\n")

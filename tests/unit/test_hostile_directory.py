@@ -50,8 +50,7 @@ def check(done, hostile):
 
 @pytest.mark.parametrize("variable", ["KPROFILER_NONE", "PYTHONPATH", "PYTHONHOME"])
 def test_a_reload_imports_nothing_from_the_working_directory(hostile, tmp_path, variable):
-    # The variable is set after startup, so that the parent's sys.path does not contain the
-    # directory.
+    # The variable is set after startup, so that the parent's sys.path lacks the directory.
     script = f"import os\nos.environ[{variable!r}] = {str(hostile)!r}\n"
     path = tmp_path / "script.py"
     path.write_text(script + READ.format(directory=str(hostile)))

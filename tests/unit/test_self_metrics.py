@@ -111,9 +111,7 @@ EXPORTER = {
 }
 
 
-def test_metrics_describe_sampling_export_symbolization_and_resource_usage(
-    receiver, telemetry, monkeypatch
-):
+def test_metrics_describe_sampling_export_symbolization_and_usage(receiver, telemetry, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "from=environment")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "environment")
     telemetry.configure(load(receiver.endpoint))

@@ -27,8 +27,7 @@ def split(data: bytes) -> Iterator[bytes]:
 class Received:
     """The distinct samples and the last counts in received requests, by kind and stream.
 
-    ``last_ns`` holds the time of each stream's last sample, and ``twice`` is the number of samples
-    in repeated requests.
+    ``last_ns`` is each stream's last sample time; ``twice`` counts samples in repeated requests.
     """
 
     def __init__(self, payloads: Iterable[bytes], control_pid: int = -1):

@@ -1,8 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse freed addresses.
 
 Runs like program.py, without arguments. In two threads, every function has a unique name. In two
-other threads, functions differ only in their line numbers, and line tables also reuse earlier
-addresses.
+others, functions differ only in line numbers, and line tables also reuse earlier addresses.
 """
 # ruff: noqa: T201 - a command
 

@@ -163,9 +163,7 @@ def test_span_times_are_divided_into_user_kernel_and_waiting_time(synchronous):
     assert list(times("--endpoint", "GET /b", synchronous).values()) == [(1, 0, 6)]
 
 
-def test_the_waiting_time_of_a_span_includes_event_loop_waits_but_not_other_spans(
-    asynchronous,
-):
+def test_the_waiting_time_of_a_span_includes_event_loop_waits_but_not_other_spans(asynchronous):
     assert times(asynchronous) == {
         ("-", A.span_id.hex()): (3, 0, 10),
         ("-", CHILD.span_id.hex()): (2, 0, 0),

@@ -17,9 +17,7 @@ def test_no_command_is_suggested_for_a_word_unlike_any_command():
 
 
 @pytest.mark.parametrize(("word", "fix"), [("5s", "use -d 5s"), ("5", "use -d 5"), ("x5", "PATH")])
-def test_a_hint_is_shown_if_a_duration_is_given_in_place_of_a_command(
-    monkeypatch, capsys, tmp_path, word, fix
-):
+def test_a_duration_in_place_of_a_command_yields_a_hint(monkeypatch, capsys, tmp_path, word, fix):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["record", word])

@@ -118,9 +118,7 @@ JSON = {"PROTOCOL": "http/json"}
         ("http://h:1" + PATH, environ(JSON), HTTP_JSON, "http://h:1" + PATH),
     ],
 )
-def test_the_address_and_environment_variables_select_the_exporter(
-    address, variables, kind_and_form, endpoint
-):
+def test_the_address_and_variables_select_the_exporter(address, variables, kind_and_form, endpoint):
     exporter = exporter_from_environment(address, variables)
     assert ((type(exporter), exporter.form), exporter.endpoint) == (kind_and_form, endpoint)
     exporter.shutdown(0)

@@ -108,9 +108,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
-def test_exporter_bugs_are_counted_and_logged_and_the_worker_survives(
-    open_queue, batch, defect, caplog
-):
+def test_the_worker_counts_logs_and_survives_exporter_bugs(open_queue, batch, defect, caplog):
     gate = Gate(permits=9)
     gate.result = defect
     queue = open_queue(gate)

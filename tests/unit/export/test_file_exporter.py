@@ -97,9 +97,7 @@ def test_unwritable_paths_are_rejected_immediately(tmp_path, path):
     assert caught.value.hint
 
 
-def test_a_partially_written_record_is_removed_from_the_file(
-    open_file, batch, tmp_path, monkeypatch, caplog
-):
+def test_a_partial_record_is_removed_from_the_file(open_file, batch, tmp_path, monkeypatch, caplog):
     """On a full disk, a write may be partial. The rest of the file must remain readable."""
     exporter = open_file(form=Form.PROTOBUF)
     exporter.export(batch(b"first"))
@@ -214,9 +212,7 @@ def test_a_removed_or_moved_file_is_recreated(open_file, batch, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_samples_are_counted_as_lost_while_another_file_exists_at_the_path(
-    open_file, batch, tmp_path, caplog
-):
+def test_samples_count_as_lost_while_another_file_has_the_path(open_file, batch, tmp_path, caplog):
     exporter = open_file(form=Form.PROTOBUF)
     path = tmp_path / "out.jsonl"
     path.rename(tmp_path / "moved")

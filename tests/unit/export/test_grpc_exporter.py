@@ -89,9 +89,7 @@ def test_only_retryable_codes_are_retried(grpc_receiver, exporter, batch, code):
         assert len(grpc_receiver.requests) == 1
 
 
-def test_resource_exhausted_is_retried_only_with_retry_info(
-    grpc_receiver, exporter, batch, status_details
-):
+def test_exhaustion_is_retried_only_with_retry_info(grpc_receiver, exporter, batch, status_details):
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     info = RetryInfo(retry_delay=Duration(nanos=300_000_000))
     grpc_receiver.answer(
@@ -121,9 +119,7 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
         (partial(4, "more than there were"), 0),
     ],
 )
-def test_partially_accepted_requests_are_not_resent(
-    grpc_receiver, exporter, batch, answer, arrived
-):
+def test_partly_accepted_requests_are_not_resent(grpc_receiver, exporter, batch, answer, arrived):
     """The largest profiles are counted as rejected, so that "exported" is a lower bound."""
     grpc_receiver.answer(answer)
     result = exporter.export(batch(samples=(10, 100, 1)))
@@ -146,9 +142,7 @@ def test_a_success_status_counts_as_delivery_regardless_of_the_response(
     assert "its response is unreadable" in record.message
 
 
-def test_the_unimplemented_error_names_the_feature_gate_once(
-    grpc_receiver, exporter, batch, caplog
-):
+def test_an_unimplemented_error_names_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):
     grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
     for _ in range(3):
         assert GATE in exporter.export(batch()).message
@@ -232,7 +226,7 @@ def test_an_export_to_a_hanging_receiver_ends_after_the_timeout(grpc_receiver, b
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_shutdown_interrupts_backoffs_and_export_attempts(grpc_receiver, batch, is_refused):
+def test_shutdown_interrupts_backoffs_and_attempts(grpc_receiver, batch, is_refused):
     done, unavailable = threading.Event(), refuse(grpc.StatusCode.UNAVAILABLE)
     grpc_receiver.answer(unavailable if is_refused else lambda *_: done.wait(60) and b"")
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)

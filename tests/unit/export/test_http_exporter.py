@@ -93,9 +93,7 @@ def test_several_batches_are_sent_over_one_connection(http_receiver, open_export
     assert len(ports) == 1
 
 
-def test_the_timeout_of_one_attempt_does_not_affect_the_next(
-    http_receiver, open_exporter, batch, monkeypatch
-):
+def test_attempts_have_separate_timeouts(http_receiver, open_exporter, batch, monkeypatch):
     timers, timer = [], threading.Timer
 
     def make(_, abort):
@@ -201,9 +199,7 @@ def answer_chunked(handler):
         (answer_chunked, 10),
     ],
 )
-def test_partial_success_is_read_in_either_encoding(
-    http_receiver, open_exporter, batch, answer, arrived
-):
+def test_partial_success_is_read_in_any_form(http_receiver, open_exporter, batch, answer, arrived):
     http_receiver.answer(answer)
     result = open_exporter().export(batch(samples=(10, 100)))
     assert (result.outcome, result.exported) == (SUCCESS, arrived)
@@ -451,9 +447,7 @@ def test_a_malformed_proxy_url_is_reported_without_password(open_exporter, batch
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
-def test_shutdown_interrupts_backoffs_and_export_attempts(
-    http_receiver, open_exporter, batch, answer
-):
+def test_shutdown_interrupts_backoffs_and_attempts(http_receiver, open_exporter, batch, answer):
     http_receiver.answer(answer)
     exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
     result = start_export(exporter, batch(), http_receiver)
@@ -480,9 +474,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
     assert "secret" not in caplog.text + result.message
 
 
-def test_proxies_come_from_the_environment_unless_configured(
-    http_receiver, open_exporter, batch, monkeypatch
-):
+def test_the_environment_sets_proxies_by_default(http_receiver, open_exporter, batch, monkeypatch):
     """The request line contains the absolute URL for a proxy, but only the path for a server."""
     proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
     once = RetryPolicy(enabled=False)

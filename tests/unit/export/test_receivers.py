@@ -172,9 +172,7 @@ def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver)
     assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 
 
-def test_samples_for_an_unreachable_receiver_are_saved_in_the_receivers_encoding(
-    http_receiver, monkeypatch
-):
+def test_samples_for_an_unreachable_receiver_are_saved_in_its_encoding(http_receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))

@@ -166,9 +166,7 @@ def test_later_batches_are_split_up_front_to_the_accepted_size(http_receiver, ht
         assert len(http_receiver.requests) == len(taken) > 1
 
 
-def test_larger_requests_are_retried_after_a_while(
-    http_receiver, http_exporter, monkeypatch, caplog
-):
+def test_larger_requests_are_retried_later(http_receiver, http_exporter, monkeypatch, caplog):
     (batch,) = make()
     limit_http(http_receiver, len(batch.payload) // 6)
     assert http_exporter.export(batch).lost == {}
@@ -208,9 +206,7 @@ def test_a_receiver_that_stops_accepting_samples_gets_few_requests(http_receiver
     assert len(http_receiver.requests) == 1
 
 
-def test_splitting_is_retried_a_minute_after_all_parts_were_rejected(
-    http_receiver, http_exporter, monkeypatch
-):
+def test_splitting_is_retried_a_minute_after_it_failed(http_receiver, http_exporter, monkeypatch):
     clock = SimpleNamespace(now_s=1000)
     clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr("otel_kprofiler.export.request_size.time", clock)
@@ -273,9 +269,7 @@ TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 
         ("UNKNOWN", "Payload Too Large", 0),
     ],
 )  # fmt: skip
-def test_size_limit_errors_of_grpc_libraries_are_recognized(
-    grpc_receiver, quick, code, text, limit
-):
+def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code, text, limit):
     (batch,) = make()
     grpc_receiver.answer(refuse(grpc.StatusCode[code], text), b"")
     with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:
@@ -286,9 +280,7 @@ def test_size_limit_errors_of_grpc_libraries_are_recognized(
 
 
 @pytest.mark.parametrize("is_spooled", [False, True])
-def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
-    limited, tmp_path, monkeypatch, is_spooled
-):
+def test_remaining_parts_wait_while_a_receiver_is_down(limited, tmp_path, monkeypatch, is_spooled):
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
     (batch,) = make()
     calls = itertools.count(1)

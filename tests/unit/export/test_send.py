@@ -206,9 +206,7 @@ def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_pa
 
 
 @pytest.mark.usefixtures("fast_clock")
-def test_the_send_command_waits_only_once_for_a_receiver_that_stopped_responding(
-    http_receiver, tmp_path, capsys
-):
+def test_send_waits_only_once_for_an_unresponsive_receiver(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
     (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))
     http_receiver.answer((200, {}, b""), (200, {}, b""), (503, {}, b""))

@@ -540,9 +540,7 @@ def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, open_spool, monkeyp
     assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
 
 
-def test_settling_all_batches_of_a_segment_frees_space_on_a_full_disk(
-    tmp_path, open_spool, monkeypatch
-):
+def test_settling_a_segments_batches_frees_space_on_a_full_disk(tmp_path, open_spool, monkeypatch):
     spool, stored = fill(tmp_path, 3)
     (first,) = segments(tmp_path)
     real = os.pwrite

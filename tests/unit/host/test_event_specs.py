@@ -65,9 +65,7 @@ def host(tmp_path, devices):
         (errno.EINVAL, "page-faults", [], ("99 samples per second", "period=N")),
     ],
 )
-def test_the_error_for_an_event_that_cannot_be_opened_states_the_reason(
-    tmp_path, code, name, devices, message
-):
+def test_the_error_opening_an_event_states_the_reason(tmp_path, code, name, devices, message):
     spec = EventSpec(name, 0, 99)
     error = find_event_error(OSError(code, "x"), name, spec.attributes, host(tmp_path, devices))
     assert message[0] in str(error)

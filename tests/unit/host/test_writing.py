@@ -249,9 +249,7 @@ def test_pipes_devices_and_standard_output_can_be_appended_to(tmp_path):
     ("owner", "mode", "reason"),
     [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o770, "mode 0770"), (0, 0o1707, "mode 1707")],
 )
-def test_a_directory_writable_by_other_users_is_not_accepted_as_private(
-    tmp_path, owner, mode, reason
-):
+def test_a_directory_writable_by_others_is_not_accepted_as_private(tmp_path, owner, mode, reason):
     tmp_path.chmod(mode)
     os.chown(tmp_path, owner, owner)
     with pytest.raises(PermissionError, match=reason):

@@ -22,8 +22,7 @@ def test_every_installed_interpreter_is_verified(minor):
         assert ran.stdout.strip() == python.version, ran.stderr
 
 
-# Members whose wrong values are not always detected: some versions do not use them, or the adjacent
-# member is equal.
+# Members whose wrong values may go undetected: some versions ignore them, or a neighbor is equal.
 UNSEEN = {
     *("flags", "interpreters_head", "interpreter_next", "thread_bytes", "thread_status"),
     *("cframe_frame", "frame_bytes", "frame_entry", "frame_header", "entry_owner"),

@@ -188,9 +188,7 @@ def divided(batch, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [1, 3_000, 9_000])
-def test_splitting_a_batch_preserves_each_sample_exactly_once_and_all_loss_counts(
-    form, limit, attributes
-):
+def test_splitting_a_batch_preserves_each_sample_once_and_all_loss_counts(form, limit, attributes):
     samples = 10 if limit == 1 else 40
     (batch,) = encode_window(two_kinds(samples), form=form, attributes=attributes).batches
     parts = divided(batch, limit)

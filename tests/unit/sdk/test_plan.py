@@ -25,9 +25,7 @@ def interval_s(target, rate, monkeypatch, cpus):
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(19, 1.0), (99, 1.0), (999, 0.1), (9999, 0.02)])
-def test_the_drain_interval_for_a_single_process_is_independent_of_the_cpu_count(
-    rate, expected, monkeypatch
-):
+def test_the_drain_interval_for_a_single_process_ignores_the_cpu_count(rate, expected, monkeypatch):
     for cpus in (2, 256):
         assert interval_s("self", rate, monkeypatch, cpus) == pytest.approx(expected, rel=0.01)
 

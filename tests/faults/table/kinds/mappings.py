@@ -183,8 +183,7 @@ SCENARIOS = [
 def run_from_fuse(delay_s):
     """Runs a program from a file system that responds late, or not until it is unmounted.
 
-    A killed process does not exit until its threads have received the responses for which they are
-    waiting.
+    A killed process exits only after its threads have received the responses they are waiting for.
     """
 
     def fault(run):

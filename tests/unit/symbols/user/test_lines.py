@@ -206,9 +206,7 @@ def test_a_dwarf_conversion_that_exceeds_a_limit_fails(limits, cause, build, cac
     assert os.listdir(cache.path) == []
 
 
-def test_dwarf_whose_conversion_exceeds_the_cpu_time_limit_for_its_size_is_rejected(
-    cache, opened, tmp_path
-):
+def test_dwarf_that_converts_too_slowly_for_its_size_is_rejected(cache, opened, tmp_path):
     """A range list shared by all functions is read again for each function."""
     path = tmp_path / "ranges"
     path.write_bytes(hostile_dwarf.ranges())
