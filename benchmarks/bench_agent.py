@@ -19,7 +19,7 @@ from benchmarks.usage import cpu_seconds
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 LOAD_START_S = 6.0
-"""The time that the twenty interpreters of the Python load need to start, in seconds."""
+"""The time that the twenty interpreters in the Python load need to start, in seconds."""
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def make_process(number: int, incarnation: int = 0) -> Attributes:
 
 
 def make_windows(count: int) -> Iterator[Window]:
-    """Yields windows with the samples of the mixed load, spread over all processes of a host."""
+    """Yields windows with the samples of the mixed load, spread over all processes on a host."""
     recorded = mixed_load_window(user=False)
     taken = [sample for _, sample in recorded.samples] * CPU_PAIRS
     length = recorded.end_unix_ns - recorded.start_unix_ns

@@ -1,4 +1,4 @@
-"""Measures CPU time and wake-ups, by thread, of an agent that has nothing to sample.
+"""Measures CPU time and wake-ups, by thread, for an agent that has nothing to sample.
 
 The first two cases sample only one process, which sleeps or wakes occasionally, as on an idle host.
 Neither of these cases requires an idle host. The last case uses the defaults and is meaningful only
@@ -32,7 +32,7 @@ while True:
 
 
 class Activity(NamedTuple):
-    """CPU seconds and wake-ups of a process since its start, by thread name."""
+    """A process's CPU seconds and wake-ups since its start, by thread name."""
 
     cpu_s: Counter[str]
     wakes: Counter[str]

@@ -51,7 +51,7 @@ def working(depth: int, cpu: int) -> Iterator[None]:
 
     def pinned() -> None:
         os.sched_setaffinity(0, (cpu,))
-        work(depth - 4, stop)  # the stack also contains three functions of Thread and this function
+        work(depth - 4, stop)  # the stack also contains three Thread methods and this function
 
     thread = threading.Thread(target=pinned)
     thread.start()

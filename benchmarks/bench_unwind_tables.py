@@ -167,7 +167,7 @@ def storm(seconds: float) -> Iterator[Row]:
 
 
 def files(quick: bool) -> Iterator[Row]:
-    """Measures several files separately, and yields the rows of each file."""
+    """Measures several files separately, and yields the rows for each file."""
     with contextlib.ExitStack() as stack:
         config = SamplerConfig(stacks="user", target_pids=(1,), max_tables_bytes=1 << 30)
         sampler = EbpfSampler(config)

@@ -1,7 +1,7 @@
 """Finds function starts and outermost functions, to check the stacks of any profiler.
 
 Shares no code with the package's unwinder: pyelftools finds the segments, and this module reads
-only the search table of ``.eh_frame_hdr`` and single entries of ``.eh_frame``.
+only the search table in ``.eh_frame_hdr`` and single entries in ``.eh_frame``.
 """
 
 import bisect
@@ -32,7 +32,7 @@ def file_hash(path: str) -> str:
 
 
 class Functions:
-    """The functions of an x86-64 file, read from its ``.eh_frame_hdr`` search table."""
+    """The functions in an x86-64 file, read from its ``.eh_frame_hdr`` search table."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:

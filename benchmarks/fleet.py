@@ -69,7 +69,7 @@ service:
 
 
 def load_windows(path: Path | None, rate: int) -> list[Window]:
-    """Returns the windows of a file, or of the recorded load, downsampled to a rate."""
+    """Returns the windows from a file or from the recorded load, downsampled to a rate."""
     if path:
         return [window for window in read_profiles(path) if window.sample_count]
     recorded = mixed_load_window(user=False)
@@ -343,7 +343,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     yield "bytes per sample, gzip", f"{packed / counts['taken']:.0f}"
     yield "CPU time of the Collector per 1,000 requests", f"{per_request_s * 1000:.2f} s"
     yield "… in this run", f"{100 * gateway.cpu_s / took_s:.1f} % of a core"
-    yield "hosts per core, windows of 5 s", f"{interval_s / per_request_s:,.0f}"
+    yield "hosts per core, with 5 s windows", f"{interval_s / per_request_s:,.0f}"
     yield "peak memory of the Collector", f"{gateway.peak_kib / 1024:.0f} MB"
     third = arguments.seconds / 3
     for what, since in (("first", 0.0), ("last", 2 * third)):
@@ -354,7 +354,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
         first = [min(time for time in host.arrivals if time > returned) for host in hosts]
         most, _ = busiest(first, returned, max(first) + 1)
         spread = f"within {max(first) - returned:.0f} s, at most {most} of {len(hosts)} hosts/s"
-        yield "first request of each host after the Collector's restart", spread
+        yield "first request from each host after the Collector's restart", spread
     yield "maximum delay of the load generator", f"{fleet.late_s:.2f} s"
 
 

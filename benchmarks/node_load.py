@@ -1,4 +1,4 @@
-"""``python -m benchmarks.node_load SECONDS``: simulates the mostly idle services of a node.
+"""``python -m benchmarks.node_load SECONDS``: simulates the mostly idle services on a node.
 
 Runs 30 Go programs and 20 C++ programs, each from a separate file, and 20 Python processes. Each
 process is busy for a few milliseconds, three times a second.

@@ -14,7 +14,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children_cpu_seconds(pid: int) -> float:
-    """Returns the user plus system time of a process's running and reaped children."""
+    """Returns the user plus system time used by a process's running and reaped children."""
     # Skip comm, which may contain spaces (/proc/pid/stat in proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Configuration of the documentation site, which ``make docs`` builds in build/docs.
+"""Configuration for the documentation site, which ``make docs`` builds in build/docs.
 
 The source directory is the checkout, so that links work as in a clone. README.md is the home page,
 linked files are downloads, and each linked directory becomes a page that lists its files.
@@ -111,7 +111,7 @@ def add_index(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the steps of the build."""
+    """Register the build steps."""
     app.connect("source-read", add_contents)
     app.connect("source-read", add_names)
     app.connect("doctree-read", link_directories)

@@ -78,7 +78,7 @@ def _shown(field: FieldInfo) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the JSON Schema (2020-12) of configuration files, for editors.
+    """Returns the JSON Schema (2020-12) with which editors check configuration files.
 
     Every scalar may also be a string with a ``${…}`` reference.
     """

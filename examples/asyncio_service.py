@@ -1,4 +1,4 @@
-"""An asyncio service whose kernel samples are linked to the span of each task.
+"""An asyncio service whose kernel samples are linked to their tasks' spans.
 
     OTEL_SERVICE_NAME=lists OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 \
     OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf OTEL_KPROFILER_SAMPLES_PER_SECOND=99 \

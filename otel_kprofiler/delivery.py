@@ -122,7 +122,7 @@ class Reporter:
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for the given samples of a window. Caller must hold the lock."""
+        """Returns a task for the given samples from a window. Caller must hold the lock."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 
 class KProfilerError(Exception):
-    """Base of all errors shown to users. Commands print ``hint`` after ``fix:``."""
+    """Base class for all errors shown to users. Commands print ``hint`` after ``fix:``."""
 
     exit_status: int = 1
 
@@ -82,7 +82,7 @@ class ConfigError(KProfilerError):
 
     @classmethod
     def merge(cls, errors: Sequence[ConfigError]) -> ConfigError:
-        """Returns an error with the problems and hints of several errors."""
+        """Returns an error with the problems and hints from several errors."""
         problems = dict.fromkeys(problem for error in errors for problem in error.problems)
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
         return cls(tuple(problems), hint="; ".join(hints))

@@ -18,7 +18,7 @@ class Readable(Protocol):
 def read_up_to(stream: Readable, limit: int) -> bytes:
     """Returns the rest of a stream, at most ``limit`` bytes. Raises ``OSError``.
 
-    In CPython, ``read(limit)`` of a buffered reader allocates ``limit`` bytes before it reads. On a
+    In CPython, ``read(limit)`` on a buffered reader allocates ``limit`` bytes before it reads. On a
     host with less memory, this allocation fails, even if the file is small.
     """
     chunks = []

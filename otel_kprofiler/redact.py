@@ -32,7 +32,7 @@ def has_secrets(address: str) -> bool:
 
 
 class Secrets:
-    """Redacts passwords and queries of ``addresses``, and values of ``headers``, in messages."""
+    """In messages, redacts passwords and queries in ``addresses``, and values in ``headers``."""
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:
         secrets = {secret for address in addresses for secret in _secrets_of(address)}

@@ -30,7 +30,7 @@ def _add(values: Iterable):
 class Agent(LoggedProcess):
     """An agent with a configuration, which is killed at the end of a ``with`` block.
 
-    ``prefix`` is a command that runs the agent, and ``words`` are the arguments of its interpreter.
+    ``prefix`` is a command that runs the agent, and ``words`` are its interpreter's arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads the type information of the compiled sampler, and builds BTF for other structs."""
+"""Reads type information from the compiled sampler, and builds BTF for other structs."""
 
 import struct
 
@@ -18,7 +18,7 @@ def object_btf():
 
 
 def check_adjacent(types, name, fields, step=8, first=0):
-    """Asserts that fields of a struct, of ``step`` bytes each, are contiguous."""
+    """Asserts that fields of a struct are contiguous and ``step`` bytes apart."""
     places = [types.offset(name, field) for field in fields]
     assert places == list(range(first, first + step * len(fields), step)), name
 

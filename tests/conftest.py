@@ -92,7 +92,7 @@ def descriptors_kept():
 def leave_nothing_open(request, descriptors_kept):
     failed = request.session.testsfailed
     yield
-    # The traceback of a failed test keeps its open objects alive.
+    # The traceback from a failed test keeps the test's open objects alive.
     has_failed = request.session.testsfailed > failed
     left = wait_for_the_rest(descriptors_kept, 0 if has_failed else 60)
     descriptors_kept.update(left)  # report each leaked descriptor only once

@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.DOTALL | re.MULT
 
 
 def examples(page):
-    """Returns the Python blocks of a page in order, by the heading above them."""
+    """Returns the Python blocks on a page in order, by the heading above them."""
     heading, result = "", {}
     for title, code in _BLOCK.findall((DOCS / page).read_text()):
         if title:

@@ -1,4 +1,4 @@
-"""A FUSE file system of regular files that freezes or responds late on demand.
+"""A FUSE file system that holds regular files and, on demand, freezes or responds late.
 
 A separate process serves the file system, using only ``/dev/fuse`` and mount(2). When this process
 exits, the kernel aborts pending requests, so that no test leaves an unkillable process. The

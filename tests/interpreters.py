@@ -62,7 +62,7 @@ def find_missing():
 
 
 def require_pythons(minor):
-    """Returns the interpreters of a version such as 3.12, or skips the test if there are none."""
+    """Returns the interpreters for a version such as 3.12, or skips the test if there are none."""
     import pytest
 
     pythons = [python for python in find_pythons() if python.minor == minor]

@@ -71,7 +71,7 @@ def head(context: click.Context, name: str, short: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a help text. Preformatted paragraphs are unchanged."""
+    """Yields the paragraphs of help text. Preformatted paragraphs are unchanged."""
     for number, paragraph in enumerate(text.split("\n\n")):
         lines = paragraph.splitlines()
         if lines[0] == _NOT_WRAPPED:
@@ -90,7 +90,7 @@ def escape(text: str) -> str:
 
 
 def main() -> None:
-    """Writes outdated pages, and deletes the pages of commands that no longer exist."""
+    """Rewrites outdated pages, and deletes pages for commands that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     wanted = pages()
     for path in FOLDER.iterdir():

@@ -1,4 +1,4 @@
-"""Reads the data of pages written by ``formats.html``."""
+"""Reads data from pages written by ``formats.html``."""
 
 import base64
 import json

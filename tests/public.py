@@ -31,7 +31,7 @@ _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
 
 class PublicPython(NamedTuple):
-    """An interpreter, and the directories of its packages: dependencies, then the checkout."""
+    """An interpreter, and its package directories: dependencies, then the checkout."""
 
     command: str
     paths: tuple[str, ...]
@@ -141,7 +141,7 @@ def copy_environment(directory: Path) -> PublicPython:
 
 
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Adds a distribution and, recursively, its requirements, except requirements of extras."""
+    """Adds a distribution and, recursively, its requirements, except requirements for extras."""
     if name not in found:
         # a requirement for another platform
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

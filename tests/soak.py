@@ -45,7 +45,7 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """The agents by name, and the receiver of agent ``fake``, in which faults are injected."""
+    """The agents by name, and the receiver for agent ``fake``, in which faults are injected."""
 
     receiver: faults.Receiver
     start: Callable[[str], faults.Agent]

@@ -151,7 +151,7 @@ class Service:
         assert self._process.stdout.readline() == "ready\n"
 
     def read_log(self):
-        """Stops the program, and returns the contexts of each thread in order of time."""
+        """Stops the program, and returns each thread's contexts in time order."""
         self._process.communicate("", timeout=LATEST_S)
         assert self._process.returncode == 0
         lines = defaultdict(list)

@@ -54,7 +54,7 @@ ALLOWED = {
 
 
 class Place(NamedTuple):
-    """A phrase to change; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
+    """A phrase to change; ``kind`` is a key in ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int

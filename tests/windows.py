@@ -59,7 +59,7 @@ def move_window(window: Window, by_ns: int) -> Window:
 
 
 def encode(window: Window, form=Form.PROTOBUF) -> bytes:
-    """Returns the payload of a window that fits into one batch."""
+    """Returns the payload for a window that fits into one batch."""
     (batch,) = encode_window(window, form=form).batches
     return batch.payload
 

@@ -2,7 +2,7 @@
 
 
 def pack_varint(number):
-    """Returns a number as a varint, which is the unsigned LEB128 of DWARF and Go."""
+    """Returns a number as a varint, which is the unsigned LEB128 used by DWARF and Go."""
     result = bytearray()
     while number >= 0x80:
         result.append(number & 0x7F | 0x80)

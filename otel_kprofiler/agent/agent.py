@@ -63,7 +63,7 @@ _CLOSING_SHARE: Final = 0.2
 """Fraction of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Fraction of the shutdown timeout reserved for printing the final sample counts."""
-_CALLS_PER_REPORT: Final = 16  # number of samples between the progress reports of a step
+_CALLS_PER_REPORT: Final = 16  # number of samples between progress reports during a step
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Agent:
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
-        self._calls = 0  # calls to _alive_sometimes since the last report of progress
+        self._calls = 0  # calls to _alive_sometimes since the last progress report
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:

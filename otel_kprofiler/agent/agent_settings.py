@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settings of the agent. The configuration's schema describes the settings not listed here.
+    """Settings for the agent. The configuration's schema describes the settings not listed here.
 
     Attributes:
         service_sources: sources of service names for processes that do not publish a name.

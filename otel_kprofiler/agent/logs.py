@@ -146,7 +146,7 @@ def make_formatter(encoding: str, fd: int) -> logging.Formatter:
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
-    """Send the log to ``fd``; may be called again. ``level`` is a key of :data:`LEVELS`."""
+    """Send the log to ``fd``; may be called again. ``level`` is a key in :data:`LEVELS`."""
     root = logging.root
     there = [
         existing

@@ -24,7 +24,7 @@ class Notifier:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # A leading @ stands for the zero byte of the abstract namespace.
+        # A leading @ stands for the zero byte at the start of an abstract address.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         concerned = int(environment.get("WATCHDOG_PID") or 0) in (0, os.getpid())
         microseconds = int(environment.get("WATCHDOG_USEC") or 0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Readings(NamedTuple):
-    """Functions that return metric values, called by a thread of the OpenTelemetry SDK.
+    """Functions that return metric values, called by an OpenTelemetry SDK thread.
 
     Attributes:
         account: returns the numbers of samples taken, exported and lost.

@@ -28,7 +28,7 @@ Grouping = Callable[[Samples], list[Group]]
 
 
 class Part(NamedTuple):
-    """One profile of a comparison: samples of one kind and the Unix time range that they cover."""
+    """One profile in a comparison: samples of one kind and the Unix time range that they cover."""
 
     samples: Samples
     start_ns: int
@@ -41,7 +41,7 @@ class Amount(NamedTuple):
     Attributes:
         before: fraction of the total weight, or weight per second, in the first profile.
         after: fraction or rate in the second profile.
-        margin: half-width of the 95 % confidence interval of ``change``.
+        margin: half-width of the 95 % confidence interval for ``change``.
         chance: p-value of the change, for this group alone.
     """
 
@@ -57,11 +57,11 @@ class Amount(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The self and total weight of a group in both profiles of a comparison.
+    """The self and total weight of a group in the two profiles being compared.
 
     Attributes:
         own: the group's self weight, as a fraction or a rate.
-        total: fraction or rate of the weight of all samples in which the key occurs.
+        total: weight of all samples in which the key occurs, as a fraction or a rate.
         is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number
             of groups tested.
     """

@@ -30,7 +30,7 @@ class Filter:
     Attributes:
         processes: process ids, or names of executables, of scripts run by an interpreter, or of
             threads.
-        threads: names (``comm``) or ids of threads.
+        threads: thread names (``comm``) or ids.
         containers: container names, or prefixes of container ids.
         cpus: numbers of logical CPUs.
         modules: names of loaded or built-in kernel modules with a frame in the stack; ``-`` and

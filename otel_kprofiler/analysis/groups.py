@@ -82,7 +82,7 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Groups by the first of ``names`` that is a Resource attribute or a label of the sample."""
+    """Groups by the first of ``names`` that is a Resource attribute or a label on the sample."""
 
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)

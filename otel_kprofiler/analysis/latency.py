@@ -12,7 +12,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of running threads of the process. A process's latencies add up to
+"""CPU time divided by the number of running threads in the process. A process's latencies add up to
 the time during which any of its threads ran."""
 
 
@@ -78,14 +78,14 @@ def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> No
     """Set the latency weights of a process's samples, in nanoseconds.
 
     ``points`` are tuples of time, thread id, period and index into ``latencies``, sorted by time. A
-    sample less than one period away from a point counts as the period minus the distance. The
-    samples of a thread that runs without pause add up to one period.
+    sample less than one period away from a point counts as the period minus the distance. A
+    continuously running thread's samples add up to one period.
     """
     first = 0
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # the time of this thread; the loop adds the times of other threads
+        running = period  # this thread's time; the loop adds the other threads' times
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

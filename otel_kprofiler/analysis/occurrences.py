@@ -40,7 +40,7 @@ class FrameKeys:
         self._known: dict[Frame, tuple[Key, ...]] = {}
 
     def __call__(self, stack: Stack) -> list[Key]:
-        """Returns the keys of a stack."""
+        """Returns the keys for a stack."""
         keys_of_stack: list[Key] = []
         for side in reversed(stack.sides):
             keys_of_stack += map(self._key, side_remarks(side))
@@ -112,7 +112,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings of stacks, by name. Each value creates a function that maps a stack to its groups."""
+"""Stack groupings, by name. Each value creates a function that maps a stack to its groups."""
 
 
 def place_of(entry: Entry) -> str:
@@ -121,9 +121,9 @@ def place_of(entry: Entry) -> str:
 
 
 def function_key(entry: Entry) -> Key:
-    """Returns the key of an entry's function.
+    """Returns the key for an entry's function.
 
-    The key of a function without a name consists of the reason and the module.
+    The key for a function without a name consists of the reason and the module.
     """
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
@@ -131,7 +131,7 @@ def function_key(entry: Entry) -> Key:
 
 
 def line_key(entry: Entry) -> Key:
-    """Returns the key of an entry's line: ``function (file:line)``."""
+    """Returns the key for an entry's line: ``function (file:line)``."""
     return Key(f"{entry.name} ({basename(entry.file)}:{entry.line})", entry.file)
 
 

@@ -73,7 +73,7 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """A table of samples. The samples of a row differ only in their times and values. Immutable.
+    """A table of samples. The samples in a row differ only in their times and values. Immutable.
 
     A row uses about 30 bytes, and each timestamp 8.
 
@@ -146,7 +146,7 @@ class Samples:
         return any(waits[wait] is not None for wait in self.waits)
 
     def without_idle(self) -> Samples:
-        """Returns the samples without waits of idle threads; see :class:`WaitCause`."""
+        """Returns the samples without waits by idle threads; see :class:`WaitCause`."""
         idle = [wait is not None and wait.is_idle for wait in self.tables.waits]
         return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
 
@@ -260,7 +260,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """Loads the samples of windows, which may be from several hosts. Equal Resources are merged."""
+    """Loads the samples in windows, which may be from several hosts. Equal Resources are merged."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

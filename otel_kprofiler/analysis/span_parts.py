@@ -18,7 +18,7 @@ from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 PART: Final = "part"
 """Name of the grouping that breaks down the time spent in spans."""
 TRACE: Final = "trace"
-"""Name of the grouping that lists the spans of each trace together."""
+"""Name of the grouping that lists the spans in each trace together."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
@@ -94,14 +94,14 @@ class _Event(NamedTuple):
 
 
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
-    """Breaks down the time of spans into parts.
+    """Breaks down the time spent in spans into parts.
 
     For each trace and thread, the breakdown covers the samples in the spans, and the thread's other
     samples between the first and the last sample in the spans. The parts add up to the duration of
     the spans, within sampling error. If several threads ran the spans, their times are added up.
 
-    The spans are those of the ``chosen`` samples. ``every`` contains all samples of the same
-    threads in the same period.
+    The spans are those of the ``chosen`` samples. ``every`` contains all samples from the same
+    threads and period.
     """
     return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
 
@@ -111,8 +111,8 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
     waits. Time that the span's thread spends in other spans, or outside spans, does not count.
-    ``every`` contains all samples of the same threads in the same period. Traces with the most time
-    are listed first, and the spans of a trace are in the order of their first samples.
+    ``every`` contains all samples from the same threads and period. Traces with the most time
+    are listed first; the spans within a trace are ordered by their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
@@ -161,9 +161,9 @@ def _find_times(
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
-    """Breaks down the time of all spans together, then of each endpoint's spans.
+    """Breaks down the time in all spans together, then in each endpoint's spans.
 
-    ``samples`` must include all samples of the threads that were in spans. Selects the ``limit``
+    ``samples`` must include all samples from the threads that were in spans. Selects the ``limit``
     endpoints with the most samples. The result is empty if no sample belongs to a span.
     """
     links = samples.tables.links
@@ -282,7 +282,7 @@ def _complete(events: list[_Event]) -> list[_Event]:
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[int, list[_Event]]]:
-    """Yields the Resource index and the samples of each thread in which one of the spans ran."""
+    """Yields the Resource index and the samples from each thread in which one of the spans ran."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))

@@ -20,7 +20,7 @@ class WaitSummary(NamedTuple):
         error_ns: upper bound on the standard error of ``estimate_ns``; None if samples were lost,
             because the durations of lost waits are unknown. Waits at or above the threshold
             contribute no error.
-        threshold_ns: the largest threshold of any window. Each wait at least this long was sampled.
+        threshold_ns: the largest threshold in any window. Each wait at least this long was sampled.
     """
 
     exact: WaitTotals | None
@@ -40,7 +40,7 @@ def summarize_waits(
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     counts as a wait of threshold length. The variance of the estimated duration is at most the
     square of the threshold. If a wait yields two samples (asleep, then waiting for a CPU), the
-    variance is at most twice the sum of the squares of their values.
+    variance is at most twice the sum of their squared values.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

@@ -153,7 +153,7 @@ def _raise_memory_lock() -> None:
 
 
 class _ProgramAttributes(ctypes.Structure):
-    """``union bpf_attr`` of BPF_PROG_LOAD."""
+    """``union bpf_attr`` for BPF_PROG_LOAD."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),

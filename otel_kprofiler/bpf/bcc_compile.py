@@ -1,9 +1,9 @@
 """Compiles programs with bcc and writes their instructions to standard output.
 
 :mod:`otel_kprofiler.bpf.bcc` runs this file with the Python version for which bcc is installed,
-which may be older than the versions that this package supports. The arguments are the directory of
-bcc's package, comma-separated C functions, and compiler flags. The source is read from standard
-input. Prints each function as a line of hexadecimal digits.
+which may be older than the versions that this package supports. The arguments are bcc's package
+directory, comma-separated C functions, and compiler flags. The source is read from standard input.
+Prints each function as a line of hexadecimal digits.
 """
 
 import importlib.util

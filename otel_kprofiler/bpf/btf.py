@@ -155,7 +155,7 @@ class KernelTypes:
 
 
 def list_tracepoints(btf: bytes) -> set[str]:
-    """Returns the names of the tracepoints in the BTF of a kernel, or of a module."""
+    """Returns the names of the tracepoints in a kernel's or module's BTF."""
     parts = btf.split(b"\0" + _TRACEPOINT)[1:]
     return {part.partition(b"\0")[0].decode("ascii", "replace") for part in parts}
 

@@ -88,9 +88,9 @@ class DumpRow(NamedTuple):
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. The result precedes the event
-        by the interrupt time and stolen time of the thread's last run. If the kernel does not
+        by the interrupt time and stolen time during the thread's last run. If the kernel does not
         record when the thread was last scheduled, the result is too late by the interrupt time and
-        stolen time of the whole wait.
+        stolen time during the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -101,7 +101,7 @@ class DumpRow(NamedTuple):
 def parse_dump_rows(data: bytes) -> list[DumpRow]:
     """Parses the output of the thread iterator. Raises ``ValueError`` if a row is truncated."""
     if len(data) % DUMP_ROW_BYTES:
-        raise ValueError("a row of the dump is truncated")
+        raise ValueError("a row in the dump is truncated")
     rows = (DumpRow(*fields) for fields in _ROW.iter_unpack(data))
     return [row._replace(comm=row.comm.partition(b"\0")[0]) for row in rows]
 

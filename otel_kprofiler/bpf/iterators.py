@@ -19,7 +19,7 @@ class _IterateTask(ctypes.Structure):
 
 
 class _LinkAttributes(ctypes.Structure):
-    """``union bpf_attr`` for BPF_LINK_CREATE of an iterator."""
+    """``union bpf_attr`` for BPF_LINK_CREATE with an iterator."""
 
     _fields_ = (
         ("program_fd", ctypes.c_uint32),

@@ -208,7 +208,7 @@ class ReaderFlag(MappedWords):
         self.wake_since(NO_WAKEUP_NS)
 
     def wake_since(self, start_time_ns: int) -> None:
-        """Wake the reader for records of processes that started at or after ``start_time_ns``.
+        """Wake the reader for records from processes that started at or after ``start_time_ns``.
 
         Pass 0 to select all records, or :data:`NO_WAKEUP_NS` to select none.
         """
@@ -228,7 +228,7 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 
 
 def number_kinds(events: Sequence[ProfileKind]) -> Mapping[int, ProfileKind]:
-    """Returns all sample kinds, including those of ``events``, by their number in records."""
+    """Returns all sample kinds, including those for ``events``, by their number in records."""
     return {**_OWN_KINDS, **dict(enumerate(events, FIRST_EVENT))}
 
 
@@ -273,7 +273,7 @@ def parse_records(
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"
-            raise ValueError(f"the {side} stack of the record at byte {start} is malformed")
+            raise ValueError(f"the {side} stack in the record at byte {start} is malformed")
         kind = kinds.get(number) or _refuse_kind(number)
         kernel_words = shared(words := chunk[kernel:user], words)
         if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:
@@ -322,7 +322,7 @@ def parse_records(
             stack_start,
             shared(context, context),
         )
-        sample = new(RawSample, fields)  # takes a third of the time of RawSample(*fields)
+        sample = new(RawSample, fields)  # takes a third as long as RawSample(*fields)
         if phase and lock is None:
             of_waits.waits.append(WaitRecord(sample, wait_end))
         else:

@@ -69,7 +69,7 @@ def _load(library: Any, spec: ObjectSpec, messages: _Messages) -> _LibbpfObject:
 
 
 class _LibbpfObject:
-    """Owns a ``struct bpf_object`` of libbpf."""
+    """Owns a libbpf ``struct bpf_object``."""
 
     def __init__(self, library: Any, spec: ObjectSpec, messages: _Messages) -> None:
         self._library = library
@@ -172,7 +172,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects libbpf's messages during a load; holds the lock of the process-wide callback."""
+    """Collects libbpf's messages during a load; holds the lock for the process-wide callback."""
 
     _lock = ProcessLock()
 

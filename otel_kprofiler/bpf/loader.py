@@ -1,4 +1,4 @@
-"""Interface of BPF program loaders."""
+"""Interface for BPF program loaders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def without_signals() -> Iterator[None]:
     """Block signals in this thread in the ``with`` block, and permanently in threads it starts.
 
     The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
-    Verification may take half a second, longer than the timer interval of some services.
+    Verification may take half a second, longer than some services' timer intervals.
 
     The kernel may deliver a signal to any thread. A service with signal handlers in C, such as
     uWSGI, relies on signals to interrupt its own threads, so our threads keep signals blocked.
@@ -78,7 +78,7 @@ class Loader(Protocol):
     name: str
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
-        """Load either all programs of ``spec`` or no programs.
+        """Load either all programs in ``spec`` or none.
 
         Raises:
             DependencyError: the loader's library is missing.

@@ -1,4 +1,4 @@
-"""Constants, settings and counters of the lock contention programs (``locks.bpf.h``)."""
+"""Constants, settings and counters for the lock contention programs (``locks.bpf.h``)."""
 
 import os
 import struct

@@ -66,12 +66,12 @@ def create_inner_map(pages: int, name: str) -> int:
 
 
 def update_map(fd: int, key: bytes, value: bytes) -> None:
-    """Set an element of a map. Raises ``OSError`` (``E2BIG`` if a hash map is full)."""
+    """Set an element in a map. Raises ``OSError`` (``E2BIG`` if a hash map is full)."""
     _bpf_on_element(_MAP_UPDATE_ELEM, fd, key, value)
 
 
 def delete_from_map(fd: int, key: bytes) -> None:
-    """Delete an element of a hash map. Raises ``OSError`` (``ENOENT`` if there is no such key)."""
+    """Delete a hash map element. Raises ``OSError`` (``ENOENT`` if there is no such key)."""
     _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
 
 

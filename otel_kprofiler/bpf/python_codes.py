@@ -22,7 +22,7 @@ class Program(NamedTuple):
     """Identifies a program by its executable's inode and the size of its loaded code.
 
     Attributes:
-        device: device of the executable's inode, in the kernel's encoding (``MKDEV``).
+        device: device of the executable, in the kernel's encoding (``MKDEV``).
         inode: inode number of the executable; 0 if unknown.
         code_pages: size of the process's executable mappings, in pages.
     """
@@ -36,7 +36,7 @@ class ProcessSeen(NamedTuple):
     """A sampled process whose current program is not registered.
 
     Attributes:
-        image: distinguishes successive programs of a process, and processes with the same pid.
+        image: distinguishes successive programs run by a process, and processes with the same pid.
     """
 
     tgid: int

@@ -43,7 +43,7 @@ class SpanPath(NamedTuple):
         variable: context variable that holds OpenTelemetry's ``Context``.
         variable_hash: 32-bit hash of ``variable``, as used in a HAMT.
         otel_context_type: OpenTelemetry's ``Context`` class, a subclass of ``dict``.
-        span_key: key of the current span in OpenTelemetry's ``Context``.
+        span_key: key for the current span in OpenTelemetry's ``Context``.
         span_key_hash: 64-bit hash of ``span_key``.
         labels_key: key under which OpenTelemetry's ``Context`` stores the number of the current
             label set.

@@ -16,7 +16,7 @@ class SpanLayout(NamedTuple):
         int_type: type of trace ids and span ids.
         flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.
-        items_at: offset of the first item of a span context.
+        items_at: offset of the first item in a span context.
         size_shift: position of the digit count in its word; the lower bits are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.

@@ -76,7 +76,7 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
     ``ENOENT`` if the kernel has no such tracepoint.
     """
     text = ctypes.create_string_buffer(name.encode())
-    # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
+    # union bpf_attr for BPF_RAW_TRACEPOINT_OPEN: name, program
     address = ctypes.addressof(text) if name else 0
     return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(address, program_fd))
 

@@ -1,4 +1,4 @@
-"""Settings of the user-stack unwinder: kernel struct offsets, and processor properties.
+"""Settings for the user-stack unwinder: kernel struct offsets, and processor properties.
 
 The structs mirror ``programs/unwind_types.bpf.h``; change both files together.
 """
@@ -58,7 +58,7 @@ class Processor(NamedTuple):
             bits of the return address.
         sigreturn: first eight bytes of a signal trampoline.
         syscall: encoding of the system call instruction.
-        goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
+        goexit: code in Go's ``runtime.goexit`` around the address to which goroutines return; empty
             if unknown.
         goexit_mask: bits of ``goexit`` that are compared.
         goexit_back: number of bytes in ``goexit`` before the return address.

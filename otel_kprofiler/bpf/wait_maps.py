@@ -1,4 +1,4 @@
-"""The structs and maps of the off-CPU programs (``wait_types.bpf.h``)."""
+"""The structs and maps for the off-CPU programs (``wait_types.bpf.h``)."""
 
 import ctypes
 import itertools
@@ -249,7 +249,7 @@ class WaitLines(MappedWords):
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def copy_counters(self) -> bytes:
-        """Returns a copy of the counters of all CPUs."""
+        """Returns a copy of all CPUs' counters."""
         lines = range(0, len(self.words), _LINE_WORDS)
         return b"".join([bytes(self.words[at : at + _COUNTERS]) for at in lines])
 
@@ -258,14 +258,14 @@ class WaitLines(MappedWords):
         return parse_wait_counts(self.copy_counters())
 
     def offset_ns(self) -> int:
-        """Returns the latest value of ``CLOCK_MONOTONIC`` minus the clock of ``struct thread``."""
+        """Returns the latest value of ``CLOCK_MONOTONIC`` minus ``struct thread``'s clock."""
         lines = range(_COUNTERS, len(self.words), _LINE_WORDS)
         at = max(lines, key=lambda offset: self.words[offset + 1])
         return ctypes.c_int64(self.words[at]).value
 
 
 def parse_wait_counts(counters: bytes) -> WaitCounts:
-    """Sums the counters in a result of :meth:`WaitLines.copy_counters` over all CPUs."""
+    """Sums the counters from :meth:`WaitLines.copy_counters` over all CPUs."""
     words = memoryview(counters).cast("Q")
     return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 

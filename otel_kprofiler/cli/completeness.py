@@ -110,7 +110,7 @@ def _reason(side: Side) -> str:
 
 
 def _place(side: Side) -> str:
-    """Returns the file of the outermost frame, whose caller is missing; empty if unknown."""
+    """Returns the file for the outermost frame, whose caller is missing; empty if unknown."""
     if not side.frames:
         return ""
     frame = side.frames[-1]

@@ -100,7 +100,7 @@ def command(
                           'clickhouse://localhost/otel?service.version=1.3'
 
     BEFORE and AFTER are files or ClickHouse addresses. The query string of an address may filter
-    samples by attributes. Without a time range, the last hour of a ClickHouse table is used.
+    samples by attributes. Without a time range, the last hour in a ClickHouse table is used.
     Differences that may be due to chance are marked with ~. The filters are the same as for report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):

@@ -65,7 +65,7 @@ def _describe_side(kind: ProfileKind, part: Part, rate: float) -> str:
 def table(
     by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table of changes, header first; ``by`` is the grouping."""
+    """Returns a table of changes as lines, header first; ``by`` is the grouping."""
 
     def text(value: float, sign: str = "") -> str:
         if way is Way.SAMPLES:

@@ -15,7 +15,7 @@ import click
 from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
 
-# The help texts of commands are here, so that --help imports no command.
+# The help texts for commands are here, so that --help imports no command.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, and write a file.",
     "report": "Show the contents of profiles: functions, system calls and processes.",
@@ -63,7 +63,7 @@ class LazyCommands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of all commands without importing them."""
+        """Write the help for all commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

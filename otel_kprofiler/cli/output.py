@@ -94,7 +94,7 @@ class Output:
 
             for dead in find_dead(os.path.dirname(path)):
                 say(
-                    f"{dead} holds the samples of a recording that was killed; "
+                    f"{dead} holds the samples from a recording that was killed; "
                     f"next: otel-kprofiler report {dead}",
                     err=True,
                 )
@@ -146,9 +146,9 @@ class Output:
         """Write the recording.
 
         A file with kernel addresses is readable only by its owner. If a file of the same name
-        appeared during the recording, a numbered name is used. Waits of idle threads are shown only
+        appeared during the recording, a numbered name is used. Waits in idle threads are shown only
         if ``idle`` is set; profile files always include them. The time in spans is shown only if
-        ``has_whole_threads`` is set, meaning that the recording has all samples of its threads.
+        ``has_whole_threads`` is set, meaning that the recording has all samples from its threads.
         """
         write_page = self._format.write_page
         # Compute span times before idle waits are removed, because spans include idle waits.

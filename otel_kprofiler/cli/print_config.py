@@ -10,7 +10,7 @@ from otel_kprofiler.config import dump_config, load_config
 
 @click.command(name="print-config")
 @click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
+    "-c", "--config", "path", required=True, metavar="FILE", help="The agent's YAML configuration."
 )
 @click.option("--origins", is_flag=True, help="Show where each value was set.")
 def command(path: str, *, origins: bool) -> None:

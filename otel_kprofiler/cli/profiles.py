@@ -36,7 +36,7 @@ Notify = Callable[[str], None]
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
-    """Loads the samples of all files, and reports unreadable data on standard error.
+    """Loads the samples from all files, and reports unreadable data on standard error.
 
     Turns garbage collection off permanently, because scanning millions of live objects would take
     as long as reading them. Raises ``KProfilerError`` if a file contains no readable part.

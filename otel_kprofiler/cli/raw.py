@@ -68,7 +68,7 @@ class RawOutput:
             self._writer.add_event(stream, time_ns, payload)
 
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
-        """Record the Resource of a process."""
+        """Record a process's Resource."""
         self._processes[key] = resource.attributes
         self._keys[resource] = key
 

@@ -152,7 +152,7 @@ GROUPING: Final = ParsedType("grouping", _parse_grouping)
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,
-    help="Also show waits in which a thread has no work to do: poll, accept, sleep, and waits of "
+    help="Also show waits in which a thread has no work to do: poll, accept, sleep, and waits in "
     "idle kernel threads.",
 )  # fmt: skip
 def command(
@@ -251,7 +251,7 @@ def _choose_weight(
 def _report_spans(
     paths: Sequence[str], by: str, choice: Choice, limit: int, *, as_json: bool
 ) -> None:
-    """Print a breakdown of the time in spans, after loading all samples of the spans' threads."""
+    """Print a breakdown of the time in spans, after loading all samples from the spans' threads."""
     chosen = choice.chosen
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, choice._replace(chosen=around), need_of(chosen, by))
@@ -277,7 +277,7 @@ def _report_spans(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """Drops the waits of idle threads from the samples, and prints a note if it dropped any."""
+    """Drops idle threads' waits from the samples, and prints a note if it dropped any."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)

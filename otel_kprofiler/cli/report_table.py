@@ -1,4 +1,4 @@
-"""Formats the tables of ``report``, for terminals of any width and for pipes."""
+"""Formats the ``report`` tables, for terminals of any width and for pipes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -38,7 +38,7 @@ def table(
     width: int | None,
     endpoints: Mapping[Key, str],
 ) -> list[str]:
-    """Returns the lines of a table of groups, header first.
+    """Returns a table of groups as lines, header first.
 
     ``whole`` is the total weight, which corresponds to 100 %. Nanoseconds are shown as
     milliseconds. ``endpoints`` maps spans to the names of their local root spans.

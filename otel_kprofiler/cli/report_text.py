@@ -42,7 +42,7 @@ class Report:
 
     Attributes:
         processes: whether each Resource was selected, by index; None if the filters select only
-            some samples of a process, for which exact wait totals do not exist.
+            some samples from a process, for which exact wait totals do not exist.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
         callers_of, callees_of: function whose callers or callees are shown; None to group by
             ``by``.
@@ -221,7 +221,7 @@ def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) ->
 
 
 def span_times_as_dict(times: Sequence[SpanTime]) -> dict[str, Any]:
-    """Returns the time of each span, as plain values for JSON."""
+    """Returns the time spent in each span, as plain values for JSON."""
     return {"by": TRACE, "unit": _NS, "spans": [row._asdict() for row in times]}
 
 

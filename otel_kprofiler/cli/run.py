@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @click.command(name="run")
 @click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
+    "-c", "--config", "path", required=True, metavar="FILE", help="The agent's YAML configuration."
 )
 @click.pass_obj
 def command(debug: bool, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The options of commands that sample this host."""
+"""The options for commands that sample this host."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""Default sampling rate of an event (``-e``) on each CPU, per second. At a lower rate, a sample
+"""Default sampling rate for an event (``-e``) on each CPU, per second. At a lower rate, a sample
 would represent thousands of events, some caused by other programs."""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
@@ -81,7 +81,7 @@ COMM_OPTION: Final = click.option(
 USER_SYMBOLS_OPTION: Final = click.option(
     "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
     default="names", show_default=True,
-    help="Level of detail of user frames. off: only file and address. names: also function names. "
+    help="Level of detail for user frames. off: only file and address. names: also function names. "
     "lines: also source lines and inlined functions (needs the dwarf extra).",
 )  # fmt: skip
 PYTHON_OPTION: Final = click.option(
@@ -169,7 +169,7 @@ _OPTIONS: Final = (
 
 
 def sampling_options(command: CommandT) -> CommandT:
-    """Add the options of :class:`Sampling` to a command."""
+    """Add the :class:`Sampling` options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -67,7 +67,7 @@ class Sending:
 
     @property
     def kept(self) -> Counter[LossCause]:
-        """Returns the number of unsent samples that were kept in a file, by cause of the loss."""
+        """Returns the number of unsent samples that were kept in a file, by loss cause."""
         return self._unsent.kept
 
     def check(self) -> None:

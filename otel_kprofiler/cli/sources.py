@@ -76,8 +76,8 @@ def load_choice(
 ) -> Loaded:
     """Loads the selected samples from files and tables. Raises ``KProfilerError`` on failure.
 
-    ``need`` specifies which data of each sample to read from tables. ``weigh`` changes the weights
-    of all samples from files, before samples are selected.
+    ``need`` specifies which sample data to read from tables. ``weigh`` changes the weights of all
+    samples from files, before samples are selected.
     """
     files = [source for source in sources if not is_table(source)]
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]
@@ -94,7 +94,7 @@ def load_choice(
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
-    """Loads the selected samples of a table, by default from the last hour.
+    """Loads the selected samples from a table, by default those from the last hour.
 
     Disables garbage collection permanently, like :func:`.load_profiles`. Raises ``KProfilerError``.
     """

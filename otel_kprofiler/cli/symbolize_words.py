@@ -1,4 +1,4 @@
-"""Parses the input of ``symbolize``: names with offsets, patterns, and earlier output."""
+"""Parses the input to ``symbolize``: names with offsets, patterns, and earlier output."""
 
 import json
 import re
@@ -12,7 +12,7 @@ _PLACE: Final = re.compile(
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
 """Matches the start of an output line of this command, which users may paste as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
-"""Matches the marks of unreliable frames (``?``) and of modules (``[name]``) in kernel traces."""
+"""Matches the marks for unreliable frames (``?``) and modules (``[name]``) in kernel traces."""
 
 
 class Place(NamedTuple):

@@ -39,8 +39,8 @@ class Targets:
     """The processes to sample, which are tracked until all of them have exited.
 
     Attributes:
-        follower: tracks the processes selected by ``--pid``, and the processes of containers,
-            pods and units without a v2 cgroup; None if there are no such processes.
+        follower: tracks the processes selected by ``--pid``, and the processes in containers, pods
+            and units without a v2 cgroup; None if there are no such processes.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 

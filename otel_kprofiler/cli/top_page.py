@@ -1,4 +1,4 @@
-"""Formats the page of ``top`` as lines of text, for terminals of any size."""
+"""Formats the ``top`` page as lines of text, for terminals of any size."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +77,7 @@ Any key closes this page."""
 
 @dataclass(slots=True)
 class Status:
-    """Fields of the header line that are not derived from samples.
+    """Fields in the header line that are not derived from samples.
 
     Attributes:
         host: name of the host, or address of the database table.

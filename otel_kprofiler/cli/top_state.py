@@ -124,7 +124,7 @@ class TopState:
             self._move(key, shown)
 
     def sections(self, shown: Shown) -> list[Section]:
-        """Returns the tables that show the current samples, or those of the frozen screen."""
+        """Returns the tables that show the current samples, or those on the frozen screen."""
         shown = self.frozen or shown
         view = self.level.view
         if view.function is None:

@@ -27,7 +27,7 @@ class View(NamedTuple):
     """A grouping, and the selection of the samples to group.
 
     Attributes:
-        by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
+        by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES``.
         scope: groups that restrict the selection, as (grouping, key) pairs. A sample is selected
             only if it is in all groups.
         function: function whose callers or callees are shown; None for other groupings.
@@ -58,7 +58,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups that a view shows; caches the groups of recent views."""
+        """Returns the groups that a view shows; caches the groups for recent views."""
         groups = self._groups.get(view)
         if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:

@@ -10,7 +10,7 @@ from otel_kprofiler.config import find_exposure, load_config
 
 @click.command(name="validate")
 @click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
+    "-c", "--config", "path", required=True, metavar="FILE", help="The agent's YAML configuration."
 )
 def command(path: str) -> None:
     """Check a configuration, and print every problem with its line number.

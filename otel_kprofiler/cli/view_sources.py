@@ -1,4 +1,4 @@
-"""Opens the source of ``view``: files, tables, received OTLP profiles, or samples of this host."""
+"""Opens sources for ``view``: files, tables, received OTLP profiles, or samples of this host."""
 
 import gc
 import json
@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Functions that provide and update the data of the page.
+    """Functions that provide and update the page's data.
 
     Attributes:
         answer: returns the data that the page requests.

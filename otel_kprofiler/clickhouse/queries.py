@@ -84,7 +84,7 @@ def samples(
     ``rows`` is the result of :func:`rows_between`. Only rows that satisfy all SQL ``conditions``
     are read. With ``step_ns``, only samples in the same interval of that length are merged.
     """
-    # needed to omit waits of idle threads, as reports do by default
+    # needed to omit waits by idle threads, as reports do by default
     always = {WAIT_STATE, WAIT_CAUSE}
     if need.stacks:
         always |= {STACK_STATUS.format(side.name) for side in SIDES}
@@ -124,7 +124,7 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """Returns a query for the counts of samples taken and lost, by kind.
 
-    Each row repeats the counts of its whole window, so only one row per window is counted.
+    Each row repeats the counts for its whole window, so only one row per window is counted.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (

@@ -1,4 +1,4 @@
-"""Builds stacks from the frame columns of a ClickHouse table.
+"""Builds stacks from the frame columns in a ClickHouse table.
 
 The table contains the names, files, lines, mappings and addresses of frames. A frame's type is
 derived from its mapping and file, and inlining from equal addresses. The reason for a missing name

@@ -19,9 +19,9 @@ class Receivers(Section):
 
 
 class Config(Section):
-    """A valid configuration of the agent.
+    """A valid agent configuration.
 
-    ``exporters`` holds settings of all exporters, even unused, by id (``type`` or ``type/name``).
+    ``exporters`` holds settings for all exporters, even unused, by id (``type`` or ``type/name``).
     """
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TOP

@@ -1,4 +1,4 @@
-"""The schema of ``exporters: file:``, with the same keys as the Collector's file exporter."""
+"""The schema for ``exporters: file:``, with the same keys as the Collector's file exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
@@ -38,7 +38,7 @@ class Rotation(Section):
     )
 
     def settings(self) -> RotationPolicy:
-        """Returns the rotation policy of the exporter."""
+        """Returns the exporter's rotation policy."""
         return RotationPolicy(
             max_bytes=self.max_megabytes * MEBIBYTE,
             max_backups=self.max_backups,

@@ -87,7 +87,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns the last key of a path, redacted unless it resembles a key in the schema.
+    """Returns the last key in a path, redacted unless it resembles a key in the schema.
 
     An unknown key may be a misplaced secret.
     """

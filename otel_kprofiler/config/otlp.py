@@ -77,7 +77,7 @@ class Tls(Section):
         return value
 
     def settings(self) -> TlsSettings:
-        """Returns the TLS settings of the exporter."""
+        """Returns the exporter's TLS settings."""
         return TlsSettings(
             ca_file=self.ca_file or None,
             cert_file=self.cert_file or None,
@@ -86,7 +86,7 @@ class Tls(Section):
 
 
 class GrpcTls(Tls):
-    """TLS settings of gRPC connections."""
+    """TLS settings for gRPC connections."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC_TLS
 
@@ -97,12 +97,12 @@ class GrpcTls(Tls):
     )
 
     def settings(self) -> TlsSettings:
-        """Returns the TLS settings of the exporter."""
+        """Returns the exporter's TLS settings."""
         return replace(super().settings(), insecure=self.insecure)
 
 
 class HttpTls(Tls):
-    """TLS settings of HTTPS connections."""
+    """TLS settings for HTTPS connections."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP_TLS
 
@@ -113,7 +113,7 @@ class HttpTls(Tls):
     )
 
     def settings(self) -> TlsSettings:
-        """Returns the TLS settings of the exporter."""
+        """Returns the exporter's TLS settings."""
         return replace(super().settings(), insecure_skip_verify=self.insecure_skip_verify)
 
 
@@ -191,7 +191,7 @@ class SendingQueue(Section):
     )
 
     def settings(self) -> QueueSettings:
-        """Returns the settings of the queue."""
+        """Returns the queue's settings."""
         if not self.enabled:
             return QueueSettings(1)
         if not self.storage:
@@ -223,7 +223,7 @@ class _Client(Exporter):
         le=_MAX_MESSAGE_BYTES,
         description="Maximum size of an uncompressed request in bytes. Larger batches are "
         "split. If the receiver still rejects a request as too large, the request is split again. "
-        "The default is just below the 4 MiB limit of gRPC receivers.",
+        "The default is just below the 4 MiB limit in gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
     unnamed_frames: Literal["addresses", "names"] = Field(

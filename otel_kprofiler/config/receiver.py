@@ -1,4 +1,4 @@
-"""The schema of ``receivers: kprofiler:``, which uses the keys of opentelemetry-ebpf-profiler."""
+"""The schema of ``receivers: kprofiler:``, which uses keys from opentelemetry-ebpf-profiler."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -53,7 +53,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Convert a Boolean, or the text of a Boolean, to a section with only the key ``enabled``."""
+    """Convert a Boolean, possibly given as text, to a section with only the key ``enabled``."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value
@@ -109,7 +109,7 @@ class ServiceName(Section):
 
 
 class Receiver(Section):
-    """Settings of the receiver, which samples this host."""
+    """Settings for the receiver, which samples this host."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.RECEIVER
 
@@ -118,7 +118,7 @@ class Receiver(Section):
         ge=1,
         le=10_000,
         description="Samples per second on each CPU, 1 to 10000. The default of 19 "
-        "prevents sampling in lockstep with timers of 10 or 100 Hz.",
+        "prevents sampling in lockstep with 10 Hz or 100 Hz timers.",
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="both",
@@ -127,7 +127,7 @@ class Receiver(Section):
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
-        description="Level of detail of user frames. off: only file and address. names: also "
+        description="Level of detail for user frames. off: only file and address. names: also "
         "function names. lines: also source lines and inlined functions (needs the dwarf extra). "
         "Symbols are read from executables, libraries and their installed debug files.",
     )
@@ -135,7 +135,7 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Limit on the memory for symbols of user-space binaries. Large tables, and "
+        description="Limit on the memory for symbols from user-space binaries. Large tables, and "
         "tables that were not used recently, are evicted first. Files are read one at a time. A "
         "file is rejected if reading it needs more than three quarters of this limit, and the log "
         "shows the required size. A file whose table exceeds half of the limit is also rejected. "
@@ -159,7 +159,7 @@ class Receiver(Section):
         default=64,
         ge=1,
         le=65_536,
-        description="Limit on the kernel memory used by the unwind tables of all files. When the "
+        description="Limit on the kernel memory used by the unwind tables for all files. When the "
         "limit is reached, the least recently used tables are evicted.",
     )
     max_unwind_file_megabytes: int = Field(
@@ -305,7 +305,7 @@ class Receiver(Section):
 
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(
         default="leave_out",
-        description="What to do with on-CPU samples of services that profile themselves with this "
+        description="How to treat on-CPU samples from services that profile themselves with this "
         "package. leave_out: drop the samples and count them as lost with the cause self_profiled, "
         "so that the CPU time is not reported twice. mark: send the samples. In both cases, the "
         "service's Resource has the otel_kprofiler.self_profiled attribute (see "
@@ -315,7 +315,7 @@ class Receiver(Section):
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
     ] = Field(
         default="process",
-        description="What each Resource describes. Samples of processes that share a Resource are "
+        description="What each Resource describes. Samples from processes sharing a Resource are "
         "merged before they are sent. The default, process, results in the most series and the "
         "largest requests. Samples still identify their threads (see docs/fleet.md).",
     )

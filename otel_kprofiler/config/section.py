@@ -18,7 +18,7 @@ FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
 AttributesKey = Annotated[
     Literal["inline", "references"],
     Field(
-        description="Encoding of the keys and string values of resource and scope attributes. "
+        description="Encoding of the keys and string values in resource and scope attributes. "
         "inline: the strings themselves. references: indices into the string table. References "
         "make uncompressed requests a quarter smaller, but save little if requests are "
         "compressed. Collectors up to v0.162, Pyroscope and Parca read references as empty keys."
@@ -30,7 +30,7 @@ AttributesKey = Annotated[
 class Section(BaseModel):
     """An immutable mapping in the configuration, with a fixed set of keys.
 
-    ``unsupported`` maps unsupported keys of related configuration formats to alternatives.
+    ``unsupported`` maps unsupported keys in related configuration formats to alternatives.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 class Exporter(Section, ABC):
-    """The schema of an exporter type."""
+    """The schema for an exporter type."""
 
     @abstractmethod
     def settings(self) -> ExporterSettings:

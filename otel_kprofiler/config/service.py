@@ -1,4 +1,4 @@
-"""The schema of ``service:``, with the agent's pipelines, telemetry, limits and privileges."""
+"""The schema for ``service:``, with the agent's pipelines, telemetry, limits and privileges."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -81,7 +81,7 @@ class Privileges(Section):
     drop_all: bool = Field(
         default=False,
         description="Drop all capabilities, including those needed later for CPUs that come "
-        "online, newly loaded modules and processes of other users. With this setting, user stacks "
+        "online, newly loaded modules and other users' processes. With this setting, user stacks "
         "are unwound with frame pointers.",
     )
 

@@ -1,4 +1,4 @@
-"""Exporters of encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
+"""Exporters for encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
 grpc and requests are imported only when an exporter first needs them.
 """

@@ -1,4 +1,4 @@
-"""Defines the interface of exporters, modeled on OpenTelemetry's exporters."""
+"""Defines the exporter interface, modeled on OpenTelemetry's exporters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KindResult(NamedTuple):
 
 
 class ExportResult(NamedTuple):
-    """Outcome of an export, which accounts for each sample of the batch.
+    """Outcome of an export, which accounts for each sample in the batch.
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
@@ -96,7 +96,7 @@ class Part(NamedTuple):
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """Combines the results of a batch's parts; requires at least one part.
+    """Combines the results for a batch's parts; requires at least one part.
 
     The outcome is success if any part succeeded. The message and the error type are those of the
     first part that lost samples.

@@ -1,4 +1,4 @@
-"""Settings of OTLP exporters, shared by the configuration, SDK, commands and transports."""
+"""Settings for OTLP exporters, shared by the configuration, SDK, commands and transports."""
 
 import re
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ class ClientOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Settings of an OTLP exporter.
+    """Settings for an OTLP exporter.
 
     ``repr`` omits addresses and headers, because they may contain credentials.
 
@@ -120,7 +120,7 @@ class ClientSettings:
             the address. An empty endpoint means port 4317 (gRPC) or 4318 (HTTP) on this host; see
             :func:`open_client`.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
-        headers: HTTP headers, or gRPC metadata, of each request.
+        headers: HTTP headers, or gRPC metadata, for each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         proxy_url: ``http://[user:password@]host:port``; empty for no proxy. gRPC does not use the
             proxy for receivers in ``NO_PROXY``. None selects the proxy from the environment for

@@ -36,7 +36,7 @@ class SpoolSettings:
     fsync: bool
 
     def open(self, name: str) -> Spool:
-        """Open the spool of the exporter with the id ``name``."""
+        """Open the spool for the exporter with the id ``name``."""
         return Spool(
             os.path.join(self.directory, quote(name, safe="")),
             max_bytes=self.max_bytes,
@@ -47,7 +47,7 @@ class SpoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Settings of a sending queue. Without a spool, batches are kept in memory only."""
+    """Settings for a sending queue. Without a spool, batches are kept in memory only."""
 
     size: int = DEFAULT_QUEUE_SIZE
     spool: SpoolSettings | None = None
@@ -96,7 +96,7 @@ def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings(ExporterSettings):
-    """Settings for writing OTLP to files. The fields are the arguments of :class:`FileExporter`."""
+    """Settings for writing OTLP to files. The fields are the arguments to :class:`FileExporter`."""
 
     path: str
     form: Form

@@ -2,7 +2,7 @@
 
 A JSON file contains one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
 Exporter"). Each protobuf request is preceded by its length in four big-endian bytes, as in the
-files of the Collector's file exporter.
+files that the Collector's file exporter writes.
 """
 
 import datetime as dt

@@ -122,7 +122,7 @@ _PARSERS: Final[Mapping[Form, Callable[[bytes], PartialSuccess]]] = {
 
 
 def _explanation(headers: Mapping[str, str], content: bytes) -> str:
-    """Returns the message of a ``google.rpc.Status`` in protobuf or JSON, or a plain-text body."""
+    """Returns the message from a ``google.rpc.Status``, protobuf or JSON, or a plain-text body."""
     kind = _content_type(headers)
     form = _FORMS.get(kind)
     if form is Form.PROTOBUF:

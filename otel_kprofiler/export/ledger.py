@@ -16,7 +16,7 @@ LossesByKind = Mapping[str, Losses]
 
 
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
-    """Returns the total losses of several batches, by kind and cause."""
+    """Returns the total losses from several batches, by kind and cause."""
     total: defaultdict[str, list[Losses]] = defaultdict(list)
     for lost in losses:
         for kind, of_kind in lost.items():
@@ -32,7 +32,7 @@ class EarlierCounts(NamedTuple):
 
 
 class QueueCounts(NamedTuple):
-    """Totals of a sending queue since it was opened, in samples unless stated otherwise.
+    """Totals for a sending queue since it was opened, in samples unless stated otherwise.
 
     Attributes:
         accepted: number of samples added to the queue.

@@ -113,7 +113,7 @@ class ExportQueue:
         """Add a batch. Return False if the batch was counted as lost because of shutdown.
 
         Waits for the disk if there is a spool, but never for the exporter. Only one thread may call
-        this method. ``rest`` counts the samples in later batches of the same window, by kind.
+        this method. ``rest`` counts the samples in later batches for the same window, by kind.
         """
         with self._changed:
             if self._closing:

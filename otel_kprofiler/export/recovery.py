@@ -76,9 +76,9 @@ class Recovery:
         totals: the latest totals recorded in the segments.
         last: the highest batch number in use; new batches are given higher numbers.
         sizes: size of each segment in bytes, by segment number.
-        damaged: number of undelivered samples that are unreadable, by kind. Includes the samples of
-            corrupt batches, and the samples of the last window that were not appended before the
-            process was killed.
+        damaged: number of undelivered samples that are unreadable, by kind. Includes the samples in
+            corrupt batches, and those in the last window that were not appended before the process
+            was killed.
         waiting, earlier, earlier_lost, unknown_since_unix_ns: see :class:`~.spool.Spool`.
     """
 

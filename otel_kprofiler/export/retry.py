@@ -81,7 +81,7 @@ class RetryPolicy:
         multiplier: factor by which the wait grows with each attempt; >= 1.
         randomization_factor: jitter, as a fraction of the wait in either direction; 0…1.
         max_interval_s: maximum wait, in seconds, excluding jitter.
-        max_elapsed_time_s: time limit for all attempts and waits of one batch; 0 means no limit.
+        max_elapsed_time_s: time limit on all attempts and waits per batch; 0 means no limit.
     """
 
     enabled: bool = True

@@ -114,7 +114,7 @@ class Totals:
 
 
 def name_losses(kind: str, losses: Losses) -> SampleCounts:
-    """Returns the losses of a kind as they are stored, with keys of the form ``KIND/CAUSE``."""
+    """Returns the losses for a kind as they are stored, with keys of the form ``KIND/CAUSE``."""
     return SampleCounts({f"{kind}/{cause.value}": count for cause, count in losses.items()})
 
 
@@ -156,7 +156,7 @@ def find_other_version(data: bytes) -> str:
 
 
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
-    """Yields all intact records of a segment in order, skipping corrupt data between them.
+    """Yields a segment's intact records in order, skipping corrupt data between them.
 
     ``segment`` is the number in the segment's file name: the lowest batch number in the segment.
     """

@@ -42,10 +42,10 @@ def user_agent() -> str:
 
 
 class OtlpSender(ProfileExporter, abc.ABC):
-    """Base class of exporters to OTLP receivers, with retries, loss counting and shutdown.
+    """Base class for exporters to OTLP receivers, with retries, loss counting and shutdown.
 
     **Partial success.** A receiver reports how many *profiles* it rejected, but not which. For n
-    rejected profiles, the samples of the n largest profiles of each kind are counted as
+    rejected profiles, the samples in the n largest profiles of each kind are counted as
     ``rejected``. ``exported`` is therefore a lower bound for each kind. The count is exact if no or
     every profile is rejected, or if the batch has one profile. Rejected profiles are never resent.
 

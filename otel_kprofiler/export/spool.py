@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    If the disk is full or read-only at startup, every call of :meth:`append` tries to open the
+    If the disk is full or read-only at startup, every call to :meth:`append` tries to open the
     spool. Batches from earlier runs appear in ``waiting`` once the spool is open.
 
     Args:

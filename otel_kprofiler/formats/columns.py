@@ -28,7 +28,7 @@ _KINDS: Final = {
     "python": 5,
     "wait": 6,
 }
-"""Colors of frames, in the order of KINDS in ``viewer/src/profile.js``."""
+"""Frame colors, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
 """Bin widths below one second, in milliseconds. Wider bins span a whole number of seconds."""
@@ -40,9 +40,9 @@ class FrameRow(NamedTuple):
 
     Attributes:
         label: name, followed by the line if the function alone does not identify the code.
-        module: name of the module, or the source file of a Python frame.
+        module: the module's name, or a Python frame's source file.
         reason: reason for a missing name; empty if there is a name.
-        color: a key of ``_KINDS``.
+        color: a key in ``_KINDS``.
         inlined: 1 if inlined into the preceding frame, otherwise 0.
         file: source file; empty if unknown.
         line: 1-based source line; 0 if unknown.
@@ -296,7 +296,7 @@ def assemble(
     """Builds the page's data: tables of values, and columns of indices into the tables.
 
     Args:
-        kinds: the sampling periods of each sample kind, in nanoseconds.
+        kinds: the sampling periods for each sample kind, in nanoseconds.
         frames: rows of the frame table, to which ``nodes`` refer by index.
         nodes: columns ``parent`` (-1 if there is none) and ``frame``.
         processes: name and pid of each process. The pid is None if unknown.

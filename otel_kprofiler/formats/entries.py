@@ -76,7 +76,7 @@ _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 
 
 def stack_entries(stack: Stack) -> tuple[Entry, ...]:
-    """Returns the entries of a stack, outermost first.
+    """Returns the entries in a stack, outermost first.
 
     A remark replaces the missing part of a truncated or unavailable stack.
     """
@@ -133,13 +133,13 @@ def process_name(resource: Resource, thread_name: str) -> str:
 
 
 def process_id(resource: Resource) -> int | None:
-    """Returns the process id of a resource; None if it has no process id."""
+    """Returns a resource's process id; None if it has none."""
     pid = resource.attributes.get("process.pid")
     return pid if isinstance(pid, int) else None
 
 
 def side_remarks(side: Side) -> Iterator[Entry]:
-    """Yields remarks about missing kernel, user or Python frames of a stack."""
+    """Yields remarks about missing kernel, user or Python frames in a stack."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return

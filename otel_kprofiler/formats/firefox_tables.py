@@ -1,6 +1,6 @@
 """Builds the shared tables of a Firefox Profiler profile: strings, code, stacks.
 
-The columns are those in ``src/types/profile.ts`` of github.com/firefox-devtools/profiler.
+The columns follow ``src/types/profile.ts`` in github.com/firefox-devtools/profiler.
 """
 
 import re

@@ -18,7 +18,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """Time spent in the spans of ``traces`` traces, divided into ``parts`` (ns), longest first.
+    """Time spent in spans across ``traces`` traces, divided into ``parts`` (ns), longest first.
 
     ``name`` is the name of the spans' local roots; empty for all spans.
     """

@@ -16,7 +16,7 @@ from otel_kprofiler.model import Window
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """An output format of the ``record`` command.
+    """An output format for the ``record`` command.
 
     Attributes:
         name: value of ``--format``.

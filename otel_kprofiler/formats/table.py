@@ -15,10 +15,10 @@ _MODULE: Final = 16
 
 
 class Row(NamedTuple):
-    """A row of the table: a function and its samples.
+    """A row in the table: a function and its samples.
 
     Attributes:
-        function: name; ``fun_`` and an address; or the reason why frames of the module have no
+        function: name; ``fun_`` and an address; or the reason why frames in the module have no
             name.
         module: name of the function's module; ``kernel``, ``user`` or ``python`` if unknown.
         self_count: total value of the samples whose leaf frame is the function.

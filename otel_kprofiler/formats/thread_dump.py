@@ -1,4 +1,4 @@
-"""Formats a dump of threads as text, JSON and folded stacks."""
+"""Formats a thread dump as text, JSON or folded stacks."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Computes weights of samples, for reports with one number per stack."""
+"""Computes sample weights, for reports with one number per stack."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Weighed(NamedTuple):
 
 
 def weigh(windows: Iterable[Window]) -> Iterator[Weighed]:
-    """Yields the samples of windows with their weights.
+    """Yields the samples in windows, with their weights.
 
     With a single kind of sample, the weights are the samples' values. With several kinds, each
     sample's weight is in the unit of its kind's ``measure``, and ``root`` names the kind.

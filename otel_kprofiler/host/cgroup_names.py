@@ -66,7 +66,7 @@ class CgroupNames(NamedTuple):
 
 
 class CgroupLine(NamedTuple):
-    """A line of ``/proc/PID/cgroup``: the controllers (none in cgroup v2), and the path."""
+    """A line in ``/proc/PID/cgroup``: the controllers (none in cgroup v2), and the path."""
 
     controllers: tuple[str, ...]
     path: str
@@ -148,7 +148,7 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns the units of the system manager and of a user manager; empty if absent."""
+    """Returns the system manager's unit and a user manager's unit; empty if absent."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):

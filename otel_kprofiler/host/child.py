@@ -10,7 +10,7 @@ _ROOT: Final = os.path.abspath(__file__ + "/../../..")
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line of a new interpreter that runs the ``main`` function of a module.
+    """Returns a command line that runs the ``main`` function of a module in a new interpreter.
 
     The interpreter does not import from the working directory, which other users may control.
     """

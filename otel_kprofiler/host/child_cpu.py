@@ -68,7 +68,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all threads of the child, set when the child exits or is abandoned.
+        cpu_ns: CPU time of all the child's threads, set when the child exits or is abandoned.
         serves_files: whether the child can read several files, one after another.
         is_idle: whether the child has finished its work and can accept more.
         has_status: whether ``returncode`` is reliable. ``returncode`` may be 0 for a failed child

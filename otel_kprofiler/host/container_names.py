@@ -81,7 +81,7 @@ class PodName(NamedTuple):
 
 
 def read_pods(files: HostFiles) -> dict[str, PodName]:
-    """Reads the pods of this host, by UID, from the names of the kubelet's log directories.
+    """Reads the pods on this host, by UID, from the names of the kubelet's log directories.
 
     Directory names have the form ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in
     pkg/kubelet/kuberuntime).

@@ -13,7 +13,7 @@ class Container(NamedTuple):
     """A running container.
 
     Attributes:
-        names: all names of the container; empty if the runtime's files cannot be read.
+        names: all of the container's names; empty if the runtime's files cannot be read.
         cgroup: path in the cgroup v2 hierarchy; empty if unknown.
     """
 

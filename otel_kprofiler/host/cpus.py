@@ -1,4 +1,4 @@
-"""Parses CPU lists such as ``0-3,8``, and lists the CPUs of this host."""
+"""Parses CPU lists such as ``0-3,8``, and lists the CPUs on this host."""
 
 from otel_kprofiler.host.access import HostFiles
 

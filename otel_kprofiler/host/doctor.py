@@ -276,7 +276,7 @@ def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
 
 
 def _read_limit(files: HostFiles, name: str) -> tuple[str, str]:
-    """Returns the soft and the hard limit of this process, as numbers or ``unlimited``."""
+    """Returns the soft and hard limits for this process, as numbers or ``unlimited``."""
     limits = files.read_bytes("/proc/self/limits").decode()
     match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", limits, re.MULTILINE)
     return (match[1], match[2]) if match else ("unlimited", "unlimited")

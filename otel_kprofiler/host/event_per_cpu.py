@@ -24,7 +24,7 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """An event on each online CPU of ``cpus`` (empty: all); not thread-safe.
+    """An event on each online CPU in ``cpus`` (empty: all); not thread-safe.
 
     If a CPU goes offline, its event remains inactive even after the CPU comes back online.
     """

@@ -36,12 +36,12 @@ def find_user(owner: Hashable) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """A queue of work in which the owner with the lowest cost is next; not thread-safe.
+    """A work queue in which the owner with the lowest cost is next; not thread-safe.
 
     The group with the lowest cost is scheduled first, so that a group with many owners does not
     deprive other groups of their turns.
 
-    This is start-time fair queueing. An owner with new work starts at the cost of the last owner
+    This is start-time fair queueing. An owner with new work starts with the cost of the last owner
     served in the same group, so that idle time earns no credit. Among owners with equal costs, the
     owner that has waited longest is next.
 
@@ -61,7 +61,7 @@ class FairQueue(Generic[T]):
         self._now_ns, self._find_group = now_ns, find_group
         self._waiting: dict[Hashable, deque[T]] = {}  # by owner; longest waiting first
         self._groups: dict[Hashable, Hashable] = {}  # group of each owner with a recorded cost
-        self._costs: dict[Hashable, _Costs] = {}  # costs of owners, by group
+        self._costs: dict[Hashable, _Costs] = {}  # costs per owner, by group
         self._group_costs = _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of each owner's last turn, oldest first
         self._sizes: Counter[Hashable] = Counter()  # amount of pending work, by group
@@ -108,7 +108,7 @@ class FairQueue(Generic[T]):
         return Turn(owner, item, share)
 
     def done(self, turn: Turn[T], cpu_ns: int, children_ns: int = 0) -> None:
-        """Account for the CPU time of a turn.
+        """Account for the CPU time used in a turn.
 
         The CPU time of child processes, ``children_ns``, is charged to the owner's later turns, but
         not to the CPU budget common to all owners.
@@ -121,7 +121,7 @@ class FairQueue(Generic[T]):
                 self._group_costs[group] += cpu_ns + children_ns
 
     def drop_last(self) -> T | None:
-        """Remove and return the newest item of the owner with the most items; None if empty.
+        """Remove and return the newest item from the owner with the most items; None if empty.
 
         Considers only owners in the group with the most items. Among owners with the same number of
         items, chooses the owner that has waited for the shortest time.

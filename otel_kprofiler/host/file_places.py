@@ -1,4 +1,4 @@
-"""Finds files that exited processes had mapped, by inode number, in directories of mapped files.
+"""Finds files that exited processes had mapped, by inode number, in mapped files' directories.
 
 A program may exit before its mapped files can be opened. Most of these files are commands or
 libraries, in the same directories as files that other processes have mapped.

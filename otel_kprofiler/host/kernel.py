@@ -73,8 +73,8 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
     The rules are those of ``kallsyms_show_value`` (kernel/ksyms_common.c). If ``kptr_restrict`` is
     2, no process can read addresses. If it is 1, only holders of CAP_SYSLOG in the initial user
-    namespace can. If both ``kptr_restrict`` is 0 and ``perf_event_paranoid`` is below 2, all
-    processes can read addresses; otherwise, only holders of CAP_SYSLOG can.
+    namespace can. If ``kptr_restrict`` is 0 and ``perf_event_paranoid`` is below 2, all processes
+    can read addresses; otherwise, only holders of CAP_SYSLOG can.
     """
     try:
         with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:

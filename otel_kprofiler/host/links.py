@@ -17,7 +17,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def follow_links(path: str, *, is_root: bool = True) -> str:
-    """Resolve the symbolic links of a path's last component.
+    """Resolve the symbolic links in a path's last component.
 
     If ``is_root``, follows a link only if nobody but root and this user can have created it.
     Without ``is_root``, applies the rules of ``fs.protected_symlinks``.
@@ -59,7 +59,7 @@ def open_directory(path: str) -> int:
 
 
 def _open_next(here: int, rest: list[str]) -> int:
-    """Open the next directory of a path, after expanding a symbolic link into ``rest``."""
+    """Open the next directory in a path, after expanding a symbolic link into ``rest``."""
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:

@@ -44,7 +44,7 @@ _NOTHING_THERE: Final = (errno.ENOENT, errno.ESRCH)
 
 
 class MemoryMapping(NamedTuple):
-    """A mapping of a process.
+    """A mapping in a process's address space.
 
     Attributes:
         permissions: permissions in the form ``r-xp``.
@@ -110,7 +110,7 @@ def find_vdso(files: HostFiles) -> bytes | None:
 
 
 class ProcessMaps:
-    """Looks up mappings of a process by address. Not thread-safe.
+    """Looks up a process's mappings by address. Not thread-safe.
 
     Finds no mappings once the process has exited or executed a different program. Raises
     ``OSError`` if there is no such process, or if the caller is not permitted to trace it
@@ -127,8 +127,8 @@ class ProcessMaps:
     def find(self, address: int) -> FoundMapping | None:
         """Returns the current mapping at an address; None if nothing is mapped there.
 
-        Raises ``OSError``. If anonymous executable memory exactly fills a hole in the mappings of a
-        file, the process has moved the file's text into this memory. Memory with moved text is
+        Raises ``OSError``. If anonymous executable memory exactly fills a hole in a file's
+        mappings, the process has moved the file's text into this memory. Memory with moved text is
         returned as a mapping of the file.
 
         To provide the build id, the kernel reads the file's first page, so this call may block on

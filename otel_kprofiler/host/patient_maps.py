@@ -32,7 +32,7 @@ class PatientMaps:
         return self._call(path, lambda: self._files.open_fd(path))
 
     def read_bytes(self, path: str) -> bytes:
-        """Returns the whole content of a file."""
+        """Returns the entire contents of a file."""
         return self._call(path, lambda: self._files.read_bytes(path))
 
     def list_dir(self, path: str) -> list[str]:

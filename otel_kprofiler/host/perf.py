@@ -23,7 +23,7 @@ FREQUENCY: Final = 1 << 10
 ENABLE_ON_EXEC: Final = 1 << 12
 
 TIME_ENABLED: Final = 1 << 0
-"""Bit of ``read_format``: reads of an event also return the time for which it was enabled."""
+"""Bit in ``read_format``: reads of an event also return the time for which it was enabled."""
 
 _ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 _FLAG_FD_CLOEXEC: Final = 8

@@ -20,7 +20,7 @@ MEMORY_LOCK_FIX: Final = (
 
 
 def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
-    """Returns the error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
+    """Returns the error for an ``EPERM`` or ``EACCES`` during sampling setup.
 
     ``action`` is a noun phrase, such as "loading the BPF program".
     """

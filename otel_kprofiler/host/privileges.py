@@ -52,8 +52,8 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities kept by threads other than the sampling thread, by prefix of the thread's name.
-Unlisted threads keep no capabilities."""
+"""Capabilities kept by threads other than the sampling thread, by thread name prefix. Unlisted
+threads keep no capabilities."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38

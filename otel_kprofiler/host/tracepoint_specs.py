@@ -51,7 +51,7 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""The source of each tracepoint's value (include/trace/events of Linux 5.10 to 6.18)."""
+"""The source of each tracepoint's value (include/trace/events in Linux 5.10 to 6.18)."""
 
 
 class TracepointSpec(NamedTuple):

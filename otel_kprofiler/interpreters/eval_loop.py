@@ -1,9 +1,9 @@
-"""Finds the code of CPython's evaluation loop in an ELF file.
+"""Finds the code for CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the symbol of the cold code. The cold code is therefore located through
-the loop's jumps. The bounds of the cold code are read from the unwind information (Linux Standard
-Base, "Exception Frames").
+loop), and stripping removes the cold code's symbol. The cold code is therefore located through the
+loop's jumps. The bounds of the cold code are read from the unwind information (Linux Standard Base,
+"Exception Frames").
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Finds and verifies the interpreter of this process."""
+"""Finds and verifies this process's interpreter."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ from otel_kprofiler.model import FileKey
 
 
 class OwnInterpreter(NamedTuple):
-    """This process's interpreter, the interpreter's runtime addresses, and the key of its file."""
+    """This process's interpreter, with its runtime addresses and file key."""
 
     interpreter: Interpreter
     process: PythonProcess

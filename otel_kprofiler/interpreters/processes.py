@@ -60,7 +60,7 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """A snapshot of the numbers of registered and refused processes.
+    """A snapshot of how many processes are registered and how many were refused.
 
     ``without_room`` counts processes that did not fit into the table. ``refused`` counts
     interpreter files by the reason for the refusal, and ``refused_processes`` counts the processes

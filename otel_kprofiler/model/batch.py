@@ -15,7 +15,7 @@ class Form(enum.Enum):
 
 
 class AttributeForm(enum.Enum):
-    """Encoding of the keys and string values of resource and scope attributes."""
+    """Encoding of the keys and string values in resource and scope attributes."""
 
     INLINE = "inline"
     """Keys and values are stored as text, which every receiver can read."""

@@ -1,7 +1,7 @@
 """Classifies kernel entries (system call, interrupt and so on) by function name.
 
 Sources of names: arch/x86/entry, arch/x86/include/asm/syscall_wrapper.h,
-arch/arm64/kernel/entry-common.c and include/linux/syscalls.h of Linux 4.18 to 6.18. System call
+arch/arm64/kernel/entry-common.c and include/linux/syscalls.h in Linux 4.18 to 6.18. System call
 wrappers are often inlined or end in a tail call, so ``ksys_read`` or ``__do_sys_clone`` may appear
 instead of ``__x64_sys_read``.
 """

@@ -28,11 +28,11 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
     _MUTEX: "mutex",
     _MUTEX | _SPIN: "mutex",
 }
-"""Lock types by flags of ``contention_begin`` (``LCB_F_*``), named as in ``perf lock contention``.
+"""Lock types by ``contention_begin`` flags (``LCB_F_*``), named as in ``perf lock contention``.
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Lock type of waits whose start or end was not observed, which have a total time of 0."""
+"""Lock type for waits whose start or end was not observed, which have a total time of 0."""
 
 
 def name_lock(flags: int) -> str:
@@ -74,7 +74,7 @@ _NONE: Final = LockTotal(0, 0)
 
 
 def add_lock_totals(first: LockTotals, second: LockTotals) -> LockTotals:
-    """Adds the totals of each lock type."""
+    """Adds the totals for each lock type."""
     return {
         name: first.get(name, _NONE).plus(second.get(name, _NONE)) for name in {**first, **second}
     }

@@ -1,7 +1,7 @@
 """The Python stack of a sample, as recorded by the BPF program.
 
 Layout: a header, then one word per frame, leaf first. The header is ``struct python_head`` in
-``bpf/programs/``; change both together. Equal stacks of a process are encoded as identical bytes.
+``bpf/programs/``; change both together. Equal stacks in a process are encoded as identical bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ID_BITS: Final = 40
 _INSTRUCTION_BITS: Final = 22
 MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
 NO_CODE: Final = 0
-"""Code id of frames whose code object has no description."""
+"""Code id for frames whose code object has no description."""
 NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
 """Stands for an instruction index that is unknown or too large for the field."""
 _FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
@@ -51,14 +51,14 @@ STATUS_BY_PYTHON_END: Final = tuple(
 
 
 class PythonFrame(NamedTuple):
-    """One Python frame of a sample.
+    """One Python frame in a sample.
 
     Attributes:
         code: id of the frame's :class:`PythonCode`, or :data:`NO_CODE`.
         instruction: index of the current instruction, in two-byte code units from the start of the
             code; or :data:`NO_INSTRUCTION`.
-        is_from_c: whether C code entered the interpreter for this frame, creating a native frame of
-            ``_PyEval_EvalFrameDefault``.
+        is_from_c: whether C code entered the interpreter for this frame, creating a native frame
+            for ``_PyEval_EvalFrameDefault``.
     """
 
     code: int
@@ -80,7 +80,7 @@ def parse_python_word(word: int) -> PythonFrame:
 
 
 def parse_python_stack(raw: bytes) -> PythonStack:
-    """Decodes the Python stack of a sample. Raises ``ValueError`` if the data is malformed."""
+    """Decodes a sample's Python stack. Raises ``ValueError`` if the data is malformed."""
     end, tag, words = split_python_stack(raw)
     return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
 

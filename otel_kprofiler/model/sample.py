@@ -59,7 +59,7 @@ class RawSample(NamedTuple):
 
     Attributes:
         value: the sample's value, in the unit of its kind.
-        time_ns: ``CLOCK_BOOTTIME`` of the event.
+        time_ns: the event's ``CLOCK_BOOTTIME``.
         tgid, tid: ids in the initial pid namespace; the idle task's ``tgid`` is 0.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started; None if unknown.
         cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.

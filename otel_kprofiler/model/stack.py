@@ -92,7 +92,7 @@ class Module:
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: base address for RVAs, as a runtime address: ``_text`` for vmlinux, the address of the
             ``.text`` section for a module, the start of the image for BPF. 0 for a user object,
-            where addresses are SVMAs of the ELF file.
+            where addresses are SVMAs in the ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, rounded to whole pages.
         generation: serial number, which distinguishes a reloaded module from the unloaded one.
@@ -159,9 +159,9 @@ class SideKind:
 
     Attributes:
         name: name in reports and in OTLP attribute names.
-        frame_type: OTLP ``profile.frame.type`` of the frames.
+        frame_type: OTLP ``profile.frame.type`` for the frames.
         color: color of the frames in the flame graph, from the viewer's palette.
-        folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.
+        folded_mark: suffix for frames in folded stacks, which flamegraph.pl maps to a color.
         is_expected: whether every thread should have frames of this type; if so, reports note their
             absence.
         usual_reason: default reason why frames of this type have no names; not exported.
@@ -182,7 +182,7 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of a process. Decoding creates a new kind for each frame type not in ``SIDES``."""
+"""Native code in a process. Decoding creates a new kind for each frame type not in ``SIDES``."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
@@ -206,7 +206,7 @@ class Line(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """An entry of a stack.
+    """An entry in a stack.
 
     Compared by value, but hashed by identity, so sets and dictionaries find only the same object.
     Frames are shared by resolvers, and hashing by value would cost more than all other processing

@@ -21,7 +21,7 @@ class ThreadState(NamedTuple):
         cause: the cause of the thread's wait; None while the thread runs.
         stack: the thread's stack; empty if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.
-        labels: attributes of the thread's context that are not part of ``link``.
+        labels: attributes in the thread's context that are not part of ``link``.
         has_moved: whether the thread ran, or its stack changed, since the first of two dumps; None
             if there was only one dump, or if the thread is new.
     """

@@ -1,4 +1,4 @@
-"""The user stack of a sample, as recorded by the BPF program.
+"""A sample's user stack, as recorded by the BPF program.
 
 Must match the struct in ``bpf/programs/user_stack.bpf.h``.
 """
@@ -55,7 +55,7 @@ class StackEnd(enum.IntEnum):
     DAMAGED = 10
     """The file's unwind table is inconsistent."""
     OVER_BUDGET = 11
-    """The process exceeded its budget of distinct stacks; set by user space."""
+    """The process exceeded its budget for distinct stacks; set by user space."""
 
 
 _FIRST_TRUNCATED: Final = 16
@@ -122,7 +122,7 @@ class UserStack(NamedTuple):
     """A user stack, leaf first.
 
     Attributes:
-        mappings: file mappings that contain the code of frames.
+        mappings: file mappings that contain the frames' code.
         addresses: runtime address of the interrupted instruction, then the return addresses.
         places: index into ``mappings`` for each frame; None for memory without a file.
         sources: how each frame was unwound.
@@ -228,5 +228,5 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
-    """Decode each mapping of a stack into the fields of a file key, and a bias."""
+    """Decode each mapping in a stack into the fields of a file key, and a bias."""
     return list(_MAPPING.iter_unpack(mappings))

@@ -1,4 +1,4 @@
-"""Off-CPU waits of threads."""
+"""Threads' off-CPU waits."""
 
 from __future__ import annotations
 

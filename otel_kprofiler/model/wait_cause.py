@@ -45,7 +45,7 @@ class WaitCause(enum.Enum):
     EPOLL = "epoll"
     IO_URING = "io_uring"
     SLEEP = "sleep"
-    """A timer: in ``nanosleep`` or a similar call, or in a read of a ``timerfd``."""
+    """A timer: in ``nanosleep`` or a similar call, or in a read from a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and similar calls."""
     TERMINAL = "terminal"
@@ -54,7 +54,7 @@ class WaitCause(enum.Enum):
     STOP = "stop"
     """Stopped by a signal, a debugger or the freezer."""
     POOL = "pool"
-    """An idle pool thread of Python, Go, Java or libuv, waiting for work."""
+    """An idle pool thread in Python, Go, Java or libuv, waiting for work."""
     KERNEL_THREAD = "kernel_thread"
     OTHER = "other"
 
@@ -147,7 +147,7 @@ GIL_TAKERS: Final = (
     " _PyThreadState_Attach _PyEval_EvalFrameDefault"
 )
 """Exported CPython functions that call ``take_gil()`` and do not wait on other condition variables
-(``Python/ceval_gil.c``). Distributions strip the symbol of ``take_gil()`` itself."""
+(``Python/ceval_gil.c``). Distributions strip the symbol for ``take_gil()`` itself."""
 
 
 def _invert(table: Mapping[WaitCause, str]) -> dict[str, WaitCause]:

@@ -1,4 +1,4 @@
-"""Windows: the samples of a reporting interval, grouped by kind and Resource."""
+"""Windows: the samples from a reporting interval, grouped by kind and Resource."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WindowWait(NamedTuple):
 
 
 class WindowSample(NamedTuple):
-    """Samples of a window that differ only in their times and values.
+    """Samples in a window that differ only in their times and values.
 
     Attributes:
         timestamps_unix_ns: time of each sample, in order of arrival; never empty.
@@ -159,7 +159,7 @@ class Window:
     """A reporting interval, with a profile for each kind that was sampled.
 
     All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
-    a window, so that ``period_ns`` applies to all samples of a profile.
+    a window, so that ``period_ns`` applies to all samples in a profile.
     """
 
     start_unix_ns: int

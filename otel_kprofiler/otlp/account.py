@@ -1,6 +1,6 @@
 """Encodes sample counts as attributes on the first profile of each kind in a request.
 
-Window counts cover all requests of a window: the number of samples that the BPF program took, the
+Window counts cover all requests for a window: the number of samples that the BPF program took, the
 number lost before reaching the window, and the number in the window. Stream counts are the
 corresponding numbers since sampling started, except that the stream's loss count also includes
 samples lost in transit to this receiver. After a stream's last request, a receiver can verify that
@@ -70,7 +70,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 
 
 class WindowAccount(NamedTuple):
-    """Counts, losses and totals of a sample kind in a window.
+    """Counts, losses and totals for a sample kind in a window.
 
     The fields have the same meaning as in :class:`otel_kprofiler.model.Profile`.
     """

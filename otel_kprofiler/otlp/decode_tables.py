@@ -36,7 +36,7 @@ _MAX_BUILTIN: Final = 100
 """Maximum number of built-in modules per frame."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Frame types of machine code, in addition to those of ``SIDES``. Functions of these types belong
+"""Frame types for machine code, in addition to those in ``SIDES``. Functions of these types belong
 to modules rather than source files."""
 
 _MODULE_KINDS: Final = {
@@ -62,7 +62,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the :class:`SideKind` of a frame type, creating a kind for an unknown type."""
+        """Returns the :class:`SideKind` for a frame type, creating a kind for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE

@@ -55,7 +55,7 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""The incomplete stacks (kernel, user, Python) of a sample, each with its status."""
+"""The incomplete stacks (kernel, user, Python) in a sample, each with its status."""
 
 
 _FunctionKey = tuple[str, str, str, int]
@@ -212,7 +212,7 @@ class Dictionary:
         return self._join([self.attribute(*item) for item in attributes.items()])
 
     def link(self, link: SpanLink) -> Token:
-        """Returns the token of a link."""
+        """Returns the token for a link."""
         return self.tables.intern(LINK, self._writer.link(link))
 
     def key_values(self, attributes: Iterable[tuple[str, AttributeValue]]) -> tuple[bytes, ...]:
@@ -264,7 +264,7 @@ class Dictionary:
         return self._writer.separator.join(tokens)
 
     def _add_stack(self, stack: Stack) -> Token:
-        """Returns the token of a stack; a stack without frames has index 0."""
+        """Returns the token for a stack; a stack without frames has index 0."""
         parts: list[bytes] = []
         run: list[Frame] = []
         for kind, frames, status, *_ in stack.sides:
@@ -371,7 +371,7 @@ class Dictionary:
         return self._writer.location_attributes(tokens)
 
     def _add_mapping(self, module: Module, *, inside: bool) -> Token:
-        """Returns the token of a module's mapping, including its range if ``inside`` is true."""
+        """Returns the token for a module's mapping, including its range if ``inside`` is true."""
         extent = module.extent
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:

@@ -107,7 +107,7 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is either in exactly one batch or counted in ``too_large``. If the
+    Every timestamp in the window is either in exactly one batch or counted in ``too_large``. If the
     window has neither samples nor wait totals, the result is one batch with the sample and loss
     counts (the account) of each sample kind. Kinds without a Resource or sample counts are omitted;
     if no kind remains, there is no batch. The same input yields the same bytes, apart from profile

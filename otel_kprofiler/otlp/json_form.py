@@ -83,11 +83,11 @@ class JsonWriter:
         return b"%d" % index
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of ``stringTable``."""
+        """Returns an entry for ``stringTable``."""
         return b"," + _quoted(text)
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of ``mappingTable``; see :class:`Writer`."""
+        """Returns an entry for ``mappingTable``; see :class:`Writer`."""
         start, limit, offset = place
         return b"," + _object(
             _long(b"memoryStart", start),
@@ -100,7 +100,7 @@ class JsonWriter:
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of ``locationTable``."""
+        """Returns an entry for ``locationTable``."""
         return b"," + _object(
             _field(b"mappingIndex", mapping),
             _long(b"address", address & MASK_64),
@@ -115,7 +115,7 @@ class JsonWriter:
         )
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Returns an entry of ``locationTable`` without a mapping or lines."""
+        """Returns an entry for ``locationTable`` without a mapping or lines."""
         return self.location(b"", address, (), attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:
@@ -123,7 +123,7 @@ class JsonWriter:
         return _array(b"attributeIndices", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
-        """Returns an entry of ``functionTable``."""
+        """Returns an entry for ``functionTable``."""
         return b"," + _object(
             _field(b"nameStrindex", name),
             _field(b"systemNameStrindex", system_name),
@@ -132,18 +132,18 @@ class JsonWriter:
         )
 
     def link(self, link: SpanLink) -> bytes:
-        """Returns an entry of ``linkTable``."""
+        """Returns an entry for ``linkTable``."""
         return b',{"traceId":"%b","spanId":"%b"}' % (
             link.trace_id.hex().encode(),
             link.span_id.hex().encode(),
         )
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Returns an entry of ``attributeTable``."""
+        """Returns an entry for ``attributeTable``."""
         return b"," + _object(_field(b"keyStrindex", key), b'"value":' + _any_value(value))
 
     def stack(self, locations: bytes) -> bytes:
-        """Returns an entry of ``stackTable``."""
+        """Returns an entry for ``stackTable``."""
         return b"," + _object(_array(b"locationIndices", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
@@ -151,7 +151,7 @@ class JsonWriter:
         return _array(b"attributeIndices", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """Returns the fields of a sample before its timestamps."""
+        """Returns the fields that precede a sample's timestamps."""
         fields = (_field(b"stackIndex", stack), attributes, _field(b"linkIndex", link))
         return b"".join(field + b"," for field in fields if field)
 
@@ -211,7 +211,7 @@ class JsonWriter:
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns the text before and after the ``profiles`` of a ``scopeProfiles`` element."""
+        """Returns the text before and after the ``profiles`` in a ``scopeProfiles`` element."""
         scope = _object(
             _text(b"name", name),
             _text(b"version", version),

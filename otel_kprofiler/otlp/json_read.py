@@ -1,7 +1,7 @@
 """Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
 Accepts the variants that producers write: integers as strings or numbers, ids in hexadecimal or
-base64, and unknown keys. The ``json_format`` module of protobuf neither accepts hexadecimal ids nor
+base64, and unknown keys. Protobuf's ``json_format`` module neither accepts hexadecimal ids nor
 reports deviations.
 """
 

@@ -30,14 +30,12 @@ def refuse_many_messages(data: bytes) -> None:
     else:
         count = _count(data, _children(ExportProfilesServiceRequest.DESCRIPTOR), limit)
     if count > limit:
-        raise PayloadError(
-            f"the request of {len(data):,} bytes contains more than {limit:,} messages"
-        )
+        raise PayloadError(f"the {len(data):,}-byte request contains more than {limit:,} messages")
 
 
 @cache
 def _children(descriptor: Any) -> dict[int, Any]:
-    """Returns the descriptors of a message type's submessages, by field number."""
+    """Returns the descriptors for a message type's submessages, by field number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type}
 
 

@@ -1,4 +1,4 @@
-"""Encodes metrics of opentelemetry-sdk as protobuf, without the protobuf library.
+"""Encodes opentelemetry-sdk metrics as protobuf, without the protobuf library.
 
 The SDK's encoder would load 5 MB of code that the agent does not otherwise need. The field numbers
 are in opentelemetry/proto/metrics/v1/metrics.proto and opentelemetry/proto/common/v1/common.proto.

@@ -19,7 +19,7 @@ _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
 
 
 class NamelessFile(NamedTuple):
-    """The file of a code mapping. An id is empty if the mapping does not contain it.
+    """The file that a code mapping refers to. An id is empty if the mapping does not contain it.
 
     ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """
@@ -56,7 +56,7 @@ class Naming(NamedTuple):
 
 
 def name_locations(data: bytes, find: FindNames) -> Naming:
-    """Add names to unnamed locations of native and kernel code.
+    """Add names to unnamed locations in native and kernel code.
 
     ``data`` contains requests in any supported encoding. ``find`` is called once per message.
     Raises ``PayloadError`` if the data is not OTLP profiles, or an index is out of range.

@@ -18,7 +18,7 @@ _ATTRIBUTES: Final = "attribute_table"
 
 
 class Edit(NamedTuple):
-    """Additions to the dictionary of an OTLP message.
+    """Additions to the dictionary in an OTLP message.
 
     Attributes:
         functions: appended functions, each as the string indices of its name, system name and file.
@@ -35,7 +35,7 @@ class Edit(NamedTuple):
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
     """Add functions to locations, and remove the attributes that explain missing names.
 
-    All indices of the message must be within its tables. ``tree`` is the JSON from which the
+    All indices in the message must be within its tables. ``tree`` is the JSON from which the
     message was parsed, and receives the same changes; None for protobuf. ``lines`` maps location
     indices to functions, innermost inlined function first.
     """

@@ -83,7 +83,7 @@ class TruncatedError(PayloadError):
 
 
 class DamagedProfilesError(PayloadError):
-    """Raised if ``count`` profiles of a message are malformed; describes the first problem."""
+    """Raised if ``count`` profiles in a message are malformed; describes the first problem."""
 
     def __init__(self, error: PayloadError, count: int) -> None:
         super().__init__(error.message, hint=error.hint)

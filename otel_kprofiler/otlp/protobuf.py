@@ -60,7 +60,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``. Results are cached, because most strings recur."""
+    """Encode an entry in ``string_table``. Results are cached, because most strings recur."""
     return delimited(b"\x2a", text.encode())
 
 
@@ -80,11 +80,11 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of ``string_table``. The string must not contain surrogates."""
+        """Returns an entry for ``string_table``. The string must not contain surrogates."""
         return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of ``mapping_table``; see :class:`Writer`."""
+        """Returns an entry for ``mapping_table``; see :class:`Writer`."""
         body = b""
         for tag, number in zip((b"\x08", b"\x10", b"\x18"), place, strict=True):
             body += _field(tag, varint(number & MASK_64) if number else b"")
@@ -94,7 +94,7 @@ class ProtobufWriter:
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of ``location_table``."""
+        """Returns an entry for ``location_table``."""
         body = b"\x08" + mapping if mapping else b""
         if address:
             body += b"\x10" + varint(address & MASK_64)
@@ -106,7 +106,7 @@ class ProtobufWriter:
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Returns an entry of ``location_table`` without a mapping or lines."""
+        """Returns a ``location_table`` entry without a mapping or lines."""
         body = b"\x10" + varint(address & MASK_64) if address else b""
         return delimited(b"\x12", body + attributes)
 
@@ -115,7 +115,7 @@ class ProtobufWriter:
         return message_field(b"\x22", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
-        """Returns an entry of ``function_table``."""
+        """Returns an entry for ``function_table``."""
         body = b"\x08" + name if name else b""
         if system_name:
             body += b"\x10" + system_name
@@ -126,13 +126,13 @@ class ProtobufWriter:
         return b"\x1a" + ONE_BYTE[len(body)] + body  # four varints fit in 127 bytes
 
     def link(self, link: SpanLink) -> bytes:
-        """Returns an entry of ``link_table``."""
+        """Returns an entry for ``link_table``."""
         return delimited(
             b"\x22", message_field(b"\x0a", link.trace_id) + message_field(b"\x12", link.span_id)
         )
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Returns an entry of ``attribute_table``, without a unit."""
+        """Returns an entry for ``attribute_table``, without a unit."""
         body = _any_value(value)
         size = len(body)
         if size > _MAX_SHORT_VALUE:
@@ -143,7 +143,7 @@ class ProtobufWriter:
         return b"\x32" + ONE_BYTE[len(body)] + body
 
     def stack(self, locations: bytes) -> bytes:
-        """Returns an entry of ``stack_table``."""
+        """Returns a ``stack_table`` entry."""
         return delimited(b"\x3a", delimited(b"\x0a", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
@@ -166,13 +166,13 @@ class ProtobufWriter:
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """Returns one sample of a profile."""
+        """Returns one sample from a profile."""
         if values:
             head += delimited(b"\x22", values)
         return delimited(b"\x12", head + message_field(b"\x2a", timestamps))
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields of a profile before and after ``samples``."""
+        """Returns a profile's encoded fields before and after ``samples``."""
         sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
         period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
         after = b"\x19" + fixed64(window.start_unix_ns)
@@ -184,7 +184,7 @@ class ProtobufWriter:
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """Returns one ``profiles`` field of a ScopeProfiles."""
+        """Returns one ``profiles`` field for a ScopeProfiles."""
         fields = message_field(b"\x3a", profile_id) + message_field(b"\x5a", attributes)
         return delimited(b"\x12", samples.join(envelope) + fields)
 
@@ -200,7 +200,7 @@ class ProtobufWriter:
         return delimited(b"\x0a", scope), text_field(b"\x1a", schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns the ``resource`` and ``schema_url`` fields of a ResourceProfiles."""
+        """Returns the ``resource`` and ``schema_url`` fields for a ResourceProfiles."""
         return delimited(b"\x0a", _repeated(b"\x0a", attributes)), text_field(b"\x1a", schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:

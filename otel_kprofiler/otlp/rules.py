@@ -84,7 +84,7 @@ class Contents:
         ]
 
     def table(self, name: str) -> Iterator[Place]:
-        """Returns the entries of a table except the first, which is the zero value."""
+        """Returns the entries in a table except the first, which is the zero value."""
         entries = _places(f"dictionary.{name}", getattr(self.dictionary, name))
         next(entries, None)
         return entries
@@ -121,7 +121,7 @@ class Contents:
         return [(item.key or self.string(item.key_strindex), item) for item in attributes]
 
     def text(self, value: Any) -> str:
-        """Returns the string of an AnyValue, inline or by reference; empty for other types."""
+        """Returns the string in an AnyValue, inline or by reference; empty for other types."""
         index = value.string_value_strindex
         return value.string_value or (self._whole[index] if self.string(index) else "")
 

@@ -174,7 +174,7 @@ def line_numbers(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def link_ids(contents: Contents) -> Iterator[Problem]:
-    """A link must have a trace id of 16 bytes and a span id of 8 bytes, neither all zero."""
+    """A link must have a 16-byte trace id and an 8-byte span id, neither all zero."""
     for where, entry in contents.table("link_table"):
         for field, length in (("trace_id", 16), ("span_id", 8)):
             value = getattr(entry, field)

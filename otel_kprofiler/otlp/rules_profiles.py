@@ -76,7 +76,7 @@ def key_form(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def resource_keys_unique(contents: Contents) -> Iterator[Problem]:
-    """The attribute keys of a resource or scope must be unique."""
+    """Attribute keys must be unique within a resource or scope."""
     for where, attributes in contents.key_values():
         for key, count in Counter(key for key, _ in attributes).items():
             if count > 1 and key:

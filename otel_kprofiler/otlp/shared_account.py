@@ -39,7 +39,7 @@ def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
 
 
 def spread_accounts(message: Any) -> None:
-    """Copy sample counts to profiles without counts from the last profile of the same kind."""
+    """Copy each kind's last sample counts to later profiles without counts."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account:

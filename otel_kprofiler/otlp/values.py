@@ -17,7 +17,7 @@ MAX_DEPTH: Final = 64
 
 
 class Values:
-    """Converts the AnyValues of a message. Indices outside ``strings`` raise ``IndexError``."""
+    """Converts the AnyValues in a message. Indices outside ``strings`` raise ``IndexError``."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -65,7 +65,7 @@ class Values:
         self._remaining -= len(text)
         if self._remaining < 0:
             raise PayloadError(
-                f"the attributes of a message exceed {MAX_WRITTEN_CHARS >> 20} MiB of text"
+                f"the attributes in a message exceed {MAX_WRITTEN_CHARS >> 20} MiB of text"
             )
         return text
 

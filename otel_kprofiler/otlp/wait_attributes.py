@@ -1,4 +1,4 @@
-"""Converts waits and the wait totals of Resources to OTLP attributes and back."""
+"""Converts waits and Resources' wait totals to OTLP attributes and back."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -29,7 +29,7 @@ _CAUSES: Final = {cause.label: cause for cause in WaitCause}
 
 
 def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
-    """Returns the attributes of a wait's samples."""
+    """Returns the attributes for a wait's samples."""
     attributes: dict[str, AttributeValue] = {WAIT_STATE: wait.state.label}
     if wait.cause:
         attributes[WAIT_CAUSE] = wait.cause.label

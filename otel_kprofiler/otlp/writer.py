@@ -13,7 +13,7 @@ from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
 Token = bytes
 
 MAPPING, LOCATION, FUNCTION, LINK, STRING, ATTRIBUTE, STACK = range(7)
-"""Tables of the dictionary in the order of their field numbers."""
+"""Dictionary tables, in field number order."""
 
 
 class KeyValue(NamedTuple):
@@ -26,7 +26,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """String tokens of a profile's types and units; without a period, its tokens are empty."""
+    """String tokens for a profile's types and units; without a period, its tokens are empty."""
 
     sample_type: Token
     sample_unit: Token
@@ -53,7 +53,7 @@ class Writer(Protocol):
         """Serialize an index."""
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of the string table. The string must not contain surrogates."""
+        """Returns an entry for the string table. The string must not contain surrogates."""
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
         """Returns a mapping table entry. ``place`` is a tuple of start, limit and file offset."""
@@ -61,13 +61,13 @@ class Writer(Protocol):
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of the location table. A line is a function token and a line number."""
+        """Returns an entry in the location table. A line is a function token and a line number."""
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
         """Returns a location table entry that contains only an address and attributes."""
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """Returns the encoded attributes of a location, given their tokens."""
+        """Returns the encoded attributes for a location, given their tokens."""
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Returns an entry of the function table."""
@@ -76,13 +76,13 @@ class Writer(Protocol):
         """Returns an entry of the link table."""
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Returns an entry of the attribute table, without a unit."""
+        """Returns an entry for the attribute table, without a unit."""
 
     def stack(self, locations: bytes) -> bytes:
-        """Returns an entry of the stack table."""
+        """Returns an entry in the stack table."""
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """Returns the attributes of a sample, as an argument for :meth:`sample_head`."""
+        """Returns a sample's attributes, as an argument for :meth:`sample_head`."""
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """Returns the fields that identify a sample, which precede the sample's timestamps."""

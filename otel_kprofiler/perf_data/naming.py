@@ -6,7 +6,7 @@ from otel_kprofiler.model import Frame, Module
 
 
 class Names(Protocol):
-    """Finds the names of code addresses."""
+    """Finds names for code addresses."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
         """Returns the frame at a file offset; None if no file on this host has the build id."""

@@ -1,4 +1,4 @@
-"""Tracks the processes of a recording: their names, programs and mappings over time."""
+"""Tracks the processes in a recording: their names, programs and mappings over time."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Process:
 
 
 class Processes:
-    """The processes of a recording, as of the latest record that has been added."""
+    """The processes in a recording, as of the latest record added."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Process] = {}

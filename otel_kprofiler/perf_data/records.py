@@ -53,7 +53,7 @@ class Sample(NamedTuple):
 
 
 class FileMapping(NamedTuple):
-    """An executable mapping of a process, or of the kernel if ``pid`` is -1."""
+    """An executable mapping in a process, or in the kernel if ``pid`` is -1."""
 
     time_ns: int
     pid: int

@@ -67,7 +67,7 @@ class Stacks:
         self._bpf[symbol.start] = decode_name(name)
 
     def resolve(self, process: Process, chain: bytes, mode: int) -> Stack:
-        """Returns the stack of a callchain; the same object for equal callchains of a process."""
+        """Returns a callchain's stack; the same object for equal callchains in a process."""
         stack = process.stacks.get((mode, chain))
         if stack is None:
             frames = list(self._chain(process, chain, mode))

@@ -1,4 +1,4 @@
-"""Converts the samples of a ``perf.data`` file to a window of profiles."""
+"""Converts the samples in a ``perf.data`` file to a window of profiles."""
 
 import os
 import re
@@ -63,9 +63,9 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads output of ``perf record``, in file or pipe format. Returns a list with one window.
+    """Reads ``perf record`` output, in file or pipe format. Returns a list with one window.
 
-    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. All other events become
+    ``cpu-clock`` and ``task-clock`` samples become on-CPU samples. All other events become
     separate kinds of samples, with event counts as values. Frames are symbolized if this host has a
     file, or is running a kernel, with the same build id. Frames that are not symbolized consist of
     only a file and an offset.
@@ -73,7 +73,7 @@ def read_perf_data(
     ``written_unix_ns`` is the Unix time at which the file was written, which is taken as the time
     of the last record unless the file specifies its clock (``perf record -k``). ``notify`` is
     called with a message about missing data. ``names`` resolves code addresses; by default, from
-    the files of this host. Raises ``PayloadError`` if the file is malformed, is not supported, or
+    files on this host. Raises ``PayloadError`` if the file is malformed, is not supported, or
     contains no samples.
     """
     reader = Reader(data)

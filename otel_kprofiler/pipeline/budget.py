@@ -19,19 +19,19 @@ from otel_kprofiler.model import (
 SHARE: Final = 0.1
 """A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term fraction of the pipeline thread's time for all young processes of a user in a cgroup
-combined, after a burst of one second. All older processes of the user in the cgroup together
-receive another fraction of this size, after a burst of five seconds."""
+"""Long-term fraction of the pipeline thread's time for all of a user's young processes in a cgroup
+combined, after a burst of one second. All the user's older processes in the cgroup together receive
+another fraction of this size, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode number of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
 processes in the root are not grouped; otherwise, all services of a user would share one budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
-"""Burst of a group of older processes; enough for all processes running when the agent starts."""
+"""Burst for a group of older processes; enough for all processes running when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
 """Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Any
-excess is attributed to a pause of the host, and is not charged."""
+excess is attributed to the host being paused, and is not charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
@@ -64,13 +64,13 @@ class Stacks(Protocol):
 
 
 class Resources(Protocol):
-    """Finds the Resources of processes; see :class:`~otel_kprofiler.processes.ProcessResources`."""
+    """Finds Resources for processes; see :class:`~otel_kprofiler.processes.ProcessResources`."""
 
     def get(self, sample: RawSample) -> Resource:
-        """Returns the Resource of the sample's process."""
+        """Returns the Resource for the sample's process."""
 
     def find(self, sample: RawSample) -> Resource | None:
-        """Returns the Resource of the sample's process if it is cached, otherwise None."""
+        """Returns the Resource for the sample's process if it is cached, otherwise None."""
 
     def find_newest(self, sample: RawSample) -> Resource | None:
         """Returns the process's latest Resource, whichever program it ran; may be None."""
@@ -82,7 +82,7 @@ class Resources(Protocol):
 class ProcessBudgets:
     """Resolves samples, and charges each process for the time spent on its samples.
 
-    Every sample of a process can cause a lot of work if the process constantly changes its thread
+    Every sample from a process can cause a lot of work if the process constantly changes its thread
     names, stacks, code or programs. Processes are charged for wall-clock time, so budgets
     effectively shrink when CPU time is scarce. The samples of a process that exceeds its budget
     lose detail, so that they do not delay other processes' samples.
@@ -122,7 +122,7 @@ class ProcessBudgets:
         self.coarse: Counter[str] = Counter({"resource": 0, "stack": 0, "group": 0})
 
     def resolve(self, sample: RawSample) -> tuple[Stack, Resource]:
-        """Returns the stack and the Resource of a sample."""
+        """Returns the stack and the Resource for a sample."""
         if not self._is_limiting:
             return self._stacks.resolve(sample), self._resources.get(sample)
         resource = self._resources.find(sample) or self._identify(sample)

@@ -123,7 +123,7 @@ def open_live(
     ``resources``, ``symbolizer``, ``user_names`` and ``resolvers`` are closed with the pipeline, or
     if this function fails. Adds the kernel's interrupt ranges to ``config``. ``resolvers`` replace
     the default resolvers for all frames except kernel frames. ``raw_sink`` receives the raw records
-    of each drain. ``replaced_sink`` receives symbolized native frames that Python frames may
+    from each drain. ``replaced_sink`` receives symbolized native frames that Python frames may
     replace. ``loader`` is ``auto``, ``libbpf`` or ``bcc``. Raises ``DependencyError`` if the
     loader's library is missing.
     """

@@ -1,4 +1,4 @@
-"""The optional settings of a pipeline."""
+"""The optional settings for a pipeline."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PipelineOptions:
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
         grain: the unit that each Resource describes. Resources with the same unit are merged when a
             window closes.
-        leaves_out_self_profiled: whether windows exclude the on-CPU samples of processes that
+        leaves_out_self_profiled: whether windows exclude the on-CPU samples from processes that
             sample themselves. Excluded samples are counted as lost.
-        limits_processes: whether to reduce the detail of samples of processes over their budget.
+        limits_processes: whether to reduce the detail in samples from processes over their budget.
     """
 
     whole_sink: Callable[[Window], None] | None = None

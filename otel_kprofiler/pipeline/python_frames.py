@@ -119,7 +119,7 @@ class PythonFrames:
         return lines
 
     def look(self) -> None:
-        """Warn once if no stack of this process has contained any Python frames."""
+        """Warn, once, if no stacks from this process have contained Python frames."""
         if self._maps is None or not self._is_own or self._warned:
             return
         counts = self._maps.counts()

@@ -1,4 +1,4 @@
-"""Converts the keys of ``receivers: kprofiler:`` to settings, for the agent and for services."""
+"""Converts the keys under ``receivers: kprofiler:`` to settings, for the agent and for services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sampler_config(receiver: Receiver) -> SamplerConfig:
-    """Returns the settings of the sampler."""
+    """Returns the sampler's settings."""
     return SamplerConfig(
         samples_per_second=receiver.samples_per_second,
         stacks=receiver.stacks,
@@ -88,5 +88,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """Returns the sources of service names for services that do not publish one."""
+    """Returns the name sources for services that do not publish a name."""
     return tuple(receiver.service_name.sources)

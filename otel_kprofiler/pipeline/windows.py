@@ -69,7 +69,7 @@ class WindowCounts(NamedTuple):
         threshold_ns: the minimum duration, in nanoseconds, at which every wait is sampled; 0 for
             kinds other than waits.
         waits: the off-CPU time in this window, by Resource; empty for kinds other than waits.
-        locks: lock wait totals of this window; empty for kinds other than lock contention.
+        locks: lock wait totals for this window; empty for kinds other than lock contention.
     """
 
     taken: int = 0

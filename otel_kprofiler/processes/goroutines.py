@@ -4,7 +4,7 @@ A Go program contains a note with its build id and, in writable data, a block wi
 (debug/buildinfo). The thread-local variable ``g`` points to the current goroutine. In statically
 linked programs, ``g`` is at offset -8 from the thread pointer. In other programs, ``g`` is in
 ``runtime.tlsg``, the program's only thread-local variable. The struct layouts (runtime/runtime2.go)
-for 64-bit processors are taken from the DWARF of each version's first and last release.
+for 64-bit processors are taken from the DWARF in each version's first and last release.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ class UnsupportedGoError(Exception):
 def find_goroutines(
     read: Read, objects: list[LoadedObject], headers_at: int
 ) -> ContextPlace | None:
-    """Locates the labels of a thread's goroutine; None if the program is not a Go program.
+    """Locates a thread's goroutine labels; None if the program is not a Go program.
 
     Only x86-64 is supported. ``headers_at`` is the address of the executable's program headers.
     Raises :class:`UnsupportedGoError` if the Go version or the thread-local storage is not

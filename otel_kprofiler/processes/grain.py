@@ -39,7 +39,7 @@ class Grain(enum.Enum):
 
     PROCESS = "process"
     EXECUTABLE = "executable"
-    """An executable of a service in a container or systemd unit."""
+    """An executable run by a service in a container or systemd unit."""
     CONTAINER = "container"
     """A service in a container, or in a systemd unit outside containers."""
     SERVICE = "service"

@@ -17,9 +17,9 @@ _MOST: Final = 4096
 class Owners:
     """Finds user names by id in the host's ``/etc/passwd``; not thread-safe.
 
-    In a container, ``/etc/passwd`` belongs to the image, so only the file of process 1 is used,
-    which requires permission to trace process 1. Other sources of names, such as LDAP, may block
-    and are not queried.
+    In a container, ``/etc/passwd`` belongs to the image, so only process 1's file is used, which
+    requires permission to trace process 1. Other sources of names, such as LDAP, may block and are
+    not queried.
     """
 
     def __init__(self, files: HostFiles) -> None:

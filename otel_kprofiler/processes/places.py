@@ -44,7 +44,7 @@ class Places:
     def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
         """Returns the container, pod and unit of a running process, as attributes.
 
-        ``cgroup_id`` is the cgroup v2 id in a sample of the process; 0 if unknown. Raises
+        ``cgroup_id`` is the cgroup v2 id in a sample from the process; 0 if unknown. Raises
         ``OSError`` if the process has exited.
         """
         text = self._files.read_bytes(f"/proc/{pid}/cgroup")
@@ -71,7 +71,7 @@ class Places:
             if path and not path.startswith("/.."):
                 outer = self._find_own()
                 return CgroupNames(outer.id, outer.pod)
-        return names._replace(unit="", user_unit="")  # may be units of the host or of a container
+        return names._replace(unit="", user_unit="")  # may be units on the host or in a container
 
     def _find_own(self) -> OwnContainer:
         if self._own is None:
@@ -128,7 +128,7 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns the container name in a kubelet mount; empty if the mount is of another pod."""
+        """Returns the container name in a kubelet mount; empty if it is another pod's mount."""
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
         except OSError:

@@ -16,11 +16,11 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts that have no file name, such as the output of ``<(command)``."""
+"""Directories containing scripts that have no file name, such as the output of ``<(command)``."""
 
 
 class _Options(NamedTuple):
-    """The options of an interpreter.
+    """An interpreter's options.
 
     Attributes:
         valued: options whose value is the next argument.

@@ -42,7 +42,7 @@ class ProcessReader:
     def read(self, key: ProcessKey, sample: RawSample | None) -> Reading | None:
         """Returns a process's attributes; None if the process has exited or its pid was reused.
 
-        ``sample`` is a sample of the process; None to accept any program that the process runs.
+        ``sample`` is a sample from the process; None to accept any program that the process runs.
         """
         try:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
@@ -86,7 +86,7 @@ class ProcessReader:
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
 
     def describe_owner(self, uid: int | None, attributes: Attributes) -> dict[str, AttributeValue]:
-        """Returns the attributes of a process's user; empty if ``uid`` is None."""
+        """Returns attributes for a process's user; empty if ``uid`` is None."""
         if uid is None:
             return {}
         # A container's image defines its user names. On the host, the uid may be another user's.

@@ -27,7 +27,7 @@ from otel_kprofiler.processes.shared_resources import SharedResources
 from otel_kprofiler.processes.thread_contexts import decode_context, name_root
 from otel_kprofiler.text import decode_name
 
-_IDLE: Final = "swapper"  # the idle tasks of all CPUs, which /proc does not list
+_IDLE: Final = "swapper"  # the idle tasks on all CPUs, which /proc does not list
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "container": ("k8s.container.name", "container.name"),
@@ -40,7 +40,7 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32
 
 
 def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
-    """Read the attributes of this host (``host.*`` and ``os.*`` of the semantic conventions)."""
+    """Read the attributes of this host (``host.*`` and ``os.*`` in the semantic conventions)."""
     uname = platform.uname()
     attributes: dict[str, AttributeValue] = {
         "host.name": uname.node,
@@ -63,7 +63,7 @@ def format_time(unix_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_SAMPLED: Final = 1  # a bit of the W3C trace flags
+_SAMPLED: Final = 1  # a bit in the W3C trace flags
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
 """Sources of a service name, if neither the process context nor the environment sets one."""
@@ -115,7 +115,7 @@ class ProcessResources:
     Args:
         clock: converts start times to ``process.creation.time``. The clock's offset is read only
             once, so that creation times do not change when the clock is adjusted.
-        base: the attributes of every Resource: the host's attributes and the configured attributes.
+        base: the attributes in every Resource: the host's and the configured attributes.
         attributes_of: the complete attributes of processes whose attributes are not read from
             ``/proc``.
         capacity: the maximum number of Resources kept. A Resource uses about 1.5 kB.
@@ -176,7 +176,7 @@ class ProcessResources:
         return {**self._identity(key), **(reading.attributes if reading else {})}
 
     def get(self, sample: RawSample) -> Resource:
-        """Returns the Resource of the sample's process."""
+        """Returns the Resource for the sample's process."""
         resource = self.find(sample)
         if resource is not None:
             return resource
@@ -190,7 +190,7 @@ class ProcessResources:
         return process.resource
 
     def find(self, sample: RawSample) -> Resource | None:
-        """Returns the cached Resource of the sample's process; None if it is not cached."""
+        """Returns the cached Resource for the sample's process; None if it is not cached."""
         if self._fixed and (fixed := self._fixed.get(sample.tgid)):
             return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
         place = self._place(sample)
@@ -337,11 +337,11 @@ class ProcessResources:
 
     @property
     def common(self) -> Collection[str]:
-        """Returns the names of the attributes of every Resource: host and configured attributes."""
+        """Returns the names of the attributes on every Resource: host and configured attributes."""
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:
-        """Replace the common attributes of all Resources, and the sources of service names."""
+        """Replace the attributes common to all Resources, and the sources of service names."""
         self._base = dict(base)
         self._service_sources = tuple(service_sources)
         for cache in (self._resources, self._latest, self._newest, self._running):
@@ -370,7 +370,7 @@ class ProcessResources:
     def decode_context(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Decodes the attributes of a sample's thread context, except those with unknown names.
+        """Decodes the attributes in a sample's thread context, except those with unknown names.
 
         Returns the link with its local root span's name, and the other attributes as labels.
         """

@@ -48,7 +48,7 @@ class SearchTime:
 def read_run_delay_s() -> float:
     """Returns how many seconds the calling thread has waited for a CPU, including throttled time.
 
-    The time is the second field of ``/proc/thread-self/schedstat``
+    The time is the second field in ``/proc/thread-self/schedstat``
     (Documentation/scheduler/sched-stats.rst), or 0 if the kernel does not measure it.
     """
     try:

@@ -24,9 +24,9 @@ class _Shared:
 class SharedResources:
     """Keeps a Resource per combination of cgroup, user and program. Not thread-safe.
 
-    A program is known only if the attributes of the process's parent have been read. When the
-    number of Resources reaches :data:`MOST_SHARED`, all Resources are discarded. ``make`` returns a
-    Resource with the given attributes and those common to all Resources.
+    A program is known only if the parent process's attributes have been read. When the number of
+    Resources reaches :data:`MOST_SHARED`, all Resources are discarded. ``make`` returns a Resource
+    with the given attributes and those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:
@@ -37,7 +37,7 @@ class SharedResources:
         return len(self._shared)
 
     def get(self, sample: RawSample) -> Resource:
-        """Returns the shared Resource of a sample's process."""
+        """Returns the shared Resource for a sample's process."""
         owner = sample.owner if sample.stack_start else None
         program = self._reader.find_program(sample)
         path = program.get("process.executable.path")

@@ -63,10 +63,10 @@ V8_LAYOUT: Final = {
 }
 """Supported values of the V8 properties that some Node.js writers publish (v8_context.bpf.h)."""
 ANNOUNCED: Final = (SCHEMA, KEY_MAP, WRAP_OFFSET, *V8_LAYOUT)
-"""Attributes of a process context that :class:`PublishedThreads` reads."""
+"""Attributes in a process context that :class:`PublishedThreads` reads."""
 _MAX_WRAP_OFFSET: Final = 4096
 TRACE_FLAGS: Final = "trace_flags"
-"""Attribute of samples with a span: the W3C trace flags in hexadecimal, ``01`` if sampled."""
+"""Attribute on samples with a span: the W3C trace flags in hexadecimal, ``01`` if sampled."""
 MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
@@ -172,7 +172,7 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 
 
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
-    """Adds the local root span's name to a link, using the attributes of a thread context.
+    """Adds the local root span's name to a link, using the attributes in a thread context.
 
     The name is the value of the local root attribute. If this attribute is missing, the name
     consists of the request's method and route. Returns the named link, and all attributes except
@@ -332,7 +332,7 @@ class PublishedThreads:
             self._reader.release(key.tgid)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Decodes the attributes of a sample, using the latest names that its process published."""
+        """Decodes a sample's attributes, using the latest names that its process published."""
         names = self._names.get(key[:_OWNER])
         if names is None:  # a process known only from wait totals, which lack exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())

@@ -128,7 +128,7 @@ def find_context_place(
 ) -> ContextPlace | None:
     """Locates the thread-local variable ``name``; None if it is undefined or not yet resolved.
 
-    The program's definition takes precedence over those of libraries, as in the dynamic linker.
+    The program's definition takes precedence over libraries' definitions, as in the dynamic linker.
     ``headers_at`` is the address of the executable's program headers. ``machine`` is the machine
     name from uname(2); returns None for all but x86_64 and aarch64.
     """

@@ -16,7 +16,7 @@ def pack_python_code(code: PythonCode) -> bytes:
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """Unpacks a JSON row of a code object.
+    """Unpacks the JSON row for a code object.
 
     Raises ``TypeError`` or ``ValueError`` if the row is malformed.
     """

@@ -23,7 +23,7 @@ class RecordedFiles:
         return open_in_memory("recorded", self.read_bytes(path))
 
     def read_bytes(self, path: str) -> bytes:
-        """Returns the whole content of a file."""
+        """Returns the entire contents of a file."""
         try:
             return self._archive.read("files" + path)
         except KeyError:

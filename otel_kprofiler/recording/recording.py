@@ -7,11 +7,11 @@ A recording is a zip archive::
     events/NAME/000000 …    streams of symbol changes: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
     user_files.json         files to which user stacks refer, if they were collected
-    python_codes/000000 …   code objects of Python frames, in blocks with the time 0
+    python_codes/000000 …   code objects for Python frames, in blocks with the time 0
     user_names.json         names of user frames, if there are any
     code_names.json         names of code without files, if there are any
     files/…                 the host's files from which kernel symbols are read
-    errors.json             errno of files that could not be read
+    errors.json             errno for files that could not be read
 
 Times are boottimes in nanoseconds. Integers are little-endian. The modules that write event streams
 define the streams' names and payloads. Readers skip unknown streams.
@@ -121,7 +121,7 @@ class RecordingWriter:
         self._append(f"events/{stream}", time_ns, payload)
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
-        """Add the attributes of processes. Call this only once."""
+        """Add process attributes. Call this only once."""
         rows = [[*key, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
@@ -266,7 +266,7 @@ class Recording:
         self._archive.close()
 
     def _rows(self, name: str) -> Any:
-        """Returns the rows of an archive member; none if the recording lacks the member."""
+        """Returns the rows in an archive member; none if the recording lacks the member."""
         return self._archive.read_json(name) if name in self._archive.names(name) else ()
 
 

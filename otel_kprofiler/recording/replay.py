@@ -74,7 +74,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """Returns the time of the first sample, for recordings that lack the start time."""
+        """Returns the time of the first sample, for recordings that lack a start time."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]

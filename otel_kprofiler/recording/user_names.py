@@ -29,7 +29,7 @@ missing name (otherwise empty), and the source lines."""
 CODE_NAME: Final = "code_names.json"
 """Archive member with the names of code that belongs to no file, such as JIT code. A row contains a
 process key, an address, and the names at the address. Each name consists of the boottimes of the
-first and the last sample that it applies to, in nanoseconds, and the last three fields of a row of
+first and the last sample that it applies to, in nanoseconds, and the last three fields of a row in
 :data:`NAME`."""
 
 Place = tuple[BuildId | None, FileId, int]
@@ -59,7 +59,7 @@ class CodeNameCollector:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Add the name of an address in a process, as of the boottime ``at_ns``."""
+        """Add the name for an address in a process, as of the boottime ``at_ns``."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
             return  # unfinished; the stack will be resolved again later
         runs = self._runs.setdefault((process, address), [])
@@ -112,8 +112,8 @@ class UserNameCollector:
 class RecordedNames:
     """Names user frames from a recording; implements ``UserNames``.
 
-    ``named`` contains the names of addresses in files, keyed by build id, hash and address.
-    ``code`` contains the names of addresses in processes, in sample order.
+    ``named`` contains the names for addresses in files, keyed by build id, hash and address.
+    ``code`` contains the names for addresses in processes, in sample order.
     """
 
     version = 0

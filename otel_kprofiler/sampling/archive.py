@@ -27,7 +27,7 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Archive:
-    """Reads the entries of a zip archive.
+    """Reads the entries in a zip archive.
 
     Raises ``OSError``, or ``KProfilerError`` if the file is not a zip archive, or is a zip bomb.
     """

@@ -104,7 +104,7 @@ class Attachment:
     Attributes:
         follows_spans: whether the current span is read from this process's interpreter.
         stack_limit: minimum size, in bytes, of a stack that is counted as truncated.
-        tables: unwind tables of user-space binaries; None if unwinding uses no tables.
+        tables: unwind tables for user-space binaries; None if unwinding uses no tables.
         python: processes whose Python frames are read; None if Python frames are not read.
         python_problem: why Python frames are not read although they are configured.
         contexts: processes whose thread contexts are read.

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_command_files(program: str) -> tuple[str, ...]:
-    """Returns the paths of a program, of its script interpreters, and of its libraries.
+    """Returns the paths of a program, its script interpreters and its libraries.
 
     ``ld.so --list`` lists the libraries without running the program, and applies RPATH,
     LD_LIBRARY_PATH and LD_PRELOAD. Files that cannot be determined in advance are omitted.

@@ -73,7 +73,7 @@ def name_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters for on-CPU samples and for each event, by kind.
 
-    ``counts`` are the counters of cpu-clock and of each event. ``samples`` are those received since
+    ``counts`` are the counters for cpu-clock and each event. ``samples`` are those received since
     the ``previous`` counters were read.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []

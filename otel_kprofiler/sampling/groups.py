@@ -53,7 +53,7 @@ class Groups:
     Attributes:
         containers: container names, or prefixes of container ids with at least four digits.
         pods: pods, each given as UID, name or ``NAMESPACE/NAME``.
-        units: units of the system service manager; ``.service`` may be omitted.
+        units: system service manager units; ``.service`` may be omitted.
     """
 
     containers: tuple[str, ...] = ()

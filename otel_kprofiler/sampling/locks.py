@@ -118,7 +118,7 @@ class Locks(TracedPrograms):
             self._configure()
 
     def totals(self) -> LockTotals:
-        """Returns the totals of all lock waits since the start."""
+        """Returns the totals for all lock waits since the start."""
         return self._lines.totals()
 
     def unmap(self) -> None:

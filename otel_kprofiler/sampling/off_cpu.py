@@ -1,4 +1,4 @@
-"""Defines the settings of the off-CPU sampler."""
+"""Defines the settings for the off-CPU sampler."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -19,9 +19,9 @@ class OffCpuConfig:
     Attributes:
         samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000. The
             rate determines the sampling threshold. If the rate is 0, only totals are counted.
-        min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits are counted
+        min_duration_ns: minimum duration of a sampled wait, 0 to 4.29 s. Shorter waits are counted
             only in totals.
-        wakers: whether to record the waker of each wait.
+        wakers: whether to record the waker for each wait.
         causes: whether to determine the causes of waits from stacks.
         leaves_out: threads whose waits are neither sampled nor counted: ``process`` excludes all
             threads of this process (for a profiler), ``threads`` excludes only its profiling

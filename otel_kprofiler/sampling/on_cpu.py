@@ -54,7 +54,7 @@ _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 
 RawSink = Callable[[bytes, int], None]
-"""A function that receives the raw records of a drain, and ``complete_until_ns``."""
+"""A function that receives the raw records from a drain, and ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
@@ -64,9 +64,9 @@ class EbpfSampler(ForkAware):
     fork, the sampler is closed in the child and continues to sample in the parent.
 
     Args:
-        raw_sink: receives the raw records of each drain, for recordings.
+        raw_sink: receives the raw records from each drain, for recordings.
         user_files: receives the files that user stacks refer to.
-        python_codes: receives descriptions of Python frames' code objects.
+        python_codes: receives descriptions of the code objects in Python frames.
 
     Attributes:
         busy_ns: time that the BPF program spent on samples other than waits, as of the last
@@ -341,7 +341,7 @@ class EbpfSampler(ForkAware):
         return waits.threshold_ns if waits else 0
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """Returns the counters of each kind as of the last :meth:`drain`."""
+        """Returns the counters for each kind as of the last :meth:`drain`."""
         return self._counts
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ import threading
 from typing import Final
 
 _OWN_NAME: Final = "kprofiler-"
-"""Prefix of the names of this package's threads."""
+"""Name prefix for this package's threads."""
 
 
 class OwnThreads:

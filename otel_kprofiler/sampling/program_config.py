@@ -73,5 +73,5 @@ def pack_config(
 
 
 def _kernel_device(device: int) -> int:
-    """Returns ``st_dev`` in the kernel's internal encoding (MKDEV of include/linux/kdev_t.h)."""
+    """Returns ``st_dev`` in the kernel's internal encoding (MKDEV in include/linux/kdev_t.h)."""
     return os.major(device) << 20 | os.minor(device)

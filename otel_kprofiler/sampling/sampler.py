@@ -1,4 +1,4 @@
-"""Defines the interface, settings and counters of samplers."""
+"""Defines the interface, settings and counters for samplers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ _NS_PER_S: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
-    """The settings of a sampler.
+    """The settings for a sampler.
 
     Attributes:
-        samples_per_second: rate of on-CPU samples on each CPU, 1 to 10000.
+        samples_per_second: on-CPU sampling rate on each CPU, 1 to 10000.
         stacks: stacks to collect. With ``kernel`` or ``user``, samples without a frame in that
             stack are dropped.
         max_frames: maximum number of frames in a kernel or user stack, 1 to 127.
@@ -46,13 +46,13 @@ class SamplerConfig:
             context. 1000 units take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: maximum kernel memory for unwind tables.
         max_table_bytes: maximum size of a file's unwind table. Tables above this size are not used.
-        max_preload_s: time limit, in seconds, for loading the tables of running programs before the
-            first sample. The time limit is extended by up to 50 % if listing the programs takes too
-            long. If 0, tables are loaded on demand, which is too late for the first sample that
-            requires a table.
+        max_preload_s: time limit, in seconds, for loading running programs' tables before the first
+            sample. The time limit is extended by up to 50 % if listing the programs takes too long.
+            If 0, tables are loaded on demand, which is too late for the first sample that requires
+            a table.
         preload_paths: additional files whose tables are loaded before the first sample, such as
             those of a command that starts later (:meth:`HeldCommand.find_files`).
-        python_frames: maximum number of Python frames in stacks of registered processes
+        python_frames: maximum number of Python frames in stacks from registered processes
             (:class:`PythonMaps`), 0 to 127. If 0, no Python frames are read.
         pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: whether to also sample the idle task itself.
@@ -73,12 +73,12 @@ class SamplerConfig:
             samples of the idle task are dropped.
         span_layout: layout of this process's span contexts; None if samples are not linked to
             spans.
-        span_path: path to the current span of each thread of this process; used only if the loader
+        span_path: path to the current span of each thread in this process; used only if the loader
             supports the BPF program that reads spans. If the loader does not support the program,
             spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
-            inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
-            outside ``target_namespace`` contain ids of the initial namespace.
+            inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples from processes
+            outside ``target_namespace`` contain ids in the initial namespace.
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
         child_pid: process to track, with all its descendants, from its next exec on; None to sample
@@ -183,7 +183,7 @@ class SamplerCounts(NamedTuple):
             preempted by its hypervisor. Always 0 if a command is tracked.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
-        locks: totals of all lock waits, if lock waits are sampled.
+        locks: totals for all lock waits, if lock waits are sampled.
     """
 
     taken: int
@@ -213,7 +213,7 @@ class Sampler(Protocol):
         """Block until the ring is half full, :meth:`wake` is called, or the timeout expires."""
 
     def wait_new(self, least_s: float, most_s: float) -> None:
-        """Block until there is a sample of a process that started after the last :meth:`drain`.
+        """Block until there is a sample from a process that started after the last :meth:`drain`.
 
         Allows the caller to identify a new process while the process is still running. Blocks for
         at least ``least_s`` and at most ``most_s`` seconds, unless the ring is half full or

@@ -24,7 +24,7 @@ class TargetMaps:
         self._present: frozenset[tuple[str, bytes]] = frozenset()
 
     def change(self, config: SamplerConfig, between: Callable[[], None] = lambda: None) -> None:
-        """Replace the targets in the maps with those of a configuration. Raises ``OSError``.
+        """Replace the targets in the maps with those from a configuration. Raises ``OSError``.
 
         ``between`` is called while both new and old targets are in the maps.
         """

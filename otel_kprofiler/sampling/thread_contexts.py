@@ -25,7 +25,7 @@ def context_map_entries(thread_pointer: int) -> dict[str, int]:
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the maps of thread contexts.
+    """Open the maps for thread contexts.
 
     If ``thread_pointer`` is 0, no process can be registered.
     """

@@ -326,7 +326,7 @@ def _read(link: int) -> Iterator[bytes]:
 
 
 def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
-    """Returns the paths of this process's mapped files, and of the executables of ``pids``.
+    """Returns the paths to this process's mapped files, and to the executables for ``pids``.
 
     Files in the directories of these paths can be opened by inode if a memory map cannot be read.
     """

@@ -253,7 +253,7 @@ def open_tracepoints(
 ) -> Iterator[Tracepoints | None]:
     """Keeps tracepoint programs loaded during a ``with`` block; yields None if ``plans`` is empty.
 
-    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program of another
+    ``first`` is the program loaded for the first tracepoint. ``load`` loads the program of another
     tracepoint; all programs share the maps of ``first``.
     """
     if not plans:

@@ -109,7 +109,7 @@ def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
 def say_frame_pointers(reason: str) -> None:
     """Log a warning that user stacks without frame pointers will be truncated."""
     _log.warning(
-        "user stacks are unwound using frame pointers (%s); most stacks of code compiled without "
+        "user stacks are unwound using frame pointers (%s); most stacks in code compiled without "
         "frame pointers are truncated",
         reason,
     )
@@ -177,7 +177,7 @@ def open_tables(
 def _load_running(
     store: TableStore, config: SamplerConfig, program_fd: int, files: ReferableFiles
 ) -> bool:
-    """Load the tables of the running programs that will be sampled, and of ``preload_paths``.
+    """Load tables for the running programs that will be sampled, and for ``preload_paths``.
 
     Returns whether the BPF program that lists the files of running programs has finished.
     """

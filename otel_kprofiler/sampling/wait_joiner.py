@@ -1,4 +1,4 @@
-"""Joins the records of wait starts and wait ends into wait samples."""
+"""Joins wait-start and wait-end records into wait samples."""
 
 import math
 import random
@@ -53,7 +53,7 @@ class _Pending:
 
 
 class WaitJoiner:
-    """Joins the records of wait starts and ends into samples. Not thread-safe.
+    """Joins wait-start and wait-end records into samples. Not thread-safe.
 
     The BPF program samples a wait of duration d with probability p = min(1, d / threshold). The
     sample has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples
@@ -131,7 +131,7 @@ class WaitJoiner:
         ``most`` are sampled on average. A wait is always sampled if this time is at least
         :attr:`lasting_threshold_ns`.
 
-        ``now_ns`` must have been read before ``threads``, from the clock of the threads'
+        ``now_ns`` must have been read before ``threads``, from the clock used for the threads'
         timestamps. The samples have the timestamp ``boot_ns``. Skips waits from epochs other than
         ``epoch``, because those waits may have completed.
         """
@@ -154,7 +154,7 @@ class WaitJoiner:
         return samples
 
     def _find_lasting(self, thread: WaitThread, now_ns: int, epoch: int) -> _Pending | None:
-        """Returns the ongoing wait of a thread if it exceeds the threshold."""
+        """Returns a thread's ongoing wait if it exceeds the threshold."""
         since = thread.off_since_ns
         if (
             not thread.flags & WAIT_HAS_BEGUN
@@ -170,7 +170,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Returns samples of the sleep and of the runnable time, which share the weight."""
+    """Returns samples for the sleep and for the runnable time, which share the weight."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):

@@ -18,7 +18,7 @@ class WaitSums:
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
     def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Add the final sums of exited threads."""
+        """Add the final sums for exited threads."""
         for thread in threads:
             self._add(thread, thread.by_state, self._reported.pop(thread.id, None))
 

@@ -49,7 +49,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None
 
 
 def find_otlp_settings(configuration: Any) -> ClientSettings | None:
-    """Returns settings for profiles, based on the first OTLP exporter of another signal."""
+    """Returns settings for profiles, based on the first OTLP exporter for another signal."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")

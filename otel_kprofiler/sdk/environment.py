@@ -48,7 +48,7 @@ def read_options(
 ) -> Wanted:
     """Reads the profiling plan from options, and the exporters from the environment.
 
-    ``otlp`` contains the settings of the ``otlp`` exporter. If it is None, the settings are read
+    ``otlp`` contains the settings for the ``otlp`` exporter. If it is None, the settings are read
     from the environment. Raises one ``ConfigError`` that lists all problems.
     """
     from otel_kprofiler.sdk.schema import make_plan, make_settings  # noqa: PLC0415 - pydantic

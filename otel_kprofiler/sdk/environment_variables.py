@@ -11,7 +11,7 @@ PREFIX = "OTEL_KPROFILER_"
 
 OTEL_PROFILES_EXPORTER = "OTEL_PROFILES_EXPORTER"
 """Comma-separated exporters: ``otlp`` (default), ``otlp_proto_grpc``, ``otlp_proto_http``,
-``otlp_json_file``, ``console``, entry points of other packages, or ``none``."""
+``otlp_json_file``, ``console``, entry points from other packages, or ``none``."""
 
 OTEL_KPROFILER_FILE = "OTEL_KPROFILER_FILE"
 """File to which ``otlp_json_file`` appends; standard output by default."""
@@ -27,7 +27,7 @@ OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
 mode is not sampled."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
-"""Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
+"""User frame detail beyond file and address: ``names`` (default), ``lines`` or ``off``."""
 
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum number of kernel frames and of user frames per stack, 1 to 127."""

@@ -259,7 +259,7 @@ class KernelProfiler(ForkAware):
 
         Call this method in the main thread, before a server such as uvicorn installs its own
         handler. Many servers restore the earlier handler at shutdown, and then raise the signal
-        again. Python runs signal handlers between bytecode instructions of the main thread, so
+        again. Python runs signal handlers between bytecode instructions in the main thread, so
         SIGTERM has no effect while the main thread is blocked in native code.
 
         Raises:
@@ -298,7 +298,7 @@ class KernelProfiler(ForkAware):
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``, ``linked``: number of samples in closed windows, and of those with a span
+        - ``samples``, ``linked``: number of samples in closed windows, and how many have a span
           link.
         - ``account``: the number of samples by outcome, such as exported or lost.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
@@ -310,7 +310,7 @@ class KernelProfiler(ForkAware):
         - ``span_links``: ``source`` (``interpreter`` or ``thread_contexts``), ``possible``,
           ``problem`` and ``unlinked_share`` (the fraction of samples without a link, 0 to 1).
           ``local_roots`` counts samples with a name, samples without a name by reason, and tracked,
-          forgotten and failed spans. ``other_classes`` describes spans of other SDKs, if any.
+          forgotten and failed spans. ``other_classes`` describes spans from other SDKs, if any.
         """
         forks.catch_up()
         session = self._session

@@ -91,7 +91,7 @@ process_labels: Final = LabelSets()
 def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
     """Label the samples taken inside the ``with`` block in the current context.
 
-    The labels are added to the labels of enclosing blocks, and override labels of the same name.
+    The labels are added to the labels of enclosing blocks, and override labels with the same name.
     Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
     copy of this context. ``labels`` also works as a function decorator. The profiler reads labels
     only where it can read spans from the interpreter; see ``labels`` in ``profiler.stats()``.
@@ -110,7 +110,7 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
     Raises:
         ValueError: a name is not a string, empty, too long, or reserved; or there are more than 16
-            labels. If nested blocks have more than 16 labels in total, labels of outer blocks are
+            labels. If nested blocks have more than 16 labels in total, labels from outer blocks are
             omitted.
     """
     forks.catch_up()

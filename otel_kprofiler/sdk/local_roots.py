@@ -1,9 +1,9 @@
-"""Names samples after their span's local root, the topmost span of the same trace in this process.
+"""Names samples after their span's local root, the trace's topmost span in this process.
 
 A span processor records each span's local root when the span starts, and the root's name when the
-root ends. No code runs when the current span changes. The profiler looks up the span of each sample
-when it drains the sample. The profiler looks up the roots' names only when it closes a window,
-because web frameworks add the route to a span's name late.
+root ends. No code runs when the current span changes. The profiler looks up each sample's span when
+it drains the sample. The profiler looks up the roots' names only when it closes a window, because
+web frameworks add the route to a span's name late.
 """
 
 import time
@@ -108,8 +108,8 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """Start maintaining ``encoded``, the encoded root name of each active span, by span id.
 
-        An entry is the root's name as of the most recent start of one of the root's spans. An entry
-        is removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
+        An entry is the name that the root had when one of its spans last started. An entry is
+        removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -273,7 +273,7 @@ class LocalRootSpanProcessor(SpanProcessor):
 
 
 def watch_provider() -> None:
-    """Start recording the spans of the global TracerProvider, if one is set."""
+    """Start recording spans from the global TracerProvider, if one is set."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         return
@@ -290,7 +290,7 @@ class RootNames:
 
     Args:
         max_names: the maximum number of distinct names in a window; 0 disables local root names.
-        baggage_keys: the keys of the baggage entries that become labels of the samples.
+        baggage_keys: the keys of the baggage entries that become labels on the samples.
 
     Attributes:
         named: the number of samples that have a local root name.
@@ -315,7 +315,7 @@ class RootNames:
         self.unnamed = {"unknown_span": 0, "too_many_names": 0}
 
     def start(self) -> None:
-        """Start recording the spans of the global TracerProvider, which may be set later."""
+        """Start recording spans from the global TracerProvider, which may be set later."""
         self._roots.keep_ended = True
         self._roots.baggage_keys = self._baggage_keys
         watch_provider()

@@ -26,7 +26,7 @@ class OwnContexts:
     Not thread-safe.
 
     Args:
-        reader: the sampler's reader of thread contexts; None if the sampler cannot read them.
+        reader: the sampler's reader for thread contexts; None if the sampler cannot read them.
         follows_spans: whether the sampler reads the SDK's spans from the interpreter.
 
     Attributes:

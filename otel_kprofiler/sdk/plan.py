@@ -38,14 +38,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of the embedded profiler; see :class:`KernelProfiler` for those not listed here.
+    """The embedded profiler's settings; see :class:`KernelProfiler` for those not listed here.
 
     Attributes:
         sampler: the sampler's settings, such as the rate and the captured stacks. The target and
             the drain interval are set when sampling starts.
         user_symbols: how to name the functions and lines of user frames.
         loader: the library that loads the BPF program.
-        service_sources: sources of names for other processes that do not publish a service name.
+        service_sources: name sources for other processes that do not publish a service name.
     """
 
     target: Target = "self"

@@ -1,4 +1,4 @@
-"""Publishes the Resource of this process for profilers in other processes (OTEP 4719).
+"""Publishes this process's Resource for profilers in other processes (OTEP 4719).
 
 Readers locate the context's page by the name of its memory mapping. The page points to the payload;
 see :mod:`otel_kprofiler.processes.published_context`. Publishing requires no privileges, and a

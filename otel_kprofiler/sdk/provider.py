@@ -32,7 +32,7 @@ _abandoned: list[object] = []
 
 
 class ProfileProcessor(abc.ABC):
-    """Receives the windows of profilers, from one thread per profiler."""
+    """Receives windows from profilers, on one thread per profiler."""
 
     @abc.abstractmethod
     def on_window(self, window: Window) -> None:
@@ -166,7 +166,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
 
 
 class Source(Protocol):
-    """The methods of a profiler that its provider calls."""
+    """The profiler methods that its provider calls."""
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Close the current window. Return False on timeout."""
@@ -200,7 +200,7 @@ class ProfilerProvider(ForkAware):
 
     @property
     def resource(self) -> Resource:
-        """Returns the current Resource of all profiles; the same object until it changes."""
+        """Returns the current Resource for all profiles; the same object until it changes."""
         forks.catch_up()
         return self._resource.get()
 

@@ -43,13 +43,13 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""Storage styles of instance attributes, by supported version of CPython."""
+"""Storage styles for instance attributes, by supported CPython version."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
 """The span classes of the API and the SDK. The SDK's tracers create instances of the last class."""
 _MAX_ATTRIBUTES: Final = 30
-"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: the maximum number of shared attribute names."""
+"""SHARED_KEYS_MAX_SIZE in Objects/dictobject.c: the maximum number of shared attribute names."""
 _OLDER_AT: Final = 8
 _WORD: Final = (1 << 64) - 1
 _OTHER_VARIABLES: Final = (0, 1, 7, 20, 300)

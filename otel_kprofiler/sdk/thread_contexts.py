@@ -4,7 +4,7 @@ A C library writes the records. The library is called when OpenTelemetry's conte
 changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 
-From CPython 3.14 on, a context watcher of the interpreter reports when a context is entered or
+From CPython 3.14 on, a context watcher in the interpreter reports when a context is entered or
 left. In CPython versions before 3.14, the library replaces ``Context.run``, which event loops and
 executors call. If C code enters a context directly, the library notices only if a shared library
 imports ``PyContext_Enter`` (``imports.c``). If the calling code is linked into the interpreter,
@@ -220,7 +220,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     A process context is published as well, unless this process already has one. A record contains
     the trace id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the
     name of the local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to
-    the global TracerProvider). The attributes of a record occupy at most 612 bytes. For a thread
+    the global TracerProvider). The attributes in a record occupy at most 612 bytes. For a thread
     that is already in a span, publishing starts when its current span next changes. Forked children
     publish their own records and process context.
 

@@ -58,7 +58,7 @@ class CapturedFiles:
         return open_in_memory(os.path.basename(path), self.read_bytes(path))
 
     def read_bytes(self, path: str) -> bytes:
-        """Returns the whole content of a file.
+        """Returns the entire contents of a file.
 
         Raises ``OSError``, or ``KProfilerError`` if the file is corrupt or decompresses to more
         than 1 GiB.

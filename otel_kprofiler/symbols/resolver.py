@@ -43,7 +43,7 @@ class VariableSide(Protocol):
 
 
 class SideResolver(Protocol[StateT]):
-    """Resolves the kernel, native user, or Python frames of stacks.
+    """Resolves the kernel, native user, or Python frames in stacks.
 
     A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw frames in that state. Lookups
@@ -118,7 +118,7 @@ class RawAddresses(Stateless):
 class StackResolver:
     """Resolves the stacks of samples, with separate resolvers for kernel, native and Python frames.
 
-    Must not be used concurrently. Frames of kinds without a resolver remain unresolved. Closing
+    Must not be used concurrently. Frames whose kind has no resolver remain unresolved. Closing
     this object closes the resolvers. ``arrange`` merges a stack's kernel, native and Python frames
     in call order.
     """
@@ -199,7 +199,7 @@ def _cache_sides(
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
-        # tuple.__new__ takes a third of the time of RawSide(…).
+        # tuple.__new__ takes a third as long as RawSide(…).
         lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,

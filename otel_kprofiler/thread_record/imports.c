@@ -1,7 +1,7 @@
 /* Replaces functions imported by the libraries in this process. Overwrites the slots in which the
  * loader has stored the functions' addresses; each library's relocations refer to these slots.
  *
- * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
+ * Formats: ELF gABI (dynamic section), psABIs for x86-64 and AArch64 (relocations),
  * dl_iterate_phdr(3).
  */
 #define _GNU_SOURCE

@@ -1,11 +1,11 @@
 /* Publishes each thread's current span for readers outside the process.
  *
- * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md of its specification):
+ * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md in its specification):
  * otel_thread_ctx_v1 points to the thread's record, and is null outside of spans.
  *
  * This module uses CPython's stable ABI, and is linked against no library: the interpreter that
  * loads it provides the Python and C library functions, so one binary works with both glibc and
- * musl. The module is used only by the main interpreter of a process, under the GIL.
+ * musl. The module is used only by a process's main interpreter, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -40,7 +40,7 @@ static __thread struct {
 	PyObject *context, *outside;
 } nested[MAX_NESTED];
 
-/* Public functions of CPython outside its stable ABI, whose signatures are the same in 3.11 to 3.14
+/* Public CPython functions outside the stable ABI. Their signatures are the same in 3.11 to 3.14
  * (Include/cpython/context.h, longobject.h, abstract.h). */
 extern int PyContext_Enter(PyObject *);
 extern int PyContext_Exit(PyObject *);
@@ -60,7 +60,7 @@ extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HI
 
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
 static PyObject *span_key;   /* the span's key in a Context */
-static PyObject *labels_key; /* key of the label set number in a Context */
+static PyObject *labels_key; /* the label set number's key in a Context */
 static PyObject *encoded;    /* encoded attributes, keyed by label set number */
 static PyObject *endpoints;  /* encoded name of the local root span, by span id */
 static PyObject *classes;    /* span types that keep their span context in _context */
@@ -308,7 +308,7 @@ static int is_main(void)
 	return PyInterpreterState_Get() == interpreter;
 }
 
-/* Publishes the span of the thread's current context. */
+/* Publishes the span in the thread's current context. */
 static void publish_current(void)
 {
 	PyObject *context = NULL, *type = NULL, *value = NULL, *traceback = NULL;

@@ -143,7 +143,7 @@ def _make_change(record: KsymbolRecord, program_id: int) -> KsymbolChange:
 
 
 class PerfChunk(NamedTuple):
-    """Content of a ring; ``was_full`` is set if another record might not have fit."""
+    """Contents of a ring; ``was_full`` is set if another record might not have fit."""
 
     data: bytes
     was_full: bool

@@ -42,7 +42,7 @@ _TIME = attrgetter("time_ns")
 
 
 class KsymbolCounts(NamedTuple):
-    """Counters of a watch since it was opened.
+    """Counters for a watch since it was opened.
 
     Attributes:
         lost: number of lost records by cause and CPU; a loss of unknown size is counted as one.
@@ -143,7 +143,7 @@ class KsymbolWatch(ForkAware):
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns details of a BPF function's program, such as its type and attachment."""
+        """Returns details about a BPF function's program, such as its type and attachment."""
         return describe(symbol)
 
     def counts(self) -> KsymbolCounts:

@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModuleWatch(ForkAware):
-    """Tracks the modules of this host until closed.
+    """Tracks the modules on this host until closed.
 
     One thread must call ``begin``, ``poll`` and ``close``, in that order.
 
@@ -404,7 +404,7 @@ class ModuleWatch(ForkAware):
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Collects the kallsyms lines of modules while handling announcements that arrive."""
+        """Collects the kallsyms lines for modules while handling announcements that arrive."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)

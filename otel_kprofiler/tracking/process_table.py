@@ -1,4 +1,4 @@
-"""Tracks the programs and mappings of processes using kernel records and ``/proc``.
+"""Tracks processes' programs and mappings, using kernel records and ``/proc``.
 
 Performs no I/O: accepts records and :class:`Reading` objects in time order, and returns events.
 """
@@ -136,8 +136,8 @@ class _Process:
 class ProcessTable:
     """Tracks the processes in ``pids``, and their descendants if ``children`` is set.
 
-    Not thread-safe. If ``pids`` is empty, all processes are tracked. The start time of a process in
-    the records may be up to ``same_start_ns`` later than in ``/proc``.
+    Not thread-safe. If ``pids`` is empty, all processes are tracked. A process's start time in the
+    records may be up to ``same_start_ns`` later than in ``/proc``.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _TYPES: Final = (
 
 
 def describe(symbol: Ksymbol) -> KsymbolDetails | None:
-    """Returns details of a BPF program's function; None for other symbols. Thread-safe.
+    """Returns details about a function in a BPF program; None for other symbols. Thread-safe.
 
     The type, the attachment and the source lines require CAP_SYS_ADMIN, and are available only
     while the program is loaded.

@@ -20,7 +20,7 @@ _READ_BYTES: Final = 256 * 1024
 def read_iterator(loader: Loader, name: str) -> bytes:
     """Run a program from iterators.bpf.c and return the program's output.
 
-    Raises ``OSError`` if there is no such iterator, and the exceptions of :meth:`Loader.load`.
+    Raises ``OSError`` if there is no such iterator, and the exceptions from :meth:`Loader.load`.
     """
     loaded = loader.load(ObjectSpec(_SOURCE, _OBJECT, (name,), {}))
     try:
@@ -37,22 +37,22 @@ def read_iterator(loader: Loader, name: str) -> bytes:
 
 
 def parse_program_rows(data: bytes) -> list[Ksymbol]:
-    """Parse the rows of ``list_programs``. Raises ``ValueError`` if the rows are malformed."""
+    """Parse the rows from ``list_programs``. Raises ``ValueError`` if the rows are malformed."""
     symbols, at = [], 0
     while at < len(data):
         if len(data) - at < _ROW.size:
-            raise ValueError("a row of the program iterator is truncated")
+            raise ValueError("a row from the program iterator is truncated")
         start, end, load_time_ns, number, name_bytes = _ROW.unpack_from(data, at)
         at += _ROW.size + name_bytes
         name = data[at - name_bytes : at].rstrip(b"\0").decode("utf-8", "backslashreplace")
         if at > len(data) or end < start:
-            raise ValueError("a row of the program iterator is malformed")
+            raise ValueError("a row from the program iterator is malformed")
         symbols.append(Ksymbol(start, end - start, name, ModuleKind.BPF, load_time_ns, number))
     return symbols
 
 
 def read_programs(loader: Loader) -> list[Ksymbol]:
-    """Reads the functions of all loaded programs.
+    """Reads the functions in all loaded programs.
 
     Raises the same exceptions as :func:`read_iterator`, and ``ValueError`` for malformed rows.
     """

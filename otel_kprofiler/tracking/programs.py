@@ -117,7 +117,7 @@ class ProgramReader:
         self._arrays = _Arrays(_USUAL_FUNCTIONS)
 
     def read(self) -> list[Ksymbol]:
-        """Reads the functions of all loaded programs.
+        """Reads the functions in all loaded programs.
 
         Raises:
             HiddenAddressesError: the kernel hides the functions' addresses.

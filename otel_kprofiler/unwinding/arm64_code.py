@@ -2,7 +2,7 @@
 
 Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1. An instruction that
 this module does not decode is assumed to change its destination register. Runs in a child process,
-so it imports only a few modules of this package.
+so it imports only a few modules from this package.
 """
 
 import struct

@@ -293,7 +293,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Add unreached code, such as cases of a switch, by tracing backwards from returns."""
+        """Add unreached code, such as switch cases, by tracing backwards from returns."""
         rest = self._sweep()
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
@@ -335,7 +335,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code, and store them if they are consistent."""
+        """Find the states in connected code, and store them if they are consistent."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}

@@ -1,11 +1,11 @@
-"""Generates ``.eh_frame`` from the instructions of x86-64 code without it, such as musl.
+"""Generates ``.eh_frame`` for x86-64 code without it, such as musl, from its instructions.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
 ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 
 - ADDRESS: address of the new ``.eh_frame``.
-- ORIGIN: base of the search table's pairs.
+- ORIGIN: base for the pairs in the search table.
 - STARTS: addresses of the program's entry point and, if known, ``main``, separated by a comma.
 - GAPS: the code without unwind rules, as start:end,…
 - PARTS: ranges of the file, as name=offset:size:address,… The names are ``pairs`` (the existing
@@ -235,7 +235,7 @@ def make_frames(
 
 
 def main() -> None:
-    """Build the tables of a file; see :func:`write_tables`."""
+    """Build the tables for a file; see :func:`write_tables`."""
     address, origin = map(int, sys.argv[1:3])
     starts = list(map(int, sys.argv[3].split(",")))
     gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]

@@ -63,7 +63,7 @@ def _move_sp(sp: int | None, change: int) -> int | None:
 def _shift(state: State, value: int) -> State:
     sp = _move_sp(state.sp, value)
     if sp is not None and state.sp is not None and sp < state.saved <= state.sp:
-        return State(sp, -1, state.fp)  # the slot of the saved rbp is now below rsp
+        return State(sp, -1, state.fp)  # the slot with the saved rbp is now below rsp
     return state._replace(sp=sp)
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 1 << 30
 """Limit, in bytes, on the address space of a process that builds tables."""
 COUNT: Final = struct.Struct("<I")
-"""Format of the number of pairs, which precedes the pairs in the output."""
+"""Format of the pair count, which precedes the pairs in the output."""
 PAIR: Final = struct.Struct("<ii")
 """A row of the search table: a function's start and its entry, relative to the table's origin."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
@@ -123,7 +123,7 @@ def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
     """
     limit_memory()
     write_all(make_tables(0, make))
-    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
+    os.write(2, b"\x04")  # ``DONE`` in host/limited_children.py
 
 
 def limit_memory() -> None:

@@ -87,7 +87,7 @@ def make_rows(
     keeps_link: bool = False,
     fp_lost: bool = False,
 ) -> Rows:
-    """Generates the unwind rows of a function.
+    """Generates the unwind rows for a function.
 
     Args:
         sizes: frame sizes, by code offset.
@@ -258,7 +258,7 @@ def _find_switch(code: bytes, start: int) -> int:
 
 
 def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
-    """Generates the rows of a function that switches stacks at ``left``, and back at ``back``."""
+    """Generates the rows for a function that switches stacks at ``left``, and back at ``back``."""
     offset = frame + _SLOT
     rows = make_rows(sizes, frame)
     after = [row for row in rows if left < row[0]]
@@ -317,7 +317,7 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Generates the rows of a frameless function that jumps to another stack or aborts.
+    """Generates the rows for a frameless function that jumps to another stack or aborts.
 
     The rows end after the first instruction that changes x30 or sp, or before this instruction if
     it is a call, because the row for a call also applies while the callee runs.

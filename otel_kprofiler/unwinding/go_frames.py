@@ -11,7 +11,7 @@ with these arguments:
 MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT…
 
 MACHINE is the file's ``e_machine``, ADDRESS the address of the new ``.eh_frame``, and ORIGIN the
-base of the search table's pairs. The remaining arguments are parts of the file, as
+base of the pairs in the search table. The remaining arguments are parts of the file, as
 offset:size:address: the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
@@ -181,12 +181,12 @@ def make_tables(
         maker = FrameMaker(table, code, text, address, shapes)
         maker.add(table.functions(), table_at.size + _SPARE_BYTES)
     except (IndexError, OverflowError, struct.error) as error:
-        raise ValueError(f"the row of a function is malformed: {error}") from error
+        raise ValueError(f"the row for a function is malformed: {error}") from error
     return maker
 
 
 def main() -> None:
-    """Build the tables of each received file; see :func:`serve_tables`."""
+    """Build the tables for each received file; see :func:`serve_tables`."""
 
     def make(words: list[str], file: mmap.mmap) -> bytes:
         machine, address, origin = map(int, words[:3])

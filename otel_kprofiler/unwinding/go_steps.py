@@ -18,7 +18,7 @@ _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
 PUSH: Final = b"\x55"  # push %rbp
 _FIRST: Final = b"\2"
-"""The first change of the frame size, from -1 to 0."""
+"""The first change in the frame size, from -1 to 0."""
 _VARINT: Final = rb"[\x80-\xff]*[\x00-\x7f]"
 _STEP: Final = re.compile(
     b"(" + _VARINT + b")(" + _VARINT + rb"(?:[\x01-\x0f]\x0f\x01" + _VARINT + b")?)"

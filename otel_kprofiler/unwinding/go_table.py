@@ -1,7 +1,7 @@
 """Parses ``.gopclntab``, Go's unwind table, and reads machine code from the same file.
 
-Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Runs in a
-child process, so it imports only a few modules of this package.
+Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` (Go 1.21 to 1.26). Runs in a
+child process, so it imports only a few modules from this package.
 """
 
 import mmap

@@ -57,7 +57,7 @@ _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 
 
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
-    """Generates the unwind rows of a function.
+    """Generates the unwind rows for a function.
 
     ``saves`` states whether the caller's rbp is saved at the top of each frame. If ``saves`` is
     False, the location of the caller's rbp is unknown.
@@ -72,7 +72,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 
 
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
-    """Generates the rows of a function that switches to the stack of ``m.g0``.
+    """Generates the rows for a function that switches to the stack of ``m.g0``.
 
     ``rows`` (in code order) are derived from the frame sizes alone. ``behind`` is the unwind rule
     after the switch.
@@ -96,7 +96,7 @@ def _find_load(code: bytes, start: int) -> int:
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """Generates the rows of a function that calls the vDSO on another stack, with rsp saved in r12.
+    """Generates rows for a function that calls the vDSO on another stack, with rsp saved in r12.
 
     ``rows`` (in code order) are derived from the frame sizes alone. ``left`` is the end of the
     instruction that saves rsp, and ``back`` is the end of the instruction that restores it.
@@ -115,7 +115,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 
 
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
-    """Generates the rows of asmcgocall, which calls C on the stack of ``m.g0``.
+    """Generates the rows for asmcgocall, which calls C on the stack of ``m.g0``.
 
     C code may call back into Go, and the runtime may then move the goroutine's stack. Because the
     stack may move, asmcgocall saves the goroutine and the distance between asmcgocall's frame and
@@ -142,7 +142,7 @@ def make_call_of_c(code: bytes, rows: Rows) -> Rows:
 
 
 class X86:
-    """Generates the unwind rows of a table's functions."""
+    """Generates the unwind rows for a table's functions."""
 
     QUANTUM: Final = 1
     CIE_REST: Final = CIE_REST

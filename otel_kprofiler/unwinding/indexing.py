@@ -135,7 +135,7 @@ def _refusing() -> Iterator[None]:
 def index_frames(
     fd: int, frames: Segment, timeout_s: float = TIMEOUT_S, *, children: Children
 ) -> Tables:
-    """Build the search table of ``.eh_frame`` in a child process, and wait for the process to exit.
+    """Build the ``.eh_frame`` search table in a child process, and wait for the process to exit.
 
     Raises :class:`TableRefused` if the section is malformed or too large, or if the process
     exceeded a limit. After ``timeout_s`` seconds, the child process is killed.

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadableTables:
-    """The verified unwind tables of an open file."""
+    """The verified unwind tables for an open file."""
 
     def __init__(
         self, source: Source, tables: Tables, elf: ElfFile, opened: OpenedFile | None
@@ -132,7 +132,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the unwind tables of a file, which must remain open.
+    """Finds the unwind tables for a file, which must remain open.
 
     Raises :class:`TableRefused` on failure.
     """
@@ -165,7 +165,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 
 
 def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index) -> Tables | None:
-    """Builds the search table of ``.eh_frame``; None if the file lacks this section."""
+    """Builds the search table for ``.eh_frame``; None if the file lacks this section."""
     try:
         frames = find_section(source, elf, _FRAMES)
     except ElfError as error:

@@ -45,7 +45,7 @@ class MapSizes(NamedTuple):
 
 
 class Content(mmap.mmap):
-    """Zeroed memory for the pages of a table; forked children do not inherit it."""
+    """Zeroed memory for a table's pages; forked children do not inherit it."""
 
     def __new__(cls, pages: int) -> Self:
         """Map ``pages`` pages of :data:`PAGE_BYTES`."""
@@ -55,7 +55,7 @@ class Content(mmap.mmap):
 
 
 class TableMaps:
-    """Accesses the BPF maps of files and tables. Methods are atomic with respect to each other.
+    """Accesses the BPF maps for files and tables. Methods are atomic with respect to each other.
 
     Duplicates the descriptors, because a thread that hangs in a file system may outlive the loaded
     object that owns the descriptors. Raises ``OSError`` if a map cannot be mapped into memory.
@@ -110,7 +110,7 @@ class TableMaps:
     def close(self) -> None:
         """Unmap memory and close descriptors.
 
-        In a forked child, also closes the descriptors that threads of the parent were using.
+        In a forked child, also closes the descriptors that the parent's threads were using.
         """
         self.ring.close()
         self._used.close()

@@ -51,7 +51,7 @@ COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAI
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Raised if the unwind tables of a file must not be used. ``detail`` is written to the log."""
+    """Raised if the unwind tables for a file must not be used. ``detail`` is written to the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)

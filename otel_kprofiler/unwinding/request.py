@@ -16,7 +16,7 @@ VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
 
 
 def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
-    """Parses the records of the request ring. Raises ``ValueError`` if a record is malformed."""
+    """Parses the records from the request ring. Raises ``ValueError`` if a record is malformed."""
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
             raise ValueError(f"a file request has {end - start} bytes instead of {_REQUEST.size}")

@@ -140,7 +140,7 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load as many tables as possible before samples need them, and wait until they are loaded.
 
-        Only elapsed time is limited, because loading the tables of a single Go program may take
+        Only elapsed time is limited, because loading the tables for a single Go program may take
         half a second of CPU time. ``requests`` are for files that are not pending, most important
         first. ``until_s`` is the deadline, in seconds of the monotonic clock.
         """

@@ -1,4 +1,4 @@
-"""Serves the web page of the ``view`` command.
+"""Serves the web page for the ``view`` command.
 
 Receivers are imported on first use, because they load gRPC and protobuf.
 """

@@ -1,4 +1,4 @@
-"""Opens the SQLite file of the ``view`` store: location, lock and schema."""
+"""Opens the ``view`` store's SQLite file: location, lock and schema."""
 
 import fcntl
 import os

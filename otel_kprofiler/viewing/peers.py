@@ -59,7 +59,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     """Returns the user id of a connection's peer process; None if the peer is on another host.
 
     The connection must be a TCP connection between loopback addresses. Raises ``OSError`` if the
-    kernel's table of connections cannot be read.
+    kernel's connection table cannot be read.
     """
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:

@@ -92,7 +92,7 @@ class Intake:
     def take(
         self, read: Callable[[], bytes], is_wanted: Callable[[], bool] = lambda: True
     ) -> ExportProfilesServiceResponse:
-        """Add the samples of a request.
+        """Add the samples in a request.
 
         Args:
             read: returns the decompressed request; called only when it is the request's turn.

@@ -132,7 +132,7 @@ def choose(page, name, label):
 
 
 def rows(page, table="functions"):
-    """Returns the cells of each row of a table, without the module in the first column."""
+    """Returns the cells in each row of a table, without the module in the first column."""
     return page.evaluate(
         f"[...viewer.panes[0].{table}.body.rows].map(row => [...row.cells].map(cell =>"
         "(cell.querySelector('button, span') ?? cell).textContent))"

@@ -32,7 +32,7 @@ def test_contradictory_filters_are_listed_with_buttons_that_remove_them(page):
 
 
 @pytest.mark.parametrize("tab", "1234")
-def test_the_filter_of_an_empty_view_can_be_removed_by_keyboard_in_every_tab(page, tab):
+def test_the_filter_on_an_empty_view_can_be_removed_by_keyboard_in_every_tab(page, tab):
     go(page, "process=sh&cpu=0")
     page.press(tab, "g")
     assert page.evaluate("document.activeElement.textContent") == "All processes · 65 samples"

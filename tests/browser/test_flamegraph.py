@@ -209,7 +209,7 @@ def test_the_callers_view_shows_inverted_stacks_with_the_leaf_first(page):
     assert names(page)["[0x401000]"] == 100
 
 
-def test_the_callers_view_merges_common_frames_of_different_stacks(browser):
+def test_the_callers_view_merges_common_frames_in_different_stacks(browser):
     one, other, leaf = frame("one"), frame("other"), frame("leaf")
     stacks = [sample([leaf, READ, one], 3), sample([leaf, READ, other], 2), sample([READ, one], 5)]
     browser.show([window(("x", 1, stacks))], "#tab=callers")

@@ -60,7 +60,7 @@ def test_names_that_start_like_formulas_are_escaped_in_csv(browser, tmp_path, st
     ]
 
 
-def test_a_saved_svg_contains_the_boxes_of_the_graph_and_their_names_as_text(browser, tmp_path):
+def test_a_saved_svg_contains_the_boxes_in_the_graph_and_their_names_as_text(browser, tmp_path):
     frames = [user(HOSTILE, module(HOSTILE)), user("main", module("server"))]
     browser.show([window(("x", 1, [sample(frames, 5)]))])
     root = ET.fromstring(saved(browser, tmp_path, "s", "graph.svg"))

@@ -148,7 +148,7 @@ def test_source_lines_of_native_functions_show_counts_and_scroll_into_view(show)
     assert page.evaluate(f"{IN_VIEW}(2500)")
 
 
-def test_a_button_shows_the_omitted_lines_of_a_long_file(show):
+def test_a_button_shows_the_omitted_lines_in_a_long_file(show):
     page = show("tab=source")
     choose(page, "hash")
     shown = page.evaluate(ROWS)

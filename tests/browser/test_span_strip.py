@@ -56,7 +56,7 @@ def test_idle_waits_are_included_in_span_parts(tmp_path):
 
 
 @pytest.mark.parametrize("option", [("--function", "work"), ("--endpoint", "GET /a")])
-def test_span_times_are_omitted_if_a_filter_drops_some_samples_of_a_thread(profile, option):
+def test_span_times_are_omitted_if_a_filter_drops_some_samples_from_a_thread(profile, option):
     assert spans(page_of(profile, *option)) == []
     assert spans(page_of(profile, "--process", "shop"))
 

@@ -1,4 +1,4 @@
-"""The speedscope app, loaded from the files of its package, opens exported profiles."""
+"""The speedscope app, loaded from its package's files, opens exported profiles."""
 
 import base64
 import json

@@ -101,7 +101,7 @@ def test_recordings_without_waits_show_thread_rows_on_demand(browser):
     ]
 
 
-def test_the_rows_of_many_threads_leave_space_for_the_graph(browser):
+def test_the_rows_for_many_threads_leave_space_for_the_graph(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     profile = recording([ran(5)], waits)
     for width, height, rows in ((1500, 900, 8), (1000, 700, 5), (390, 844, 5), (390, 420, 2)):

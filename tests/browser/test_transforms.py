@@ -208,7 +208,7 @@ def right_click(page, name):
     page.click_at(*place(page, name), "right")
 
 
-def test_the_context_menu_of_a_frame_works_with_mouse_and_keyboard(page):
+def test_a_frames_context_menu_works_with_mouse_and_keyboard(page):
     right_click(page, "vfs_read")
     assert page.evaluate("document.querySelector('#menu strong').textContent") == "vfs_read"
     assert len(page.evaluate(MENU)) >= 6

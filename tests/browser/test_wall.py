@@ -160,7 +160,7 @@ def test_the_wall_view_prefers_this_profilers_on_cpu_samples_to_other_kinds(brow
     assert browser.evaluate(f"{KIND}.title") == " + ".join(parts)
 
 
-def test_profiles_of_other_tools_with_several_cpu_time_kinds_have_no_wall_clock_view(browser):
+def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(browser):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name=name) for name in ("first", "second")]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

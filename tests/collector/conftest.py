@@ -174,7 +174,7 @@ class Collector(LoggedProcess):
 
 
 class FileReceiver(HttpServer):
-    """An OTLP/HTTP receiver that appends each JSON request as a line to the file of its signal."""
+    """An OTLP/HTTP receiver that appends each JSON request as a line to the file for its signal."""
 
     def __init__(self, paths):
         self.paths = paths
@@ -236,7 +236,7 @@ def processing_collector(request, open_collector):
 
 
 def resolve(request):
-    """Yields every sample of a request in the Collector's JSON, with all references resolved.
+    """Yields every sample in a request, in the Collector's JSON form, with all references resolved.
 
     A sample is (resource attributes, kind, period, sample attributes, stack, link, timestamp). A
     stack is a sequence of (mapping file name, address, function names), leaf first. The code is
@@ -290,7 +290,7 @@ def resolve(request):
             for profile in scope["profiles"]:
                 kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
                 for sample in profile["samples"]:
-                    # placeholder sample of a window without samples
+                    # placeholder sample in a window without samples
                     if "timestampsUnixNano" not in sample:
                         assert sample == {"values": ["0"]}, sample
                         continue

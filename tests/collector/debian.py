@@ -1,4 +1,4 @@
-"""Builds Debian packages of this checkout, and reads their fields."""
+"""Builds Debian packages from this checkout, and reads their fields."""
 
 import os
 import shutil

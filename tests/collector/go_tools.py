@@ -13,7 +13,7 @@ import pytest
 from tests.cache import cache_directory
 
 BUILD_SECONDS = 1500
-"""The timeout of a test that may have to build a program first, in seconds."""
+"""The timeout for a test that may have to build a program first, in seconds."""
 
 
 def build_tool(name, version, package, tags=""):
@@ -38,7 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Runs the commands of ``build`` unless the program is cached, and returns its path."""
+    """Runs the commands in ``build`` unless the program is cached, and returns its path."""
     program = cache_directory() / name
     if program.exists():
         return program

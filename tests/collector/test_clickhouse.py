@@ -440,7 +440,7 @@ def test_top_keeps_samples_while_clickhouse_is_unresponsive(engine, stored, monk
     assert reported == ["no answer"]
 
 
-def test_top_exits_if_its_first_read_of_a_table_fails(engine, stored):
+def test_top_exits_if_its_first_read_from_a_table_fails(engine, stored):
     assert "none" in run("top", "--once", "--from", f"{engine.address()}?table=none", status=1)
 
 
@@ -589,7 +589,7 @@ def own(kinds):
 
 
 @pytest.mark.live
-def test_a_report_from_clickhouse_counts_every_sample_of_the_agent(
+def test_a_report_from_clickhouse_counts_every_sample_from_the_agent(
     engine, stored, collector_program, tmp_path, sampling_host
 ):
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()

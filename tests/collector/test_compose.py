@@ -147,7 +147,9 @@ def stored_services(engine):
 @NEEDS_ENGINE
 @pytest.mark.live
 @pytest.mark.usefixtures("sampling_host")
-def test_source_lines_of_the_demo_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
+def test_source_lines_from_the_demo_service_reach_clickhouse_and_the_page(
+    services, engine, tmp_path
+):
     grpc, http, shown, web = free_ports(4)
     logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector")}
     command = [str(shown).join(word.split("4317")) for word in services["page"]["command"]]

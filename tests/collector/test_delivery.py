@@ -52,7 +52,7 @@ STACKS = (
 
 
 def window_of(processes=5, samples=40):
-    """Returns a window of several processes and stacks. Some samples have links."""
+    """Returns a window with several processes and stacks. Some samples have links."""
     groups = []
     for process in range(processes):
         attributes = {"service.name": f"service-{process}", "process.pid": 100 + process}

@@ -33,7 +33,7 @@ GATE = "--feature-gates=service.profilesSupport"
 NOBODY = "65534"
 TOOLS = ("unshare", "nsenter", "setpriv", "ip")
 PROFILES = '"otelcol.signal": "profiles"'
-"""A field in the log lines of the Collector's debug exporter."""
+"""A field in log lines from the Collector's debug exporter."""
 
 
 class Namespaces:

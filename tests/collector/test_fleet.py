@@ -1,4 +1,4 @@
-"""The fleet benchmark counts every sample of a few hosts, even if the Collector restarts."""
+"""The fleet benchmark counts every sample from a few hosts, even if the Collector restarts."""
 
 import argparse
 

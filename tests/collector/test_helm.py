@@ -171,7 +171,7 @@ def test_probes_are_omitted_without_a_health_endpoint():
     assert not [key for key in container if key.endswith("Probe")]
 
 
-def test_objects_of_two_releases_have_different_names():
+def test_objects_from_two_releases_have_different_names():
     first = by_kind(render(release="staging"))
     second = by_kind(render(release="production"))
     assert first["DaemonSet"]["metadata"]["name"] == "staging-otel-kprofiler"

@@ -75,8 +75,8 @@ def test_the_api_server_rejects_an_invalid_manifest(right, wrong, complaint):
     assert [line for line in lines if complaint in line], lines
 
 
-def test_the_collector_accepts_every_key_of_the_gateway_configuration(tmp_path):
-    """Uses two Collectors, since neither includes all components of the image's distribution."""
+def test_the_collector_accepts_every_key_in_the_gateway_configuration(tmp_path):
+    """Uses two Collectors, since neither includes all components in the image's distribution."""
     whole = configuration("gateway.yaml", "collector.yaml")
     for version in (WITH_KUBERNETES, WITH_CLICKHOUSE):
         config = json.loads(json.dumps(whole))

@@ -277,7 +277,7 @@ def test_clickhouse_returns_rows_for_the_query_of_each_grafana_panel(engine, sto
 
 
 @NEEDS_ENGINE
-def test_the_service_variable_of_the_dashboard_lists_all_services(engine, stored):
+def test_the_dashboards_service_variable_lists_all_services(engine, stored):
     board = json.loads((ROOT / "config/grafana/profiles.json").read_text())
     (variable,) = [entry for entry in board["templating"]["list"] if entry["name"] == "service"]
     assert len(engine.ask(expand(variable["query"]))) > 1

@@ -60,7 +60,7 @@ class UnitProcess(LoggedProcess):
     stop = Agent.stop
 
     def status(self):
-        """Returns the fields of /proc/PID/status."""
+        """Returns the fields in /proc/PID/status."""
         with open(f"/proc/{self.pid}/status") as file:
             return {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
 

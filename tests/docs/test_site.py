@@ -69,7 +69,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_every_link_of_the_site_resolves_to_a_file_and_an_anchor(site):
+def test_every_link_on_the_site_resolves_to_a_file_and_an_anchor(site):
     assert broken_links(site) == {}
 
 

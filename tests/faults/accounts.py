@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 class Arrived:
-    """The samples and the latest totals of each stream in a receiver's data.
+    """The samples and the latest totals for each stream in a receiver's data.
 
     Attributes:
         twice: the number of samples that repeat another sample's time and CPU. ``twice_in``

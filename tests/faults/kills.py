@@ -125,7 +125,7 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
     received = Received(receiver.payloads)
     *earlier, last = received.streams("on_cpu")
     totals = received.accounts["on_cpu", last]
-    # The last stream reports the samples and losses of all earlier streams of the spool.
+    # The last stream reports the samples and losses from all earlier streams in the spool.
     assert not earlier or f"{EARLIER}samples" in totals
     lost = {name: count for name, count in totals.items() if ".lost." in name}
     return Result(received, lost, received.missing("on_cpu"), check_unknown(received))

@@ -77,7 +77,9 @@ def test_killing_the_agent_loses_only_the_open_window_and_resends_at_most_one_ba
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_a_run_delivers_the_undelivered_samples_of_the_previous_run(run_agent, receiver, tmp_path):
+def test_a_run_delivers_the_undelivered_samples_from_the_previous_run(
+    run_agent, receiver, tmp_path
+):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     agent.wait_until(agent.count_pending)
     first = agent.stop()

@@ -139,7 +139,7 @@ def test_batches_wait_in_memory_if_the_disk_is_read_only(disk, caplog, known):
     again.close()
 
 
-def test_batches_of_earlier_runs_are_delivered_once_the_disk_is_readable_again(disk):
+def test_batches_from_earlier_runs_are_delivered_once_the_disk_is_readable_again(disk):
     """The disk with the spool may be mounted after the agent has started."""
     path = disk / "disk" / "spool"
     before = ExportQueue(Receiver(), spool=Spool(str(disk / "real" / "spool")))

@@ -3,7 +3,7 @@
 The kernel continues to sample, so a frozen agent's ring buffer overflows at a high sampling rate.
 By default, two agents are frozen for ``FREEZE_S``: one with a high sampling rate, and one with a
 large enough ring buffer. ``make test-freezes`` runs longer freezes repeatedly, for each sampling
-rate and kind of stack. All agents of an iteration are frozen concurrently.
+rate and kind of stack. All agents in an iteration are frozen concurrently.
 """
 
 import itertools

@@ -107,7 +107,7 @@ class Forbidding(Access):
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), FileNotFoundError(2, "gone"),
                                    ProcessLookupError(3, "gone"), OSError(24, "no descriptors"),
                                    OSError(5, "broken")], ids=str)  # fmt: skip
-def test_samples_of_an_unreadable_process_carry_its_pid_and_name(error):
+def test_samples_from_an_unreadable_process_carry_its_pid_and_name(error):
     resources = ProcessResources(Forbidding(error), Clock(), {"host.name": "h"})
     sample = RawSample(ON_CPU, 1, 5, 0, 4242, 4242, 17, 0, b"secret", (), (), None)
     result = resources.get(sample)

@@ -145,7 +145,7 @@ def name_of_leaf(sample):
 
 @pytest.mark.long
 @pytest.mark.parametrize("user_symbols", ["lines", "names"])
-def test_hostile_files_cannot_exhaust_the_memory_limit_of_the_agents_systemd_unit(
+def test_hostile_files_cannot_exhaust_the_memory_limit_in_the_agents_systemd_unit(
     user_symbols, cgroup, hostile_programs, run_agent, receiver
 ):
     (limit,) = parse_unit(UNIT.read_text())["MemoryMax"]

@@ -247,7 +247,7 @@ def test_only_a_process_above_its_budget_loses_stack_detail(run_agent, receiver,
 
 
 @pytest.mark.parametrize("kind", ["forks", *further("executables")])
-def test_processes_of_a_fork_storm_share_one_budget_and_do_not_affect_other_processes(
+def test_processes_in_a_fork_storm_share_a_budget_and_do_not_affect_other_processes(
     run_agent, receiver, public_directory, kind
 ):
     receiver.up()

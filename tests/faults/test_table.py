@@ -41,7 +41,7 @@ def test_samples_that_a_stream_reports_as_lost_are_not_counted_as_missing(receiv
     assert received.missing("on_cpu") == 3
 
 
-def test_the_last_stream_of_a_spool_includes_the_counts_of_earlier_streams(received):
+def test_the_last_stream_in_a_spool_includes_the_counts_from_earlier_streams(received):
     account = {"stream.samples": 4, "stream.taken": 4, "earlier.samples": 12, "earlier.lost.x": 3}
     received.accounts["on_cpu", "cd"] = {f"otel_kprofiler.{k}": v for k, v in account.items()}
     assert received.missing("on_cpu") == 4

@@ -93,7 +93,7 @@ def authority(tmp_path_factory):
 
 
 def server_context(directory, name):
-    """Returns the TLS context of a server that requires a client certificate."""
+    """Returns the TLS context for a server that requires a client certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / f"{name}.pem", directory / f"{name}.key")
     context.verify_mode = ssl.CERT_REQUIRED

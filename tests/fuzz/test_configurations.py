@@ -1,4 +1,4 @@
-"""Every problem of an untrusted configuration is reported in bounded time, without a traceback."""
+"""Every problem in an untrusted configuration is reported in bounded time, without a traceback."""
 
 import contextlib
 from pathlib import Path

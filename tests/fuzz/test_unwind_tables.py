@@ -85,7 +85,7 @@ def test_corrupt_eh_frame_sections_are_indexed_or_rejected(data):
 
 @settings(max_examples=500, deadline=10_000)
 @given(st.binary(max_size=400))
-def test_eh_frame_sections_of_arbitrary_bytes_are_indexed_or_rejected(data):
+def test_eh_frame_sections_with_arbitrary_bytes_are_indexed_or_rejected(data):
     with suppress(ValueError):
         make_pairs(data, 0x1000, 0x1000)
 

@@ -66,7 +66,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/load.py",
             'base = module_files.sections.get(".text") or listed.address',
             'base = module_files.sections.get(".exit.text") or listed.address',
-            "test_the_call_chain_of_a_module_is_resolved",
+            "test_the_call_chain_in_a_module_is_resolved",
         ),
         Mutation(
             "time",
@@ -82,7 +82,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/snapshot.py",
             "addresses = [pc - 1 for pc in pcs]",
             "addresses = list(pcs)",
-            "test_the_call_chain_of_a_module_is_resolved",
+            "test_the_call_chain_in_a_module_is_resolved",
         ),
         Mutation(
             "hotplug",

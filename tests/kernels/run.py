@@ -1,4 +1,4 @@
-"""Runs the tests marked ``kernel`` on every kernel of the matrix.
+"""Runs the tests marked ``kernel`` on every kernel in the matrix.
 
     python tests/kernels/run.py                        # all; writes docs/kernels.md if it passes
     python tests/kernels/run.py --kernel 6.12 -k spin  # one kernel, some tests
@@ -54,7 +54,7 @@ ENDED = (0, 1)
 TRIES = 2
 """The maximum number of boot attempts for a guest that crashes due to an emulator bug."""
 BOOT_TIMEOUT_S = 3600
-"""The time limit of a boot; on a busy machine, emulated CPUs take more than half an hour."""
+"""The time limit for a boot; on a busy machine, emulated CPUs take more than half an hour."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -229,7 +229,7 @@ def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
 
 
 @pytest.mark.one_boot
-def test_functions_of_a_module_have_names_once_its_init_function_has_succeeded():
+def test_functions_in_a_module_have_names_after_its_init_function_has_succeeded():
     """After init returns, all functions have names; the module's identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
@@ -307,7 +307,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # ``before`` may include the descriptor of a names read
+        assert after[0] <= before[0]  # ``before`` may include a descriptor open for reading names
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None

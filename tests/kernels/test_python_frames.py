@@ -53,7 +53,7 @@ CHAIN = (
 
 
 def read_stacks(running, samples):
-    """Returns the frames of each Python stack, as (code object, whether C code called it)."""
+    """Returns the frames in each Python stack, as (code object, whether C code called it)."""
     return [
         [
             (running.python_codes.get(frame.code), frame.is_from_c)
@@ -100,8 +100,8 @@ def test_python_frames_match_the_running_code(stacks):
 
 
 @pytest.mark.built_programs
-def test_python_frames_match_the_calls_of_generated_programs():
-    """Python frames of random programs match the code that ran at the instant of the sample."""
+def test_python_frames_match_the_calls_in_generated_programs():
+    """Python frames in random programs match the code that ran at the instant of the sample."""
     built = Path(os.environ["MATRIX_PROGRAMS"], "marked.bpf.o")
     with running(Python(Path(sys.executable), "")) as target:
         (report,) = measure(built, [target], TRUTH_SAMPLES, timeout_s=600)

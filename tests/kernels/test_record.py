@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     kind: str
     user: tuple[str, ...]
     kernel: tuple[str, ...]
-    is_pending: bool  # the unwind table of a file had not been read, which may take seconds
+    is_pending: bool  # a file's unwind table had not been read, which may take seconds
 
 
 def record(directory, program, is_enough):
@@ -144,8 +144,8 @@ def test_recorded_stacks_contain_no_wrong_caller(tmp_path, variant):
 
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
-def test_recorded_stacks_of_go_programs_contain_no_incorrect_callers(tmp_path):
-    """Stacks of a static Go program, unwound with its tables, extend to the goroutine's start."""
+def test_recorded_go_stacks_contain_no_incorrect_callers(tmp_path):
+    """Stacks from a static Go program, unwound with its tables, extend to the goroutine's start."""
 
     def find_of_work(stacks):
         return {seen: number for seen, number in stacks.items() if "main.work" in seen.user}

@@ -44,8 +44,8 @@ def check_frame(frame, file: KernelObject, name: str):
     assert frame.offset == frame.address - place.start
 
 
-def test_the_call_chain_of_a_module_is_resolved():
-    """Functions of modules are sampled with the right call chain, module, build id and RVA."""
+def test_the_call_chain_in_a_module_is_resolved():
+    """Functions in modules are sampled with the right call chain, module, build id and RVA."""
     with spinning() as file:
         samples = sample(2)
         symbolizer = KernelSymbolizer.live()

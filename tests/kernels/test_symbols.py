@@ -1,4 +1,4 @@
-"""Symbols of many modules match the module files, and code without a backing file is named."""
+"""Symbols in many modules match the module files, and code without a backing file is named."""
 
 import platform
 import subprocess
@@ -168,7 +168,7 @@ def truth(modules):
 
 @pytest.mark.one_boot
 def test_every_module_function_matches_the_elf_files(modules, truth):
-    """Every function of every loaded module has the name, module and RVA from its ELF file."""
+    """Every function in every loaded module has the name, module and RVA from its ELF file."""
     symbolizer = KernelSymbolizer.live()
     wrong = []
     for start, end in truth.functions:

@@ -24,7 +24,7 @@ def test_samples_are_linked_to_the_current_span_of_the_sampled_thread(tmp_path, 
     assert (counts["wrong"], counts["missing"]) == (0, 0), counts
 
 
-def test_waits_are_linked_to_the_span_of_the_waiting_thread(tmp_path):
+def test_waits_are_linked_to_the_waiting_threads_span(tmp_path):
     """A wait is linked to its thread's span at the start of the wait, and ends before that span."""
     with (
         Reader(b"program", off_cpu=OffCpuConfig(samples_per_second=500)) as reader,

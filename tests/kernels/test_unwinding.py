@@ -23,7 +23,7 @@ ENOUGH = 100
     ids=["python", "bash"],
 )
 def test_user_stacks_reach_the_entry_point_of_the_program(command):
-    """User stacks of code without frame pointers reach the program's entry point."""
+    """User stacks in code without frame pointers reach the program's entry point."""
     inode = os.stat(command[0]).st_ino
     with subprocess.Popen(command) as process:
         try:

@@ -130,7 +130,7 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
     code = _MOVE.pack(0xB7, 0x00, 0, 0) + _MOVE.pack(0x95, 0, 0, 0)
     target = next(n for n, text in btf.functions.items() if text == function)
     program = _load(_TRACING, code, name, attach_type=_TRACE_FENTRY, attach_btf_id=target)
-    # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
+    # union bpf_attr for BPF_RAW_TRACEPOINT_OPEN: name, program
     return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program)), program
 
 
@@ -173,7 +173,7 @@ def run(fd: int, repeat: int) -> None:
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:
-    """Returns the addresses and names of the given modules' symbols, using a simple parser.
+    """Returns the addresses and names of symbols in the given modules, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
     unloaded during the read. If two consecutive reads are equal, no line is missing.
@@ -215,7 +215,7 @@ def recording(*words, **options):
 
 
 def _has_program(pid: int, fd: int) -> bool:
-    """Returns whether a BPF program is attached to a perf event of a process.
+    """Returns whether a BPF program is attached to a perf event for a process.
 
     The query fails with ``EOPNOTSUPP`` if a program is attached, and with another error otherwise
     (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).

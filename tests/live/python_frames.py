@@ -27,7 +27,7 @@ def sampling(*, pid=None, register=True, codes=None, **settings):
 
 
 def take(sampler, work, *args, seconds=0.5, least=100):
-    """Calls ``work`` repeatedly, and returns the samples of this thread and of other threads."""
+    """Calls ``work`` repeatedly, and returns samples from this thread and from other threads."""
     samples, end = [], time.monotonic() + seconds
     while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 60):
         work(*args)

@@ -102,7 +102,7 @@ class Slow(InMemoryProfileExporter):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_load")
-def test_stats_of_a_service_under_load_account_for_every_sample(tmp_path):
+def test_stats_for_a_service_under_load_account_for_every_sample(tmp_path):
     """Covers adding a processor while the profiler is running, and restarting the profiler."""
     provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(Slow()))

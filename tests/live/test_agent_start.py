@@ -1,4 +1,4 @@
-"""Tests of the agent's startup, up to its first window."""
+"""Tests the agent's startup, up to its first window."""
 
 import os
 import subprocess

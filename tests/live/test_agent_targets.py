@@ -46,7 +46,7 @@ FORMS = {
     "ecs": "ecs/73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b/{}",
     "nested": f"docker/{container_id(99)}/docker/{{}}",
 }
-"""Cgroup path formats of container runtimes, by the name of the process in the cgroup."""
+"""Cgroup path formats used by container runtimes, by the name of the process in the cgroup."""
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_strict_receivers_reject_string_references_and_the_loss_is_counted(recei
 
 
 @pytest.mark.parametrize("kind", further_of(KINDS, ["application/json"]))
-def test_strict_receivers_accept_attributes_of_recordings_and_services(receiver, kind, tmp_path):
+def test_strict_receivers_accept_attributes_from_recordings_and_services(receiver, kind, tmp_path):
     protocol = "http/json" if kind == "application/json" else "http/protobuf"
     address = f"grpc://{receiver.grpc}" if kind == "grpc" else receiver.http
     env = {**os.environ, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}

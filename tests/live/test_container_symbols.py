@@ -1,4 +1,4 @@
-"""Debug files of containerized programs are found in the container and match the programs."""
+"""Debug files for containerized programs are found in the container and match the programs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""CAP_BPF and CAP_PERFMON suffice to read the spans of native programs."""
+"""CAP_BPF and CAP_PERFMON suffice to read spans from native programs."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def record_as_nobody(folder, public_python):
     return record
 
 
-def test_spans_of_the_same_users_processes_are_read_without_extra_capabilities(record_as_nobody):
+def test_spans_in_the_same_users_processes_are_read_without_extra_capabilities(record_as_nobody):
     links, printed = record_as_nobody(NOBODY)
     assert len(links) > 20
     assert "not read" not in printed

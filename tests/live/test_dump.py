@@ -300,7 +300,7 @@ def test_each_of_two_thousand_threads_is_dumped_with_its_frames(program):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
 )
-def test_two_capabilities_suffice_to_dump_processes_of_the_same_user(public_python):
+def test_two_capabilities_suffice_to_dump_the_same_users_processes(public_python):
     code = "import time; print('ready', flush=True); time.sleep(999)"
     with running(*NOBODY, *public_python.words, "-c", code) as (pid, _):
         wchan = Path(f"/proc/{pid}/wchan")

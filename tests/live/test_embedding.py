@@ -232,7 +232,7 @@ def test_descendants_are_profiled_with_separate_resources():
 
 @X86_64
 @pytest.mark.parametrize("links", [True, False])
-def test_samples_of_descendants_are_linked_to_the_spans_they_publish(links):
+def test_samples_from_descendants_are_linked_to_the_spans_they_publish(links):
     code = """
         import os, time
         from opentelemetry.sdk.trace import TracerProvider
@@ -278,7 +278,7 @@ def test_samples_of_descendants_are_linked_to_the_spans_they_publish(links):
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
-def test_samples_have_the_pids_of_the_services_pid_namespace(target, to_file):
+def test_samples_have_pids_from_the_services_pid_namespace(target, to_file):
     """In a new PID namespace, os.getpid() is 1 and differs from the global pid."""
     run(
         """
@@ -649,7 +649,7 @@ def test_a_service_does_not_need_the_cli_dependencies(environment, unused):
         assert problems(done.stderr) == []
 
 
-def test_the_receiver_section_of_agent_yaml_is_valid_for_services(tmp_path):
+def test_the_receiver_section_in_agent_yaml_is_valid_for_services(tmp_path):
     from ruamel.yaml import YAML
 
     from otel_kprofiler.sdk.schema import make_plan, make_settings

@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the highest self count of page faults, that of the function that touches pages."""
+    """Returns the highest page-fault self count, which belongs to the function touching pages."""
     return max(group["self"] for group in part["groups"])
 
 

@@ -143,7 +143,7 @@ def follow(command, config):
     )
 
 
-def test_the_first_stacks_of_a_process_are_truncated_without_preloading(busy):
+def test_the_first_stacks_from_a_process_are_truncated_without_preloading(busy):
     assert record(pids=(busy,), max_preload_s=0)[StackEnd.PENDING] > 0
 
 

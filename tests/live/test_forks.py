@@ -82,7 +82,7 @@ WAYS_TO_FORK = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_FORK)
-def test_threads_of_the_parent_keep_their_span_links_after_a_fork(way):
+def test_threads_in_the_parent_keep_their_span_links_after_a_fork(way):
     done = run(
         LINKED_THREADS
         + WAYS_TO_FORK[way]
@@ -189,7 +189,7 @@ def children(tmp_path):
 
 
 @pytest.mark.parametrize(("way", "method"), WAYS)
-def test_the_last_window_of_a_forked_child_is_delivered(children, to_file, way, method):
+def test_the_last_window_from_a_forked_child_is_delivered(children, to_file, way, method):
     """Children of multiprocessing and billiard exit with os._exit, which skips atexit.
 
     The test is retried, because on a busy machine an export may outlast the exiting process's wait.
@@ -284,7 +284,7 @@ def test_gunicorn_workers_have_the_same_instance_id_as_their_traces(to_file, tmp
     assert len(set(published.values())) == len(published)
 
 
-def test_an_explicit_resource_receives_the_instance_id_of_the_childs_traces():
+def test_an_explicit_resource_receives_the_instance_id_from_the_childs_traces():
     """An instance id shared with traces is replaced by the child's new id. Any other id is kept."""
     done = run(
         """

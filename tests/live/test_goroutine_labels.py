@@ -1,4 +1,4 @@
-"""Samples of Go programs have exactly the labels and the span of their goroutine."""
+"""Samples from Go programs have exactly the labels and the span of their goroutine."""
 
 import logging
 import os
@@ -127,7 +127,7 @@ def test_goroutine_labels_are_read_from_programs_that_announce_them(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", OLD)
-def test_labels_of_each_supported_go_version_are_read(tmp_path, version):
+def test_labels_are_read_for_each_supported_go_version(tmp_path, version):
     check(tmp_path, build(tmp_path, version=version))
 
 

@@ -1,4 +1,4 @@
-"""The agent sends Resources of the configured granularity, which a reload can change."""
+"""The agent sends Resources with the configured granularity, which a reload can change."""
 
 import os
 import sys

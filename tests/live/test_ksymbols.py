@@ -176,7 +176,7 @@ def test_bpf_programs_loaded_with_bcc_or_libbpf_have_names_lines_and_details(loa
             assert 0 < frame.lines[0].line <= len(source)
 
 
-def test_samples_of_an_unloaded_program_are_named():
+def test_samples_in_an_unloaded_program_are_named():
     """The dispatcher that the kernel creates for test runs of XDP programs is also named."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig(samples_per_second=999))

@@ -77,7 +77,7 @@ CONTEXTS = """
 """
 
 
-def test_samples_carry_the_labels_of_their_context(to_file):
+def test_samples_carry_the_labels_from_their_context(to_file):
     said = json.loads(run(CONTEXTS, env=to_file.env).stdout)
     right, wrong, labelled = 0, [], 0
     for _, sample in read_samples(to_file.path):
@@ -115,7 +115,7 @@ BAGGAGE = """
 """
 
 
-def test_all_samples_of_a_request_carry_its_selected_baggage(to_file):
+def test_all_samples_in_a_request_carry_its_selected_baggage(to_file):
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
     results = Counter()
     for _, sample in read_samples(to_file.path):

@@ -1,4 +1,4 @@
-"""Samples of services carry the names of the local root spans."""
+"""Samples from services carry the names of their local root spans."""
 
 import json
 
@@ -128,7 +128,7 @@ FORKED = """
 """
 
 
-def test_samples_of_a_forked_child_name_the_local_root_active_at_the_fork(to_file):
+def test_samples_from_a_forked_child_name_the_local_root_active_at_the_fork(to_file):
     run(FORKED, env=to_file.env)
     spans = {sample.link for _, sample in read_samples(to_file.path) if sample.link}
     assert len(spans) == 2

@@ -127,7 +127,7 @@ def test_the_executable_of_a_memfd_program_is_opened(program):
         assert opened(request, Access()) == ("map_files", "/memfd:held", True)
 
 
-def test_a_file_of_a_process_in_a_chroot_is_opened(tmp_path):
+def test_a_file_mapped_in_a_chroot_is_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, "-static")
     with running("chroot", tmp_path, "/waits") as pid:
         request = wanted(pid, program)
@@ -189,7 +189,7 @@ def test_an_exited_process_is_reported_as_gone(program):
     assert opened(request, Access(), known_path=str(program)) == ("path", str(program), False)
 
 
-def test_an_exited_process_does_not_affect_files_of_other_processes(program):
+def test_an_exited_process_does_not_affect_other_processes_files(program):
     places = FilePlaces()
     with running(program) as pid:
         request = wanted(pid, program)

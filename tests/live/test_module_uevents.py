@@ -119,7 +119,7 @@ def symbolizer(host, namespace):
     result.close()
 
 
-def test_loads_and_unloads_of_modules_are_tracked(host, symbolizer, request):
+def test_module_loads_and_unloads_are_tracked(host, symbolizer, request):
     """File ids and RVAs resolve within 250 ms, and names are correct at each sample's time."""
     delays = []
     for _ in range(5):
@@ -235,7 +235,7 @@ def receive_twice(before=""):
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_only_the_uevent_protocol_of_pyroute2_is_imported():
+def test_only_the_uevent_protocol_is_imported_from_pyroute2():
     printed, log = receive_twice()
     assert printed == ["received"] * 2 + ["['pyroute2.netlink.uevent']"]
     assert log == []

@@ -65,7 +65,7 @@ def record(pid, directory, seconds):
 
 
 def read_functions(directory):
-    """Returns the functions of each sample, outermost first, with the samples in time order."""
+    """Returns each sample's functions, outermost first, with the samples in time order."""
     stacks = read_stacks(directory / "x.otlp")
     return [[frame.function for frame in reversed(stack.frames)] for stack in stacks]
 
@@ -126,7 +126,7 @@ def test_functions_in_moved_text_are_unnamed_unless_file_mappings_surround_it(tm
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
 
 
-def test_frames_of_node_running_on_large_pages_are_named(tmp_path):
+def test_frames_in_node_running_on_large_pages_are_named(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")

@@ -92,7 +92,7 @@ process.stdin.resume();
 
 
 @pytest.mark.parametrize("option", ["--no-perf-prof-delete-file", "--perf-prof-delete-file"])
-def test_functions_and_lines_of_a_jitdump_are_resolved(option, tmp_path):
+def test_functions_and_lines_in_a_jitdump_are_resolved(option, tmp_path):
     if not shutil.which("node"):
         pytest.skip("node is not installed")
     script = tmp_path / "hot.js"

@@ -116,7 +116,7 @@ time.sleep(60)
 """
 
 
-def test_the_retained_capabilities_suffice_to_read_contexts_of_other_users(public_python):
+def test_the_retained_capabilities_suffice_to_read_other_users_contexts(public_python):
     with spawned(public_python.command, "-c", PUBLISH, stdout=subprocess.PIPE) as publisher:
         assert publisher.stdout.readline() == b"published\n"
         result = run(f"""

@@ -222,7 +222,7 @@ sys.stdin.readline()
     assert isinstance(exited, Exited)
 
 
-def test_only_events_of_registered_processes_are_reported(storm):
+def test_only_events_from_registered_processes_are_reported(storm):
     with (
         ProcessEvents([os.getpid()]) as events,
         ProcessEvents([os.getpid()], children=True) as all_,

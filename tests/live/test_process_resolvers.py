@@ -202,7 +202,7 @@ def test_addresses_in_a_replaced_library_resolve_to_names_from_the_new_library(
             path.unlink()
 
 
-def test_functions_of_a_deleted_library_are_still_named(child, processes, tmp_path, first):
+def test_functions_in_a_deleted_library_are_still_named(child, processes, tmp_path, first):
     path = tmp_path / "deleted.so"
     path.write_bytes(first.read_bytes())
     start = child.send("load", path, "first")
@@ -212,7 +212,7 @@ def test_functions_of_a_deleted_library_are_still_named(child, processes, tmp_pa
     assert answer.path == str(path)
 
 
-def test_names_of_the_previous_program_are_not_used_after_exec(child, processes, first):
+def test_names_from_the_previous_program_are_not_used_after_exec(child, processes, first):
     start = child.send("load", first, "first")
     assert processes.resolve([start], child.pid)[0].function == "first"
     resolver = ProcessResolver(child.pid, processes)

@@ -1,4 +1,4 @@
-"""Python frames of other processes, sampled by a non-root user who can load BPF programs."""
+"""Python frames in other processes, sampled by a non-root user who can load BPF programs."""
 
 import json
 import os
@@ -71,7 +71,7 @@ sys.stdin.read()
 """
 
 
-def test_new_processes_of_other_users_are_registered(folder, public_python):
+def test_other_users_new_processes_are_registered(folder, public_python):
     """With CAP_PERFMON, an executable is found by path and must have the recorded build id.
 
     The processes' mappings cannot be read, so the kernel's mmap records are used instead.
@@ -91,7 +91,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 @pytest.mark.long
 def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, public_python):
-    """CAP_BPF and CAP_PERFMON suffice to sample running processes of the same user."""
+    """CAP_BPF and CAP_PERFMON suffice to sample the same user's running processes."""
     result = find_pythons()
     first, second = [publish(one, folder) for one in (result[0], result[-1])]
     program = Path(shutil.copy(PROGRAM, folder))

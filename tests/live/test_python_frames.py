@@ -127,7 +127,7 @@ def test_each_thread_has_its_own_frames():
     }  # fmt: skip
 
 
-def test_only_samples_of_registered_processes_have_python_frames():
+def test_only_samples_from_registered_processes_have_python_frames():
     with sampling(register=False) as sampler:
         samples = take(sampler, outer)
         assert not any(sample.words(PYTHON_SIDE) for sample in samples)

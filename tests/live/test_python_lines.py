@@ -39,7 +39,7 @@ def record(path, *words):
 
 
 def innermost_lines(stacks, entry="getdents64"):
-    """Counts the innermost Python lines of samples in a system call, after startup imports."""
+    """Counts the innermost Python lines in samples from a system call, after startup imports."""
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
         for stack in stacks
@@ -94,7 +94,7 @@ def test_native_frames_appear_where_python_called_them(recorded):
     assert count > called_back.total() * 0.8
 
 
-def test_a_replay_shows_the_stacks_and_lines_of_the_recording(recorded, tmp_path):
+def test_a_replay_shows_the_stacks_and_lines_in_the_recording(recorded, tmp_path):
     """The replay uses only the recording, and interleaves Python frames with native frames.
 
     A replay must recognize the interpreter's loop, so recordings always name the loop.

@@ -1,4 +1,4 @@
-"""In processes with subinterpreters, samples have the frames of a thread's current interpreter."""
+"""In processes with subinterpreters, samples have frames from a thread's current interpreter."""
 
 import os
 import subprocess
@@ -101,7 +101,7 @@ def test_an_idle_subinterpreter_does_not_hide_frames(minor):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
-def test_stacks_contain_only_frames_of_the_threads_current_interpreter(minor):
+def test_stacks_contain_only_frames_from_the_threads_current_interpreter(minor):
     """Before Python 3.13, only the main interpreter's frames are read."""
     python, *_ = require_pythons(minor)
     least = int(os.environ.get("KPROFILER_SUBINTERPRETER_STACKS", "50"))

@@ -1,4 +1,4 @@
-"""Children of C's ``fork()``, which runs no hooks, profile themselves once they use the API."""
+"""Children from C's ``fork()``, which runs no hooks, profile themselves once they use the API."""
 
 import pytest
 from services import problems, run

@@ -171,7 +171,7 @@ def test_a_profile_that_is_read_back_matches_the_recording(recorded, saved, show
     assert read(converted) == read(recorded / f"replayed{shown}")
 
 
-def test_samples_of_an_unnamed_function_share_one_name_in_a_saved_profile(recorded):
+def test_samples_in_an_unnamed_function_share_one_name_in_a_saved_profile(recorded):
     words = ["--module", "nameless", "live.otlp", "-f", "folded", "-o", "-"]
     leaves = {
         line.rpartition(" ")[0].rpartition(";")[2]

@@ -27,9 +27,9 @@ SHORT = ["-d", "0.5s", "-F", "499", "--stacks", "kernel", "--idle"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernel_load():
-    """Keeps the kernel busy, because the sampling timers of idle CPUs may stop.
+    """Keeps the kernel busy, because the sampling timers on idle CPUs may stop.
 
-    The load runs at normal priority, so that the user code of other processes, which is not
+    The load runs at normal priority, so that the user code in other processes, which is not
     sampled, cannot starve it.
     """
     with spawned(sys.executable, "-S", "-c", "import os\nwhile True: os.urandom(65536)"):
@@ -69,7 +69,7 @@ def wait_for_samples(part, windows):
     return wait_until(read)
 
 
-def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next(start, record, tmp_path):
+def test_samples_from_a_killed_recording_are_kept_and_reported_by_the_next(start, record, tmp_path):
     part = tmp_path / "x.html.part"
     running = start("-o", "x.html")
     seen = wait_for_samples(part, 3)
@@ -86,7 +86,7 @@ def test_samples_of_a_killed_recording_are_kept_and_reported_by_the_next(start, 
     assert min(window.end_unix_ns - window.start_unix_ns for window in left) <= 1_500_000_000
     assert all(window.sample_count for window in left)
     assert run_checked("report", part.name, "-f", "folded", "-o", "-", cwd=tmp_path).stdout
-    killed = "x.html.part holds the samples of a recording that was killed"
+    killed = "x.html.part holds the samples from a recording that was killed"
     assert killed in record("-o", "y.html").stderr
     record("-o", "x.html")
     assert names(tmp_path) == ["x.html", "x.html.part", "y.html"]

@@ -210,7 +210,7 @@ def test_commands_are_recorded_in_the_callers_pid_namespace(in_namespace, tmp_pa
 
 
 @pytest.mark.parametrize("words", ["-p 1", "-- true"])
-def test_a_proc_mount_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
+def test_a_proc_mount_for_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
     assert "error: /proc belongs to a different pid namespace than this process" in done.stderr

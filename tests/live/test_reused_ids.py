@@ -66,7 +66,7 @@ def programs(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="clone3 with set_tid needs root")
 @pytest.mark.long
-def test_samples_of_a_reused_pid_never_carry_names_of_the_previous_process(programs, tmp_path):
+def test_samples_of_a_reused_pid_never_carry_names_from_the_previous_process(programs, tmp_path):
     first, other, driver = programs
     path = tmp_path / "x.otlp"
     command = ["--", driver, ROUNDS, PID, first, other]

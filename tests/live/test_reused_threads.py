@@ -1,4 +1,4 @@
-"""Samples of a thread never have the name, span or waits of an earlier thread with its id."""
+"""A thread's samples never have the name, span or waits of an earlier thread with the same id."""
 
 import json
 import subprocess

@@ -299,7 +299,7 @@ while True:
 """
 
 
-def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
+def test_samples_in_interrupts_on_an_idle_cpu_are_kept():
     """Packets are sent on CPU 1 and received, using packet steering, in softirqs on an idle CPU 0.
 
     CPU 0 is the idle CPU because timers do not fire on an idle CPU 1 in some guests.

@@ -1,4 +1,4 @@
-"""Settings of a running sampler change without gaps or duplicate samples."""
+"""Changing a running sampler's settings causes no gaps or duplicate samples."""
 
 import itertools
 import os
@@ -117,7 +117,7 @@ def test_cpus_can_be_added_and_removed_while_other_cpus_are_sampled():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
-    # The timers of an idle CPU that was offline might not fire.
+    # The timers on an idle CPU that was offline might not fire.
     with load("while True: pass", cpu=last), sampling(**FAST) as sampler:
         collect(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))

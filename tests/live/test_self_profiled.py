@@ -80,7 +80,7 @@ class Parts:
         return self._stack.enter_context(agent)
 
     def windows(self, path=None):
-        """Returns the sample count and the Resource of each process by pid, for each window."""
+        """Returns each process's sample count and Resource, keyed by pid, for each window."""
         path = path or self.path
         size, results = self._read[path]
         data = path.read_bytes()[size:] if path.exists() else b""
@@ -135,7 +135,7 @@ def test_the_agent_does_not_sample_a_service_that_profiles_itself(parts):
 
 
 @pytest.mark.long
-def test_samples_of_self_profiled_services_are_sent_with_an_attribute_if_configured(parts):
+def test_samples_from_self_profiled_services_carry_an_attribute_if_configured(parts):
     service = parts.start_service()
     wait_until(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("mark")

@@ -196,7 +196,7 @@ def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
     )
 
 
-def test_samples_of_a_forked_worker_are_linked_to_the_span_entered_before_the_fork():
+def test_samples_from_a_forked_worker_are_linked_to_the_span_entered_before_the_fork():
     run(
         BEFORE_THE_START
         + """

@@ -35,7 +35,7 @@ def run_until_enough(name, source):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_samples_are_linked_to_the_current_span_of_their_thread(name):
+def test_samples_are_linked_to_their_threads_current_span(name):
     outcome = run_until_enough(name, "interpreter")
     assert outcome.wrong == 0
     assert_linked(outcome, 0.99)

@@ -65,7 +65,7 @@ def test_the_single_file_example_resolves_an_address_in_a_file(path, capsys):
     assert str(given["file"].build_id) in capsys.readouterr().out
 
 
-def test_the_offset_example_prints_the_address_and_symbol_of_a_file_offset(running, path, capsys):
+def test_the_offset_example_prints_the_address_and_symbol_for_a_file_offset(running, path, capsys):
     (hidden,) = run_example(EXAMPLES, "One file", path=path)["file"].find("hidden")
     capsys.readouterr()
     run_example(EXAMPLES, "Convert file offsets to addresses", path=path, pid=running["pid"],

@@ -1,4 +1,4 @@
-"""A sample of a native program is linked only to the span that its thread publishes."""
+"""A sample from a native program is linked only to the span that its thread publishes."""
 
 import bisect
 import contextlib
@@ -57,7 +57,7 @@ PYTHONS = [python for python in find_pythons() if not python.version.startswith(
 
 
 def with_packages(environ):
-    """Adds the directory of the OpenTelemetry packages to an environment's PYTHONPATH."""
+    """Adds the OpenTelemetry packages' directory to an environment's PYTHONPATH."""
     packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
     return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
 
@@ -90,7 +90,7 @@ def test_samples_are_linked_to_the_current_span_of_the_sampled_thread(tmp_path, 
             }
 
 
-def test_waits_are_linked_to_the_span_of_the_waiting_thread(tmp_path):
+def test_waits_are_linked_to_the_waiting_threads_span(tmp_path):
     with (
         Reader(b"program", off_cpu=OffCpuConfig(samples_per_second=500)) as reader,
         Program(tmp_path, "descriptor", THREADS) as program,
@@ -104,7 +104,7 @@ def test_waits_are_linked_to_the_span_of_the_waiting_thread(tmp_path):
         assert not find_overlong_waits(reader.samples)
 
 
-def test_thread_contexts_of_an_unsupported_schema_are_not_read(tmp_path):
+def test_thread_contexts_with_an_unsupported_schema_are_not_read(tmp_path):
     extra = {**SCHEMA, "threadlocal.schema_version": "go_pprof_labels_v1"}
     with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
         reader.collect_until(lambda: len(reader.samples) > 1000)
@@ -207,7 +207,7 @@ def test_a_record_being_changed_by_another_thread_yields_no_span(run_hostile):
         reader.collect_until(is_dropped)
 
 
-def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_hostile):
+def test_a_program_does_not_inherit_the_span_from_before_exec(run_hostile):
     with Reader(b"hostile") as reader:
         process = run_hostile("exec")
         reader.collect_until(reader.count_links)
@@ -223,7 +223,7 @@ def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_host
 
 
 @pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
-def test_samples_of_python_services_are_linked_to_the_published_span(tmp_path, python):
+def test_samples_from_python_services_are_linked_to_the_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     command = [python.command, "-m", "tests.published_spans", notes]
     options = {"stdin": subprocess.PIPE, "env": with_packages(environment())}

@@ -31,7 +31,7 @@ exporter.shutdown(0)
 
 
 def slacks(process, last):
-    """Returns the timer slacks of a process's threads in nanoseconds, by thread name.
+    """Returns the timer slack of each thread in a process, in nanoseconds, by thread name.
 
     Waits until a thread's name starts with ``last`` and no thread still has its creator's name.
     """
@@ -90,7 +90,7 @@ exporter = open_receiver("grpc://{receiver.grpc}")
     assert_only_grpc_is_coarse(threads)
 
 
-def test_the_timer_slack_of_a_services_threads_is_unchanged(receiver):
+def test_the_timer_slack_of_service_threads_is_unchanged(receiver):
     threads = hold(f"""
 from otel_kprofiler.sdk import OtlpGrpcExporter
 exporter = OtlpGrpcExporter("http://{receiver.grpc}")

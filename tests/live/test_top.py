@@ -135,7 +135,7 @@ def test_top_exits_when_its_terminal_closes(busy):
         assert terminal.process.wait(60) == 129
 
 
-def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
+def test_the_targets_exit_is_shown_and_ctrl_c_restores_the_terminal():
     short = subprocess.Popen(["sleep", "30"])
     with short, Terminal([*TOP, "-p", short.pid, "--stacks", "kernel"]) as terminal:
         terminal.wait_for("q quit")
@@ -208,7 +208,7 @@ def test_top_by_bpf_lists_a_running_bpf_program_first():
         (["--once", "--from", "x"], 1, "x is not a ClickHouse address"),
     ],
 )
-def test_invalid_options_of_top_are_reported(words, status, message, capsys):
+def test_invalid_top_options_are_reported(words, status, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(["top", *words])
     assert end.value.code == status

@@ -98,7 +98,7 @@ def test_block_request_samples_are_weighted_in_bytes(recorded):
     assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # plus file system metadata
 
 
-def test_bpf_tracing_functions_are_never_the_leaf_of_a_tracepoint_sample(recorded):
+def test_bpf_tracing_functions_are_never_the_leaf_in_a_tracepoint_sample(recorded):
     leaves = {
         group["name"] for part in recorded[0].values() for group in part["groups"] if group["self"]
     }

@@ -58,7 +58,7 @@ def repeat(action, is_reached):
     return results[-1]
 
 
-def test_the_tutorial_names_the_source_lines_of_the_service():
+def test_the_tutorial_names_the_services_source_lines():
     lines = PROGRAM.read_text().splitlines()
     assert "copy.deepcopy(PRICES)" in lines[17]
     assert "os.fsync(journal)" in lines[25]

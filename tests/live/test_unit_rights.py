@@ -93,7 +93,7 @@ def programs(tmp_path_factory):
 @pytest.mark.parametrize(
     "missing", further_between(tuple(LACKS)), ids=lambda names: " ".join(names) or "none"
 )
-def test_each_capability_of_the_unit_is_needed_to_read_some_files(programs, missing):
+def test_each_capability_in_the_unit_is_needed_to_read_some_files(programs, missing):
     assert set(OF_OTHERS) < set(unit_capabilities())
     given = [name for name in unit_capabilities() if name not in missing]
     rights = as_nobody(*(name.removeprefix("CAP_").lower() for name in given))

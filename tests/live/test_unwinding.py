@@ -91,7 +91,7 @@ def assert_true(report, complete=0.98):
 @pytest.mark.parametrize(
     ("build", "registers"), further_of([*product(BUILDS, ("pt_regs", "5.10"))], QUICK_CASES)
 )
-def test_stacks_of_compiled_code_are_correct(built, compiled, build, registers):
+def test_stacks_in_compiled_code_are_correct(built, compiled, build, registers):
     """User registers are read by a BPF helper or, as on 5.10, from the top of the kernel stack."""
     with (
         running(compiled(*BUILDS[build]), "signals", "threads") as pid,
@@ -173,7 +173,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @CLANG
 @needs_gcc
 def test_evicting_unwind_tables_never_results_in_a_wrong_frame(built, compiled):
-    # enough for the tables of Python or libstdc++, but not of both
+    # enough for the tables of Python or libstdc++, but not both
     limits = Limits(3 << 20, 1 << 20, 0)
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,

@@ -1,4 +1,4 @@
-"""User stacks of code without unwind tables, including C libraries, match the known call chains."""
+"""User stacks in code without unwind tables, including C libraries, match the known call chains."""
 
 import pytest
 

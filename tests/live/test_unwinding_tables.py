@@ -1,4 +1,4 @@
-"""Unwind tables of real files are loaded into BPF maps, and evicted."""
+"""Unwind tables for real files are loaded into BPF maps, and evicted."""
 
 import os
 import select
@@ -400,7 +400,7 @@ def test_building_tables_for_preloading_does_not_use_up_the_cpu_budget(
     running.kernel.loaded(key)
 
 
-def test_files_with_tables_are_preloaded_while_tables_of_other_files_are_built(
+def test_files_with_tables_are_preloaded_while_tables_for_other_files_are_built(
     start, programs, programs_without_tables, monkeypatch
 ):
     can_start, run = threading.Event(), Children.run
@@ -462,7 +462,7 @@ def test_rejected_files_do_not_fill_the_file_map(start, tmp_path):
     assert 0 < len([key for key in running.load(*paths) if running.kernel.file(key)]) <= 9
 
 
-def test_unwind_tables_of_many_new_programs_replace_the_oldest_tables(start, tmp_path):
+def test_unwind_tables_for_many_new_programs_replace_the_oldest_tables(start, tmp_path):
     running = start(Limits(idle_ns=0), slots=64, files=256)
     keys = running.load(*copies(150, tmp_path / "copy"))
     counts = running.store.counts()
@@ -537,7 +537,7 @@ def test_no_bpf_map_stays_open_in_a_child_forked_while_a_thread_writes_a_table(m
 
 
 def list_maps():
-    """Returns the open descriptors of BPF maps, and the addresses at which maps are mmapped."""
+    """Returns the open descriptors for BPF maps, and the addresses at which maps are mmapped."""
     links = {f"fd {fd}": f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
     opened = {
         name

@@ -1,4 +1,4 @@
-"""User stacks of real processes have files and addresses that match the files' symbols."""
+"""User stacks from real processes have files and addresses that match the files' symbols."""
 
 import os
 import signal

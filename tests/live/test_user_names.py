@@ -62,7 +62,7 @@ def test_a_deleted_program_is_resolved_with_its_own_symbols(tmp_path):
     assert {frame.function for frame in result} <= {"hot", "outer", "main"}
 
 
-def test_functions_of_a_stripped_program_have_bounds_but_no_names(tmp_path):
+def test_functions_in_a_stripped_program_have_bounds_but_no_names(tmp_path):
     program = compile_c(tmp_path / "works", WORKS % "static", "-O1", "-s")
     with running(program):
         result = leaves(sample_host(1.0), "works")

@@ -1,4 +1,4 @@
-"""The page of ``view --live`` shows what is running on this host."""
+"""The ``view --live`` page shows what is running on this host."""
 
 import contextlib
 import json

@@ -180,7 +180,7 @@ def half_a_cpu():
 
 
 @pytest.mark.parametrize("cause", PROGRAMS)
-def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_path):
+def test_waits_in_each_test_program_have_the_expected_cause(cause, request, tmp_path):
     place = ""
     if cause in OF_FILES or cause == "file_lock":
         place = request.getfixturevalue("file")

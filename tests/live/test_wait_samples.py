@@ -211,7 +211,7 @@ def test_wait_samples_contain_the_stack_of_the_sleeping_thread(functions):
     assert len(known) > len(asleep) / 2
     for sample in known:
         names = functions(sample)
-        # Frames of context-switch tracers may precede __schedule.
+        # Frames from context-switch tracers may precede __schedule.
         at = names.index("__schedule")
         assert names[at : at + 2] == ["__schedule", "schedule"]
     assert len({s.comm for s in samples}) == 1

@@ -41,7 +41,7 @@ SERVICE = """
 """
 
 
-def test_waits_are_linked_to_the_span_of_the_waiting_thread(to_file):
+def test_waits_are_linked_to_the_waiting_threads_span(to_file):
     done = run(SERVICE, env={**to_file.env, "OTEL_KPROFILER_OFF_CPU": "true"})
     pid, truth = json.loads(done.stdout)
     slept, pids = Counter(), set()

@@ -207,7 +207,7 @@ def starve_a_sleeper(sampler, cpu):
     """Returns a thread's totals and context switches while starved, and its totals afterwards.
 
     A SCHED_FIFO thread occupies the CPU for 0.8 s of the 0.95 s per second that the kernel allows.
-    Returns None if a busy machine delays this thread or the read of the totals.
+    Returns None if a busy machine delays this thread or its read of the totals.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -300,7 +300,7 @@ def test_short_lived_processes_have_separate_wait_totals():
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
     # The kernel does not report every switch. The sampler's counts limit how many waits may be
-    # missing or begin late. The clock of a run queue does not advance between updates.
+    # missing or begin late. A run queue's clock does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost
@@ -347,7 +347,7 @@ threads = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(8)]
     assert 8.5e9 < totals.total_ns < 9 * passed, "eight threads, and the one that joins"
 
 
-def test_only_waits_of_targets_are_counted():
+def test_only_waits_in_targets_are_counted():
     with (
         Program(SLEEP, 60) as wanted,
         Program(SLEEP, 60) as other,

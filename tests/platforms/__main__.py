@@ -84,7 +84,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Checks the stacks of compiled programs. Saves a row per passing program."""
+    """Checks stacks from compiled programs. Saves a row per passing program."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):
@@ -101,7 +101,7 @@ def judge_programs(count: int) -> bool:
 
 
 def judge_application(built: Path, samples: int) -> bool:
-    """Checks stacks of a PyInstaller application, or prints the reason if it cannot be built."""
+    """Checks stacks from a PyInstaller application, or prints the reason if it cannot be built."""
     python = Python(Path(PYTHON), "")
     asked = python.run("-c", "import platform; print(platform.python_version())", check=True)
     name = f"CPython {asked.stdout.strip()}, PyInstaller, one file"

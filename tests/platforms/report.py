@@ -17,7 +17,7 @@ PROVED = "proved"
 EMULATED = "emulated"
 NO = "no"
 GUEST_LIBC, GUEST_PYTHON = "glibc 2.36", "CPython 3.11, Debian 12"
-"""The C library and the interpreter in the guests of tests/kernels."""
+"""The C library and the interpreter in the guests that tests/kernels boots."""
 HEAD = """# Platforms
 
 `make test-platforms` generates this page from the results of its tests. *Proved* results are from
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     """The result for one platform.
 
     Attributes:
-        libc: the C library of the profiled programs, with its version.
+        libc: the C library used by the profiled programs, with its version.
         kernel: the version of the kernel, with the page size if that is not 4 KiB.
         program: the version and origin of the interpreter, or the compiled program.
         state: one of PROVED, EMULATED and NO.
@@ -100,6 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves the components that passed on all boots of a kernel; if none did, changes nothing."""
+    """Saves the components that passed in every boot of a kernel; if none did, changes nothing."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

@@ -150,7 +150,7 @@ def test_selecting_a_group_keeps_every_sample_that_contains_it(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_merged_groups_of_two_intervals_equal_the_groups_of_the_whole_window(by, made, edge):
+def test_groups_merged_from_two_intervals_equal_those_for_the_whole_window(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
@@ -167,7 +167,7 @@ def test_the_callers_and_the_callees_of_a_function_each_sum_to_its_total(made):
             assert sum(one.own for one in result) == expected
 
 
-def test_the_time_of_a_bpf_programs_function_includes_its_callees():
+def test_the_time_in_a_bpf_programs_function_includes_its_callees():
     vmlinux = Module("vmlinux", ModuleKind.VMLINUX, None, FileId(""), 0)
     names = [("htab_map_lookup", vmlinux), ("watch", BPF), ("do_syscall_64", vmlinux)]
     stack = Stack.from_frames(
@@ -223,7 +223,7 @@ def test_a_filter_keeps_exactly_the_matching_samples(name, made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_callers_and_callees_of_a_function_each_sum_to_the_total_of_the_function(made):
+def test_callers_and_callees_of_a_function_each_sum_to_the_functions_total(made):
     loaded = load_samples(made)
     total = sum(
         profile.measure(sample.weight)
@@ -251,7 +251,7 @@ def test_callers_and_callees_of_a_function_each_sum_to_the_total_of_the_function
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_the_samples_of_a_spans_source_lines_sum_to_those_of_the_span(made):
+def test_a_spans_totals_equal_the_sums_over_its_source_lines(made):
     for span, lines in spans_with_lines(load_samples(made)):
         assert sum(line.own for line in lines) == span.own
         assert sum(line.samples for line in lines) == span.samples

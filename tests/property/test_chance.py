@@ -20,7 +20,7 @@ def test_the_p_value_of_two_counts_is_twice_the_smaller_binomial_tail(first, sec
 
 
 @pytest.mark.parametrize("first", [950, 1100, 1300])
-def test_the_normal_approximation_of_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
+def test_the_normal_approximation_in_chance_of_counts_is_close_to_the_exact_sum(first, monkeypatch):
     exact = chance_of_counts(first, 2000 - first, 0.5)
     monkeypatch.setattr("otel_kprofiler.analysis.chance._EXACT_UP_TO", 1)
     assert chance_of_counts(first, 2000 - first, 0.5) == pytest.approx(exact, rel=0.3)
@@ -47,7 +47,7 @@ def test_chance_of_means_matches_the_integral_of_students_t_density(freedom, dis
     assert result == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
 
 
-def test_any_difference_of_means_is_significant_if_the_variance_is_zero():
+def test_any_difference_in_means_is_significant_if_the_variance_is_zero():
     assert chance_of_means(0.0, (0.0, 5), (0.0, 5)) == 1
     assert chance_of_means(1e-9, (0.0, 5), (0.0, 5)) == 0
 

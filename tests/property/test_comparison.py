@@ -90,7 +90,7 @@ def test_groups_too_rare_to_reach_significance_are_not_counted_as_tests():
 
 
 @pytest.mark.parametrize(("by", "per_second"), [("function", False), ("syscall", True)])
-def test_profiles_of_the_same_distribution_rarely_differ_significantly(by, per_second):
+def test_profiles_from_the_same_distribution_rarely_differ_significantly(by, per_second):
     results = [
         any(
             change.is_changed

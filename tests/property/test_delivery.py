@@ -205,7 +205,7 @@ def test_a_receiver_is_sent_the_loss_count_of_each_sample_kind(windows, script, 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
-def test_losses_of_the_previous_run_are_reported_by_sample_kind(before, after, script):
+def test_losses_from_the_previous_run_are_reported_by_sample_kind(before, after, script):
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
         spool = Spool(directory, fsync=False)
@@ -240,7 +240,7 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
-def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
+def test_the_last_run_reports_samples_and_losses_from_all_killed_runs(runs):
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}
         for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):

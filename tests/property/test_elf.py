@@ -145,7 +145,7 @@ def test_functions_survive_the_round_trip_through_file_id_and_rva(symbolizer, sy
             for address in {start, max(start, end - 1)}:
                 frame = symbolizer.resolve_addresses([address])[0]
                 if module == "vmlinux" and frame.module is None:
-                    continue  # freed exit text of the kernel
+                    continue  # freed exit text in the kernel
                 match = symbols[module].find(frame.address) if frame.module.name == module else None
                 expected = names_by_size(functions, address) or names
                 checked += 1

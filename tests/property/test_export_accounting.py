@@ -47,7 +47,7 @@ def test_the_exported_count_is_never_too_high_if_profiles_are_rejected(profiles,
 
 
 class Scripted(ProfileExporter):
-    """An exporter scripted with how many quarters of each batch arrive, or UNREACHABLE."""
+    """An exporter with a script: how many quarters of each batch arrive, or UNREACHABLE."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 

@@ -61,7 +61,7 @@ def test_human_readable_formats_consist_of_printable_lines(name):
 
 @SETTINGS
 @given(NAMES)
-def test_names_cannot_end_the_script_element_of_a_page(name):
+def test_names_cannot_end_the_script_element_in_a_page(name):
     page, plain = html([window(name)]), html([window("plain")])
     for mark in ("</script", "<!--", "<script"):
         assert page.lower().count(mark) == plain.lower().count(mark)

@@ -180,7 +180,7 @@ def test_corrupt_kallsyms_content_never_yields_a_wrong_name(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_corrupt_module_lines_of_kallsyms_never_yield_a_wrong_name(items, harm):
+def test_corrupt_module_lines_in_kallsyms_never_yield_a_wrong_name(items, harm):
     """Module lines need not be sorted.
 
     Corruption that invalidates a line's address is not tested.

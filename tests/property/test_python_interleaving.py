@@ -44,7 +44,7 @@ def python(name):
 
 
 class Calls:
-    """Expected frames of each call, and the native and Python stacks that contain them."""
+    """Expected frames for each call, and the native and Python stacks that contain them."""
 
     def __init__(self, calls, start):
         self.truth, self.native, self.python, self.entries = [], [], [], []

@@ -1,6 +1,6 @@
 """For each instruction in the standard library, the parsed line is the one CPython reports.
 
-With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files of the standard library.
+With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files in the standard library.
 """
 
 import os

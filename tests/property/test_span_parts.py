@@ -66,7 +66,7 @@ def loaded(draw):
 
 
 def find_parts(samples, every, spans):
-    """Returns the number of traces that contain the spans, and the totals of each span part.
+    """Returns the number of traces that contain the spans, and the totals for each span part.
 
     Each trace is scanned from its first sample in the spans to its last.
     """

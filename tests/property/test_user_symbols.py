@@ -200,18 +200,18 @@ def check(path):
 
 
 @pytest.mark.parametrize("path", list(installed()))
-def test_symbols_of_installed_files_match_llvm_symbolizer(path):
+def test_symbols_in_installed_files_match_llvm_symbolizer(path):
     if not os.path.exists(path):
         pytest.skip(f"there is no {path}")
     check(path)
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-def test_symbols_of_compiled_files_match_llvm_symbolizer(kind, tmp_path):
+def test_symbols_in_compiled_files_match_llvm_symbolizer(kind, tmp_path):
     check(build(tmp_path, kind, *BUILDS[kind]))
 
 
-def test_no_function_of_a_stripped_program_is_named_after_its_neighbour(tmp_path):
+def test_no_function_in_a_stripped_program_is_named_after_its_neighbour(tmp_path):
     whole = build(tmp_path, "whole", "-static")
     bare = os.path.join(tmp_path, "bare")
     tool("strip", "-o", bare, whole)
@@ -227,7 +227,7 @@ def test_no_function_of_a_stripped_program_is_named_after_its_neighbour(tmp_path
 
 
 @pytest.mark.parametrize(("language", "source"), [("go", GO), ("rs", RUST)])
-def test_symbols_of_go_and_rust_programs_match_llvm_symbolizer(language, source, tmp_path):
+def test_symbols_in_go_and_rust_programs_match_llvm_symbolizer(language, source, tmp_path):
     compiler = {"go": "go", "rs": "rustc"}[language]
     if language == "go" and not IS_LONG:
         pytest.skip("compiling its library takes half a minute")

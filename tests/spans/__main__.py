@@ -1,4 +1,4 @@
-"""Compares samples of services with the services' span logs, and prints a table.
+"""Compares samples from services with the services' span logs, and prints a table.
 
 usage: python -m tests.spans [--source interpreter|record] [SECONDS] [SCENARIO…]
 """

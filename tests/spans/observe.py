@@ -1,4 +1,4 @@
-"""Records the spans and samples of a service, and compares them.
+"""Records the spans and samples from a service, and compares them.
 
 Spans are read from a source: ``interpreter`` (the interpreter's objects, as an embedded profiler
 does) or ``record`` (the thread context that any profiler can read).
@@ -36,7 +36,7 @@ def boot_ns():
 
 
 def link_of(span, source):
-    """Returns the expected link of samples in a span; None if no link is expected."""
+    """Returns the link expected on samples in a span; None if no link is expected."""
     context = span.get_span_context()
     is_local = context.trace_flags.sampled and not context.is_remote
     if not context.is_valid or not (is_local or source == "record"):
@@ -174,7 +174,7 @@ def follow_contexts(contexts, drain):
 def sampling(source="interpreter"):
     """Samples this process during the block. Yields a list that is filled when the block ends.
 
-    Spans of classes outside the SDK are always read from records, regardless of ``source``.
+    Spans whose class is outside the SDK are always read from records, regardless of ``source``.
     """
     sampler = open_sampler(source)
     sampler.start()

@@ -1,4 +1,4 @@
-"""HTTP clients that run as threads in the process of the service under test."""
+"""HTTP clients that run as threads in the tested service's process."""
 
 import http.client
 import itertools

@@ -1,4 +1,4 @@
-"""Compares stacks of many programs with the reference, and prints a table.
+"""Compares stacks from many programs with the reference, and prints a table.
 
 ``python -m tests.truth [--stacks N] [NAME…]`` exits with 1 if a frame is wrong, or if too many
 stacks are truncated.

@@ -93,7 +93,7 @@ class Calls:
         self._trampolines: set[int] = set()  # addresses to which signal handlers return
         # addresses of the code that calls exit(2), where thread stacks end
         self._exits: set[int] = set()
-        self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets of each function
+        self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # jump targets by function
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():
             self._names |= _read_names(file, base)

@@ -64,7 +64,7 @@ class StackDump(NamedTuple):
         goroutine: the goroutine's registers, as in :class:`Dump`.
         cold_ns, warm_ns: the durations of the first walk and of a repeated walk, in nanoseconds.
         work: the number of work units that the first walk used.
-        pointers_ns, pointers: the duration and frames of the kernel's frame-pointer walk.
+        pointers_ns, pointers: the duration of the kernel's frame-pointer walk, and its frames.
     """
 
     stack: UserStack
@@ -152,7 +152,7 @@ class Dumps:
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),
         )  # fmt: skip
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
-        while self._ring.take().data:  # drops samples of the previous process
+        while self._ring.take().data:  # drops samples from the previous process
             pass
         results: list[StackDump] = []
         with self._running(hz):

@@ -44,7 +44,7 @@ class Tally(NamedTuple):
     """Frame and sample counts of a workload.
 
     Attributes:
-        frames: number of user frames in samples of threads that log their functions.
+        frames: number of user frames in samples from threads that log their functions.
         wrong: the frames named after a function that was not running, as (logged, name).
         samples: the number of samples that have a user frame and are from a logging thread.
         named: the number of counted samples whose leaf frame is named.

@@ -38,7 +38,7 @@ def build(folder: Path, sources: Path = PROGRAMS) -> Path:
 
 
 ANONYMOUS: Final = (1 << 64) - 1
-"""The inode of mappings without a file."""
+"""The inode number for mappings without a file."""
 
 
 class NativeRow(NamedTuple):
@@ -84,7 +84,7 @@ class NativeUnwinder:
             return self.add_made(source, tables, elf, inode)
 
     def add_made(self, source: Source, tables: Tables | None, elf: ElfFile, inode: int) -> int:
-        """Loads the given unwind tables of a file, if any, and returns the table slot."""
+        """Loads the given unwind tables for a file, if any, and returns the table slot."""
         pages = image_pages(tables) if tables else 0
         image = (ctypes.c_char * (pages * PAGE_BYTES))()
         if tables:

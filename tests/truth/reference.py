@@ -55,7 +55,7 @@ _PROLOGUE = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
 _RETURN = b"\xc3"
 _SYSCALL = b"\x0f\x05"
 
-# Functions of Go's runtime that handle stacks (runtime/asm_amd64.s, runtime/sys_linux_amd64.s).
+# Go runtime functions that handle stacks (runtime/asm_amd64.s, runtime/sys_linux_amd64.s).
 _GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go", "runtime.goexit")
 _GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic", "runtime.cgocallback")
 _GO_SWITCHES = (
@@ -73,7 +73,7 @@ _GO_SWITCHES = (
 
 
 class Maps:
-    """The executable mappings of a process, and the unwind tables of their files."""
+    """A process's executable mappings, and the unwind tables for their files."""
 
     _tables: ClassVar[dict[tuple[str, str], ElfTables | None]] = {}
     """The tables, cached by device and inode since files do not change while tests run."""
@@ -85,7 +85,7 @@ class Maps:
 
     @staticmethod
     def parse(maps: str) -> Iterator[tuple[int, int, str, int, str, tuple[str, str]]]:
-        """Parses start, end, permissions, offset, name, and file identity of each mapping."""
+        """Parses the start, end, permissions, offset, name, and file identity of each mapping."""
         for line in maps.splitlines():
             fields = line.split(None, 5)
             start, end = (int(part, 16) for part in fields[0].split("-"))

@@ -19,7 +19,7 @@ _GO = "runtime."
 
 
 class Row(NamedTuple):
-    """A decoded row of an unwind table. If ``go`` is true, the function preserves no registers."""
+    """A decoded unwind table row. If ``go`` is true, the function preserves no registers."""
 
     rules: Mapping[Any, Any]
     signal: bool
@@ -90,7 +90,7 @@ class Section:
 
 
 class ElfTables:
-    """The unwind tables of an ELF file. ``go`` is None for files without the Go runtime."""
+    """The unwind tables in an ELF file. ``go`` is None for files without the Go runtime."""
 
     def __init__(self, stream: BinaryIO) -> None:
         elf = ELFFile(stream)

@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The stacks of a program, and the number of wrong stacks by description."""
+    """A program's stacks, and the number of wrong stacks by description."""
 
     stacks: list[UserStack]
     wrong: Counter[str]
@@ -76,7 +76,7 @@ def find_missing(program: Program) -> str:
 
 
 def measure(program: Program, built: Path, folder: Path, count: int) -> Result:
-    """Takes at least ``count`` stacks of a program built in ``folder``, and checks them."""
+    """Takes at least ``count`` stacks from a program built in ``folder``, and checks them."""
     named, stripped = folder / "named", folder / "stripped"
     subprocess.run([*program.make, "-o", named], check=True)
     subprocess.run(["strip", named, "-o", stripped], check=True)

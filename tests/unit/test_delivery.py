@@ -258,7 +258,7 @@ def test_a_removed_queue_delivers_its_remaining_batches_and_its_counts_are_kept(
     assert {a.name: a.exported for a in reporter.accounts()} == {"a": 27 + 4, "b": 4, "c": 6}
 
 
-def test_undelivered_batches_of_removed_queues_are_counted_as_lost_at_shutdown():
+def test_undelivered_batches_in_removed_queues_are_counted_as_lost_at_shutdown():
     class Dead(Collecting):
         def export(self, batch):
             self.open.wait(30)
@@ -417,7 +417,7 @@ def test_samples_taken_before_a_receiver_was_added_are_reported_to_it_as_lost():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_losses_of_a_queue_with_a_spool_are_reported_even_after_a_restart(tmp_path, reachable):
+def test_losses_from_a_queue_with_a_spool_are_reported_even_after_a_restart(tmp_path, reachable):
     class Away(Refusing):
         def export(self, batch):
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")

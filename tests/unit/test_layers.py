@@ -94,7 +94,7 @@ def test_packages_import_exactly_the_packages_listed_in_the_table():
     } == {name: set(package.imports.split()) for name, package in PACKAGES.items()}
 
 
-def test_packages_use_only_public_names_of_other_packages():
+def test_packages_use_only_public_names_from_other_packages():
     assert not [
         f"{package} imports {name}"
         for package, names in imports_by_package().items()
@@ -157,7 +157,7 @@ def test_no_module_exceeds_the_line_limit():
 
 
 def imports_at_run_time(node: ast.AST) -> Iterator[str]:
-    """Yields modules of this package that a tree imports outside of ``TYPE_CHECKING`` blocks."""
+    """Yields modules in this package that a tree imports outside ``TYPE_CHECKING`` blocks."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue

@@ -1,4 +1,4 @@
-"""Reports contain the lock waits and lock totals of a recording."""
+"""Reports contain the lock waits and lock totals from a recording."""
 
 import json
 
@@ -51,7 +51,7 @@ def find_profile(windows):
     return next(profile for profile in window.profiles if profile.kind == LOCK_CONTENTION)
 
 
-def test_the_lock_type_and_holder_of_samples_survive_an_otlp_round_trip(windows):
+def test_the_lock_type_and_holder_in_samples_survive_an_otlp_round_trip(windows):
     (window,) = windows
     for profile in (find_profile(windows), find_profile([send(window)])):
         samples = [(dict(sample.labels), list(sample.values)) for _, sample in profile.samples]

@@ -116,7 +116,7 @@ def test_samples_match_the_output_of_perf_script(name):
     assert len(ours) > 40
 
 
-def test_a_process_has_the_name_of_its_program_and_the_attributes_of_its_host():
+def test_a_process_has_its_programs_name_and_its_hosts_attributes():
     window, _ = read(content("seekable"))
     attributes = [resource.attributes for resource, _ in window.samples]
     assert {row["process.executable.name"] for row in attributes} >= {"work"}
@@ -169,7 +169,7 @@ def made(*records, sample_type=1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN, config=0, f
 
 
 def ids(pid, time):
-    """Packs the trailer of records that are not samples."""
+    """Packs the trailer for records that are not samples."""
     return struct.pack("<IIQ", pid, pid, time)
 
 

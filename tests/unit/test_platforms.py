@@ -5,7 +5,7 @@ from tests.platforms.report import EMULATED, NO, PAGE, PROVED, Row, merge, read_
 ROW = Row("arm64", "glibc 2.36", "Linux 6.1", "CPython 3.11", EMULATED, ("boots", "waits"))
 
 
-def test_a_new_result_replaces_the_result_of_the_same_platform():
+def test_a_new_result_replaces_the_old_one_for_the_same_platform():
     newer, other = ROW._replace(results=("boots",)), ROW._replace(machine="x86-64", state=PROVED)
     assert merge([ROW, other], [newer]) == [newer, other]
 

@@ -1,4 +1,4 @@
-"""The agent's own metrics arrive at the receiver of its profiles."""
+"""The agent's own metrics arrive at the same receiver as its profiles."""
 
 import contextlib
 import os
@@ -274,6 +274,6 @@ def test_the_sdk_is_not_loaded_if_metrics_are_disabled():
 
 def test_an_agent_that_only_writes_files_sends_no_metrics(telemetry):
     text = CONFIG.format(exporter="file: {path: x}", level="normal", name="file")
-    wait_until(lambda: READER not in thread_names())  # readers of earlier tests have exited
+    wait_until(lambda: READER not in thread_names())  # readers from earlier tests have exited
     telemetry.configure(agent_config(parse_config(text, path="agent.yaml", environ={}).config))
     assert READER not in thread_names()

@@ -98,7 +98,7 @@ def test_a_stack_that_could_not_be_captured_differs_from_an_unrequested_stack():
     assert [side.kind for side in second.stack.sides] == [KERNEL_SIDE]
 
 
-def test_alternating_frames_of_two_languages_keep_their_order():
+def test_alternating_frames_in_two_languages_keep_their_order():
     mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
     assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
     assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]

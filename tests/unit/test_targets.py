@@ -24,6 +24,6 @@ def test_every_program_run_by_a_make_target_can_be_imported():
     packages = {name for name in PROGRAMS if ROOT.joinpath(*name.split(".")).is_dir()}
     names = {f"{name}.__main__" if name in packages else name for name in PROGRAMS}
     assert len(names) > 10
-    # pytest's import path also contains the directories of tests.
+    # pytest's import path also contains the test directories.
     code = f"import importlib\nfor name in {sorted(names)}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

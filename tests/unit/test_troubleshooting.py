@@ -53,7 +53,7 @@ def test_every_error_is_documented():
 
 
 def test_every_documented_message_exists():
-    """Each documented message matches a message of the package, where … matches any text."""
+    """Each documented message matches a message in the package, where … matches any text."""
     messages = {
         text_of(node)
         for tree in syntax_trees().values()

@@ -34,7 +34,7 @@ def test_phrases_in_pages_are_found_with_their_line_numbers():
     ]
 
 
-def test_only_the_comments_of_c_sources_are_searched():
+def test_only_comments_in_c_sources_are_searched():
     text = "int told;\n/* Whether it runs. */\nint f; /* what it tells */\n\n/*\n * Of x.\n */\n"
     results = sorted((place.line, place.kind) for place in find_places("a.c", text))
     assert results == [(2, "opening"), (3, "tell"), (6, "opening")]

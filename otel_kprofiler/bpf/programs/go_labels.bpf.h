@@ -56,7 +56,7 @@ SCRATCH(go_work, struct go_work);
 
 /*
  * Appends a string from the process's memory to the record, after the head; returns 0 on success. A
- * separate function, because the verifier of Linux 5.10 loses the bounds of spilled values.
+ * separate function, because the verifier in Linux 5.10 loses the bounds of spilled values.
  */
 GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 {

@@ -34,7 +34,7 @@ INLINE void find_program(const struct python_config *c, u64 mm, struct program_k
 	READ_KERNEL(key->inode, inode + c->inode_number);
 }
 
-/* Reports the process of the current record. Its current program must not be registered. */
+/* Reports the process in the current record. Its current program must not be registered. */
 GLOBAL int tell_process(void)
 {
 	u32 zero = 0;

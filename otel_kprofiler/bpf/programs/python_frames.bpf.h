@@ -202,7 +202,7 @@ GLOBAL int walk_python(void)
 }
 
 /*
- * Stores the program of a process on the first call; returns whether the process still runs that
+ * Stores a process's program on the first call; returns whether the process still runs that
  * program.
  */
 INLINE int same_image(struct python_process *process, u64 image)

@@ -10,7 +10,7 @@
  * OpenTelemetry contexts are immutable once they are referenced. Each object's type is checked. If
  * anything is unexpected, no span is recorded.
  *
- * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
+ * CPython 3.11 to 3.14 structs: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
  * bpf/python_span.py writes the structs; keep the three files in sync.
  */
@@ -326,7 +326,7 @@ GLOBAL u64 find_span_context(u64 span)
 	return READ_USER(found, values + values_head + 8 * place) ? 0 : found;
 }
 
-/* Returns the table of the thread's current OpenTelemetry context, or 0 if it has no context. */
+/* Returns the table for the thread's current OpenTelemetry context, or 0 if it has no context. */
 GLOBAL u64 find_otel_context(u32 tid)
 {
 	const struct span_path *path = get_span_path();
@@ -348,7 +348,7 @@ GLOBAL u64 find_otel_context(u32 tid)
 }
 
 /*
- * Returns the span context in the table of an OpenTelemetry context; 0 if absent or uncertain. Not
+ * Returns the span context in an OpenTelemetry context's table; 0 if absent or uncertain. Not
  * a separate function: functions that call each other share 512 bytes of stack.
  */
 INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
@@ -358,7 +358,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* Returns the label set number stored in the dict of an OpenTelemetry context; 0 if absent. */
+/* Returns the label set number stored in an OpenTelemetry context's dict; 0 if absent. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

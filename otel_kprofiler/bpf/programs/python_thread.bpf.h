@@ -16,7 +16,7 @@
 #include "python_types.bpf.h"
 
 enum thread_status {
-	IS_THREADS = 8, /* bound_gilstate of PyThreadState._status (Include/cpython/pystate.h) */
+	IS_THREADS = 8, /* bound_gilstate in PyThreadState._status (Include/cpython/pystate.h) */
 };
 
 INLINE u64 thread_word(const struct python_work *w, u64 at)
@@ -42,7 +42,7 @@ INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 	       (!w->several || thread_word(w, l->thread_status) & IS_THREADS);
 }
 
-/* Finds the current frame of the copied thread state; returns 0 on success. */
+/* Finds the current frame in the copied thread state; returns 0 on success. */
 INLINE int read_current_frame(struct python_work *w, const struct python_layout *l)
 {
 	w->frame = thread_word(w, l->thread_frame);
@@ -118,7 +118,7 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 }
 
 /*
- * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
+ * Examines one thread in the list; returns whether the search is over. In 3.11, a state that this
  * thread creates for another thread has this thread's id, but no frame. If there are several
  * interpreters, searches all of them. If two thread states both appear to be the most recently
  * used, uses neither.

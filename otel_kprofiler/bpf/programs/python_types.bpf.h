@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Defines the maps, settings and state for reading CPython frames. python.py and python_codes.py read
- * and write the structs up to `code_description`; change both together.
+ * Defines the maps, settings and state for reading CPython frames. python.py and python_codes.py
+ * read and write the structs up to `code_description`; change both together.
  */
 #pragma once
 
@@ -23,14 +23,14 @@ enum {
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* limit on code objects described per interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* size limit of all line tables; the first table may exceed it */
+	MAX_NEW_BYTES = 1 << 15, /* total size limit for line tables; the first table may exceed it */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
 	ASK_AGAIN_NS = 100000000, /* interval for rechecking an unknown thread */
 };
 
-/* Initial and maximum interval between reports of a program whose code keeps changing. */
+/* Initial and maximum intervals between reports on a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
 /*

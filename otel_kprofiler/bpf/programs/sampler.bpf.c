@@ -82,13 +82,13 @@ struct config {
 	u64 leader_offset; /* offset of task_struct.group_leader */
 	u64 start_offset;  /* offset of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* bytes in the ring at which the reader is woken */
-	u64 stack_bytes; /* size limit of a kernel or user stack, at most STACK_BYTES */
+	u64 stack_bytes; /* size limit for a kernel or user stack, at most STACK_BYTES */
 	u64 namespace_device; /* device of the pid namespace; its inode number follows */
 	u64 namespace_inode;
 	u64 parent_offset; /* offset of task_struct.real_parent */
 	u64 tgid_offset;   /* offset of task_struct.tgid */
 	u64 comm_offset;   /* offset of task_struct.comm; 0: unknown */
-	u64 cgroup_levels; /* bit mask of the hierarchy levels of selected cgroups */
+	u64 cgroup_levels; /* bit mask of hierarchy levels with selected cgroups */
 	u64 period_ns;	   /* interval between runs of the program on a CPU; 0: irregular */
 	u64 regular_since_ns; /* missing runs are counted from this time on */
 	u64 thread_pointer; /* offset of task_struct.thread.fsbase, the user thread pointer */
@@ -98,7 +98,7 @@ struct config {
 };
 
 /*
- * Counters of one event on one CPU, in separate cache lines. Only that CPU writes the counters;
+ * Counters for one event on one CPU, in separate cache lines. Only that CPU writes the counters;
  * user space reads them through a mapping.
  */
 struct cpu_line {
@@ -127,7 +127,7 @@ struct comm {
 	char name[16];
 };
 
-/* State of the ring's reader; user space reads and writes it through a mapping. */
+/* State of the ring reader; user space reads and writes it through a mapping. */
 struct reader {
 	u64 waits_since;  /* records of processes that started at or after this time wake the reader */
 	u64 newest_start; /* latest process start time in the records */
@@ -149,7 +149,7 @@ struct record {
 	s16 kernel_bytes; /* size, a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 phase; /* phase of a wait, or flags of a lock (locks.bpf.h); 0 for other samples */
+	u16 phase; /* wait phase, or lock flags (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
 	u32 context_bytes; /* size of the thread context, which follows the stacks */
@@ -164,7 +164,7 @@ struct record {
 /* The sampler's last run on a CPU, from which missed runs are counted. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
-	s64 late_ns; /* sum of the delays of all runs, minus the periods already counted as missed */
+	s64 late_ns; /* total delay of all runs, minus the periods already counted as missed */
 };
 
 struct scratch {
@@ -188,7 +188,7 @@ RING(ring);
 #include "events.bpf.h"
 
 /*
- * Claims the scratch memory of this CPU; returns 0 if an interrupted program is using it. The
+ * Claims this CPU's scratch memory; returns 0 if an interrupted program is using it. The
  * kernel keeps perf event programs from interrupting each other, but not tracepoint programs: a
  * tracepoint may fire in an interrupt, or in a helper that a program calls.
  */
@@ -210,7 +210,7 @@ INLINE void free_scratch(struct scratch *own)
 
 /*
  * Converts a helper's result to the length of a stack; 0 for errors. The mask proves the bounds to
- * the verifiers of all kernel versions; the asm keeps the compiler from removing the mask.
+ * the verifiers in all kernel versions; the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
 {

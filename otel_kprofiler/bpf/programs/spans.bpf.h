@@ -7,7 +7,7 @@
 #include "loaders.bpf.h"
 
 enum {
-	MAX_DIGITS = 5, /* number of digits of a 128-bit Python int */
+	MAX_DIGITS = 5, /* number of digits in a 128-bit Python int */
 };
 
 /*

@@ -108,7 +108,7 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
 }
 
 /*
- * Writes the thread context after the stacks of the record; returns its size in bytes, or 0. The
+ * Writes the thread context after the record's stacks; returns its size in bytes, or 0. The
  * thread is stopped, so if a second read returns a different head, another thread is writing it, in
  * violation of the protocol. A separate function to save stack space, like collect_span.
  */

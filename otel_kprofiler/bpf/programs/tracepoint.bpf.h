@@ -63,7 +63,7 @@ INLINE u64 read_value(const u64 *ctx)
 	return value * tracepoint.unit;
 }
 
-/* Counts an event; returns whether to sample it. Samples the last event of each period. */
+/* Counts an event; returns whether to sample it. Samples the last event in each period. */
 INLINE int is_due(struct cpu_line *line)
 {
 	u64 overflows = (++line->counted + line->skipped) / tracepoint.period;

@@ -326,8 +326,8 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	if (call == A_CALL || at_sigreturn(c, w->pc))
 		return 0;
 	/*
-	 * A forked child has no page-table entries for its parent's code, so the code of a caller
-	 * is unreadable until the child returns to it. In this case, accepts a caller in executable
+	 * A forked child has no page-table entries for its parent's code, so a caller's code is
+	 * unreadable until the child returns to it. In this case, accepts a caller in executable
 	 * memory if an unwind rule led to it.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)

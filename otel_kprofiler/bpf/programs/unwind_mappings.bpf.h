@@ -23,7 +23,7 @@ enum {
 	WORK_PER_WALK = 150,
 };
 
-/* Returns the entry of the mm's maple tree for pc; 0 if there is none. */
+/* Returns the entry in the mm's maple tree for pc; 0 if there is none. */
 INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 entry = 0;
@@ -137,7 +137,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 	return FILE_PENDING;
 }
 
-/* Returns the state of a mapping's file; if its table is loaded, sets m->shift. */
+/* Returns a mapping's file state; if the file's table is loaded, sets m->shift. */
 INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, struct mapping *m, u64 pc)
 {
 	struct file_state *file = LOOKUP(files, &m->key);

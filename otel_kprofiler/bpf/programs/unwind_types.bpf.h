@@ -38,7 +38,7 @@ enum file_states {
 };
 
 enum unwind_flags {
-	A64_CALLS = 1,	   /* calls are BL and BLR; if unset, calls are those of x86-64 */
+	A64_CALLS = 1,	   /* calls are BL and BLR; if unset, x86-64 calls */
 	LINK_REGISTER = 2, /* a leaf function's return address is in a register */
 	KEEP_MAPPINGS = 4, /* mappings are cached; mm_sequence shows whether they are still valid */
 	RB_TREE = 8,	   /* mappings are in a red-black tree, not in a maple tree */
@@ -92,7 +92,7 @@ struct unwind_config {
 	u64 address_mask; /* address bits of a return address; the bits above may hold a PAC */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
 	u64 syscall;	  /* the system call instruction */
-	u64 goexit;	  /* code of runtime.goexit around the return address; 0: none */
+	u64 goexit;	  /* code in runtime.goexit around the return address; 0: none */
 	u64 goexit_mask;
 	u32 flags;
 	u32 max_work;
@@ -189,7 +189,7 @@ enum rule_errors {
 };
 
 struct rule {
-	u64 key; /* lower half of the address and serial of the table; 0: empty */
+	u64 key; /* lower half of the address, and the table's serial; 0: empty */
 	struct row row;
 	u32 error;
 	u32 high; /* upper half of the address */
@@ -272,7 +272,7 @@ struct unwind_work {
 	struct rule rule;
 	struct mapping kept[KEPT_MAPPINGS];
 	struct file_request request;
-	u64 node[40]; /* node of a mapping tree, or a vm_area_struct */
+	u64 node[40]; /* node in a mapping tree, or a vm_area_struct */
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */

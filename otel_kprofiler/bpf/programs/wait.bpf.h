@@ -392,7 +392,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Writes the record of a wait's end, with `kernel_bytes` bytes of kernel stack. */
+/* Writes the record for a wait's end, with `kernel_bytes` bytes of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -469,7 +469,7 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 }
 
 /*
- * Prepares the record of a wait's end; returns whether the caller must add a stack and write the
+ * Prepares the end-of-wait record; returns whether the caller must add a stack and write the
  * record. If the wait's start was reported, writes the record immediately, without a stack.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
@@ -517,7 +517,7 @@ INLINE void drop_begin(struct thread *thread)
 /*
  * Returns how long a thread was off the CPU before it was switched in `ago` nanoseconds ago. A wait
  * whose start was written with a span is measured on CLOCK_MONOTONIC, because the scheduler clocks
- * of two CPUs may differ by up to the delay of a tick.
+ * on two CPUs may differ by up to a tick's delay.
  */
 INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 {

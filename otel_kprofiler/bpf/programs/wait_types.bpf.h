@@ -63,7 +63,7 @@ enum {
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
 
 /*
- * Offsets in kernel structs; 0 if unknown or absent. The offsets are constants of the loaded
+ * Offsets in kernel structs; 0 if unknown or absent. The offsets are constants in the loaded
  * program, so that it can read members of the tracepoint's task without a helper.
  */
 struct wait_layout {
@@ -108,12 +108,12 @@ struct sample_budget {
 struct wait_line {
 	u64 taken;
 	u64 ring_full;
-	u64 no_room; /* waits of threads without an entry in `threads` */
+	u64 no_room; /* waits by threads without an entry in `threads` */
 	u64 missed;  /* context switches whose tracepoint event was missed */
 	u64 lost;    /* exited threads whose totals did not fit in the ring */
 	u64 begun;
-	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of struct thread */
-	u64 set_ns;    /* when the offset was set (on the clock of struct thread); 0: not set */
+	u64 offset_ns; /* CLOCK_MONOTONIC minus struct thread's clock */
+	u64 set_ns;    /* when the offset was set (on struct thread's clock); 0: not set */
 	u64 task; /* the last task switched in on this CPU; 0: unknown */
 	u64 place; /* the task's index in `threads`; NO_THREAD: not tracked, or not known yet */
 	u64 switched_ns; /* when the task was switched in */
@@ -126,7 +126,7 @@ struct wait_line {
 };
 
 /*
- * A thread that has left a CPU at least once, and the totals of its waits. Times are on the
+ * A thread that has left a CPU at least once, and its wait totals. Times are on the
  * scheduler's clock (rq_clock(), kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock
  * cannot be read. The first cache line contains the members used at every context switch; the
  * second contains the members updated for each wait.
@@ -139,7 +139,7 @@ struct thread {
 	u32 state;	  /* the thread's state when it left the CPU */
 	u32 epoch;	  /* value of wait_config.epoch when the thread left the CPU */
 	u32 cpu;	  /* the last CPU that the thread ran on */
-	u32 flags;	  /* flags of this wait (enum wait_flags) */
+	u32 flags;	  /* flags for this wait (enum wait_flags) */
 	u32 threshold; /* threshold of this wait; like the next three members, in units of 256 ns */
 	u32 likely;    /* the wait's start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of the thread's sleep durations; 0: unknown */
@@ -159,7 +159,7 @@ struct thread {
 	u32 waker_tgid; /* ids of the thread that ended this wait */
 	u32 waker_tid;
 	u32 ran_ns; /* low bits of the task's CPU time when the start of this wait was written */
-	u64 begun_ns; /* CLOCK_MONOTONIC time of writing this wait's start; 0: not measured */
+	u64 begun_ns; /* CLOCK_MONOTONIC when this wait's start was written; 0: not measured */
 	char waker_comm[16];
 };
 

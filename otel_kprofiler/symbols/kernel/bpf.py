@@ -50,7 +50,7 @@ class KsymbolSource(Protocol):
         """Returns changes since the last call; never blocks. ``now_ns`` is the current boottime."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns the details of a BPF program's function; None if unknown. Thread-safe."""
+        """Returns details about a function in a BPF program; None if unknown. Thread-safe."""
 
     def count_lost(self) -> Mapping[str, int]:
         """Returns the number of records lost so far, by cause. Thread-safe."""
@@ -351,7 +351,7 @@ def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
 
 
 def limit_bytes(symbol: Ksymbol) -> int:
-    """Returns an upper bound on the size of a symbol of unknown length, in bytes."""
+    """Returns an upper bound on the size, in bytes, of a symbol whose length is unknown."""
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 

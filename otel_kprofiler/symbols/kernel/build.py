@@ -16,7 +16,7 @@ from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_r
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Addresses, Entries, SymbolTable
 
 TEXT_TYPES: Final = b"tTwW"
-"""Type letters of code in kallsyms: local, global, weak."""
+"""Type letters for code in kallsyms: local, global, weak."""
 MAX_PAD_BYTES: Final = 64
 """Largest plausible function padding (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")

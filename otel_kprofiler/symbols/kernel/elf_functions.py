@@ -51,7 +51,7 @@ class ElfMatch(NamedTuple):
 
 
 class ElfSymbols:
-    """The functions of vmlinux or a module, by RVA.
+    """The functions in vmlinux or a module, by RVA.
 
     Args:
         path: the file, or its separate debug file. If the file has no symbols, the installed debug

@@ -14,7 +14,7 @@ class Explanation(NamedTuple):
     Attributes:
         frame: the frame that represents the address at the leaf of a stack.
         section: name of the executable range that contains the address; empty if no range does.
-        names: all names of the symbol, the displayed name first.
+        names: all of the symbol's names, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
         freed: freed init functions at ``start``, or at the address at which ftrace lists them.

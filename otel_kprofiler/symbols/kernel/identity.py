@@ -1,7 +1,7 @@
 """Computes file ids: 128-bit hashes that identify a build of the kernel, a module or a BPF program.
 
 For code with a build id, the file id is the FNV-1a-128 hash of the build id's lower-case
-hexadecimal text. opentelemetry-ebpf-profiler sends this hash as the ``htlhash`` of kernel code, and
+hexadecimal text. opentelemetry-ebpf-profiler sends this hash as kernel code's ``htlhash``, and
 symbol stores use it as a key. For code without a build id, the file id is the hash of a UTF-8
 string:
 

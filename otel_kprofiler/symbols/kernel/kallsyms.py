@@ -1,7 +1,7 @@
 r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for symbols outside vmlinux
-(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address, followed by
+(kernel/kallsyms.c, ``s_show``). The vmlinux symbols come first, sorted by address, followed by
 unsorted blocks: the live modules, ftrace's clones of module init functions, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
@@ -51,13 +51,13 @@ class Kallsyms(NamedTuple):
     """The content of a kallsyms file.
 
     Attributes:
-        core: the symbols of vmlinux, including init code.
+        core: the symbols in vmlinux, including init code.
         blocks: all other symbols, by the bracketed name (such as ``ext4``), in file order.
         freed: symbols that ftrace keeps for freed init functions; never used to resolve frames.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. If it is, the line and all symbols of its module,
+        cut: whether the last line is incomplete. If it is, the line and all symbols in its module,
             if any, are skipped.
     """
 
@@ -372,7 +372,7 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sorts the code symbols of a module by address, and adds an end entry at each non-code symbol.
+    """Sorts a module's code symbols by address, and adds an end entry at each non-code symbol.
 
     Yields batches to limit memory use. A batch contains all symbols at each of its addresses.
     """

@@ -18,7 +18,7 @@ from otel_kprofiler.symbols.kernel.timeline import FOREVER, LoadedModule
 
 INIT_TEXT: Final = ".init.text"
 LOADING: Final = "Loading"
-"""State in ``/proc/modules`` of a module whose init function is running."""
+"""State in ``/proc/modules`` for a module whose init function is running."""
 
 _ZERO = b"0" * 16
 
@@ -109,7 +109,7 @@ def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]
 
 
 class LineCollector:
-    """Collects kallsyms lines of the named modules, and can stop at the first BPF program."""
+    """Collects kallsyms lines for the named modules, and can stop at the first BPF program."""
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
         self.lines: dict[str, bytes] = {}

@@ -58,7 +58,7 @@ class MixedSide:
         return side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the kernel frames as of the time of a sample."""
+        """Returns the kernel frames as of a sample's timestamp."""
         return self.at(sample.time_ns)
 
 

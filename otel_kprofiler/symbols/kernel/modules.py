@@ -28,7 +28,7 @@ _PAGE_MASK = ~0xFFF
 
 
 class ProcModule(NamedTuple):
-    """A line of ``/proc/modules``; ``address`` is 0 if the kernel hides it."""
+    """A line in ``/proc/modules``; ``address`` is 0 if the kernel hides it."""
 
     name: str
     size: int
@@ -46,7 +46,7 @@ class ModuleFiles(NamedTuple):
 
 
 def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
-    """Returns the valid lines of ``/proc/modules``, and the number of malformed lines.
+    """Returns the valid lines in ``/proc/modules``, and the number of malformed lines.
 
     A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
     """
@@ -91,10 +91,11 @@ def ranges_from_sections(
 ) -> tuple[AddressRange, ...]:
     """Returns a module's executable ranges in address order, excluding its init sections.
 
-    A section counts as executable if it has the name of a text section, or contains a function of
-    the module. A section's range ends at the module's next section, or at ``limit``. The last
-    text section ends with the page in which its last function starts, because other allocations may
-    follow. Ignores sections below ``.text``, or all sections if the address of ``.text`` is 0.
+    A section counts as executable if it has the name of a text section, or contains one of the
+    module's functions. A section's range ends at the module's next section, or at ``limit``. The
+    last text section ends with the page in which its last function starts, because other
+    allocations may follow. Ignores sections below ``.text``, or all sections if the address of
+    ``.text`` is 0.
     """
     if not sections.get(".text", 1):
         return ()

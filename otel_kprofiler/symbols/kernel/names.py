@@ -17,7 +17,7 @@ GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 
 # Symbols that mark code boundaries in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
 _MARKER = re.compile(
-    rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
+    rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes in arch/arm64/kernel/image-vars.h
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S
     rb"|__(?:\w+_)?text_(?:start|end)"  # asm-generic/vmlinux.lds.h and arm64's vmlinux.lds.S
     rb"|__(?:init|exit)text_(?:begin|end)|__init_(?:begin|end)"
@@ -41,7 +41,7 @@ def fold_preamble(name: bytes) -> bytes:
 
 
 def is_marker(name: bytes) -> bool:
-    """Returns whether a name is a boundary marker of the linker script, such as ``_etext``."""
+    """Returns whether a name is a boundary marker from the linker script, such as ``_etext``."""
     return name.endswith(_MARKER_ENDINGS) and _MARKER.fullmatch(name) is not None
 
 

@@ -44,7 +44,7 @@ class ModuleSymbols(NamedTuple):
 
 
 class CodeBlock(NamedTuple):
-    """Symbols of kernel code outside modules: BPF programs, trampolines and kprobe pages."""
+    """Symbols for kernel code outside modules: BPF programs, trampolines and kprobe pages."""
 
     kind: ModuleKind
     table: SymbolTable

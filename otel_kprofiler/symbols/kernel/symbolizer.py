@@ -52,7 +52,7 @@ class _View(NamedTuple):
 
 
 class KernelSymbolizer:
-    """Resolves kernel stacks with the symbols that were loaded at the time of the sample.
+    """Resolves kernel stacks using the symbols that were loaded at the time of the sample.
 
     Lookups are lock-free and thread-safe. Only one thread may call ``advance``, ``reload`` and
     ``close``. Replaced snapshots are kept for a while, for samples taken before the replacement.
@@ -67,7 +67,7 @@ class KernelSymbolizer:
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules. The tracker must have been
             started before ``snapshot`` was read; ``close`` closes it. If None, the snapshot's
-            symbols for code outside modules are used for samples of any time.
+            symbols for code outside modules are used for samples taken at any time.
         modules: tracks loaded modules; started and closed like ``ksymbols``.
         known_ksymbols: initial ksymbols; None for the ksymbols in the snapshot.
     """

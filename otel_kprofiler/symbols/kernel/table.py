@@ -25,7 +25,7 @@ _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
 _UNDERSCORE = 0x5F
 _NO_LONG: Final[dict[int, int]] = {}  # shared by all tables
-_LONG = 255  # length byte of names of 255 bytes or more; a dictionary stores their lengths
+_LONG = 255  # length byte for names of 255 bytes or more; a dictionary stores their lengths
 
 
 class Symbol(NamedTuple):
@@ -40,7 +40,7 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Stores ascending addresses: the lower 32 bits, and each change of the upper 32 bits."""
+    """Stores ascending addresses: the lower 32 bits, and each change in the upper 32 bits."""
 
     def __init__(self) -> None:
         self._low = array("I")
@@ -83,7 +83,7 @@ class Entries(NamedTuple):
         lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end entry.
         names: all names, concatenated.
         padded: one byte per entry, which is 1 if ``__pfx_`` padding precedes the entry.
-        long_lengths: lengths of names of 255 bytes or more, by index.
+        long_lengths: lengths of names with 255 bytes or more, by index.
         pad: size of the padding before a function, in bytes; 0 if functions have no padding.
     """
 
@@ -238,7 +238,7 @@ class SymbolTable:
         """Returns a copy in which the code between each end and the next symbol has no name.
 
         If an end is inside padding, all of the padding is removed. With ``missing``, each end also
-        removes the padding of the next function, because the padding may belong to a missing
+        removes the padding before the next function, because the padding may belong to a missing
         function.
         """
         pending = sorted(set(ends), reverse=True)

@@ -58,7 +58,7 @@ class ModuleReading(NamedTuple):
 
 
 class ModuleCounts(NamedTuple):
-    """Counters of the thread that watches modules.
+    """Counters for the thread that watches modules.
 
     Attributes:
         events: number of module load and unload notifications received.
@@ -115,7 +115,7 @@ class _Lifetime:
 
 
 class Timeline:
-    """The history of kernel snapshots, one per change of the loaded modules; not thread-safe."""
+    """The history of kernel snapshots, one per change in the loaded modules; not thread-safe."""
 
     def __init__(self, first: Snapshot) -> None:
         self._first = first
@@ -127,7 +127,7 @@ class Timeline:
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """The snapshots, newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # modules of each snapshot, by ``since_ns``
+        self._live: dict[int, list[ModuleSymbols]] = {}  # modules in each snapshot, by ``since_ns``
 
     def apply(self, reading: ModuleReading) -> None:
         """Apply a scan of the module list. Scans must be applied in chronological order."""

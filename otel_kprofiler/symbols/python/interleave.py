@@ -1,4 +1,4 @@
-"""Replaces native frames of the interpreter with the Python functions that they run.
+"""Replaces the interpreter's native frames with the Python functions that they run.
 
 Each call from C code into the interpreter produces one native frame, that of the evaluation loop.
 The native frame is identified by its name, or by its address if the location of the evaluation loop
@@ -72,7 +72,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Replaces evaluation-loop frames of a stack, ordered leaf to root, with Python frames."""
+        """Replaces evaluation-loop frames in a stack, ordered leaf to root, with Python frames."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:

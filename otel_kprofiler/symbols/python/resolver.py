@@ -33,13 +33,13 @@ _PLACE_BYTES: Final = 300
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 _TABLE_FACTOR: Final = 6
-"""Memory used per byte of a line table. An entry of two bytes becomes up to 13 bytes."""
+"""Memory used per byte of a line table. A two-byte entry becomes up to 13 bytes."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
 
 class PythonResolver(Stateless):
-    """Resolves the Python frames of stacks from the ids of their code objects.
+    """Resolves the Python frames in stacks from the ids of their code objects.
 
     Never waits for the description of a code object. The sampler adds the descriptions to
     ``codes``.
@@ -121,7 +121,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """The Python frames of a stack. Frames are named when their code objects are described."""
+    """The Python frames in a stack. Frames are named when their code objects are described."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 

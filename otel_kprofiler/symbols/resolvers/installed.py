@@ -64,7 +64,7 @@ class InstalledFiles:
         self._found: dict[FileIdentity, CodeFile | None] = {}
 
     def find(self, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of a file; None if no file on this host has the requested identity."""
+        """Returns a file's code; None if no file on this host has the requested identity."""
         if wanted not in self._found:
             code = self._find_file(wanted)
             self._found[wanted] = code or self._find_debug_file(wanted)

@@ -36,7 +36,7 @@ def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
 
 
 class ProcessesResolver:
-    """Resolves addresses in user code of any process. Thread-safe.
+    """Resolves addresses in user code in any process. Thread-safe.
 
     Each call reads the process's mappings, which requires permission to trace the process
     (ptrace(2), PTRACE_MODE_READ). Symbols are cached per file. If a pid has been reused, its

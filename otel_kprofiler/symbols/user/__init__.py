@@ -1,1 +1,1 @@
-"""Symbols of user code: executables, libraries, and runtime-generated code."""
+"""Symbols for user code: executables, libraries, and runtime-generated code."""

@@ -1,9 +1,9 @@
 """Builds the function table of a user-space binary from all its sources of names.
 
 The sources are ``.symtab``, ``.dynsym`` and PLT stubs, in this order. If unwind information shows
-functions without names, ``.symtab`` is followed by ``.symtab`` of the debug file,
-``.gnu_debugdata`` (an ELF file compressed with xz), and the table of Go's runtime. Later sources do
-not name code inside functions of earlier sources.
+functions without names, ``.symtab`` is followed by the debug file's ``.symtab``, ``.gnu_debugdata``
+(an ELF file compressed with xz), and the Go runtime's table. Later sources do not name code inside
+functions from earlier sources.
 
 A symbol without a size ends at the end of its unwind entry, at the next symbol or at the end of its
 section, whichever comes first. A symbol whose end is uncertain names only its first byte.
@@ -51,7 +51,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Size limit for the names of a symbol table, and for ``.eh_frame``."""
+"""Size limit for the names in a symbol table, and for ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory used per symbol while the table is built, excluding the table's columns."""
@@ -65,7 +65,7 @@ _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
 _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
-"""Pattern of symbols that are not functions: assembler labels and mapping symbols."""
+"""Pattern for symbols that are not functions: assembler labels and mapping symbols."""
 
 
 def read_functions(
@@ -76,7 +76,7 @@ def read_functions(
     max_bytes: int = MAX_SECTION_BYTES,
     budget: ReadingBudget | None = None,
 ) -> FunctionTable:
-    """Reads the functions of a file.
+    """Reads the functions in a file.
 
     ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
     the file's debug file, which the caller closes. ``find_debug`` is called only if ``.symtab`` is

@@ -47,7 +47,7 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 
 
 class DrgnLines:
-    """Source lines and inlined functions of a file. Thread-safe, but lookups are serialized.
+    """Source lines and inlined functions in a file. Thread-safe, but lookups are serialized.
 
     A lookup usually takes 0.3 ms, but may take seconds, so sampling threads must not perform
     lookups. Replaces a worker that takes too long or exits. After three worker failures, lookups

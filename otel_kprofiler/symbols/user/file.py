@@ -31,7 +31,7 @@ class NamedAddress(NamedTuple):
 
 
 class LineTable(Protocol):
-    """The source lines and inlined functions of one file; thread-safe."""
+    """The source lines and inlined functions for one file; thread-safe."""
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first; empty if unknown."""
@@ -45,7 +45,7 @@ _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
 """Maximum number of names that a search demangles. Demangling this many names takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
-_ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
+_ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # template arguments
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
 NOT_ASKED: Final = NamedAddress((), 0, Unresolved.USER_ADDRESS)
 PENDING: Final = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)

@@ -49,7 +49,7 @@ class Function(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names of a function: rank, length, name, and row in the table of names."""
+"""One of several names for a function: rank, length, name, and row in the name table."""
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:
@@ -76,7 +76,7 @@ class Bounds(NamedTuple):
 
     Attributes:
         base: SVMA that the starts are relative to.
-        starts: distance of each function's start from the base; may be negative.
+        starts: each function's start, relative to the base; may be negative.
         samples: the result of :func:`sample` for ``starts``; empty if ``starts`` is in memory.
     """
 

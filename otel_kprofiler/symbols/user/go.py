@@ -42,14 +42,14 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit of the names section and of the functions section; enough for a million functions."""
+"""Size limit on the names section and on the functions section; enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Size limit of the sections that may contain the runtime's ``moduledata``."""
+"""Size limit for the sections that may contain the runtime's ``moduledata``."""
 MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Size limit of a pc table. Parsing its roughly 5,000 entries takes 2 ms and 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
-"""Memory limit for cached functions, pc tables and names of all files."""
+"""Memory limit for functions, pc tables and names cached from all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
 """Bytes of memory used per cached value, per pc table byte, and per character of a name."""
 _MAX_NAME_BYTES: Final = 4096
@@ -388,7 +388,7 @@ class GoLines(GoTable):
 def read_go_symbols(
     source: Source, elf: ElfFile, sections: list[Section], budget: ReadingBudget
 ) -> Symbols | None:
-    """Reads the functions of a Go program; None for other programs and unsupported versions of Go.
+    """Reads the functions in a Go program; None for other programs and unsupported Go versions.
 
     Raises ``ElfError`` if the program's table is malformed, too large, or exceeds the budget.
     """

@@ -23,7 +23,7 @@ _MEMORY: Final = ("/memfd:", "/dev/")
 
 
 class ProcessCode:
-    """Runtime-generated code of one process. Thread-safe, but only one thread may call ``update``.
+    """Runtime-generated code in one process. Thread-safe, but only one thread may call ``update``.
 
     The jitdump takes precedence over the perf map, because jitdump records have timestamps. A name
     is valid until its code is unmapped, or a file is mapped over the code.

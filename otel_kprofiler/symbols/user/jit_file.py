@@ -49,8 +49,8 @@ class Parsed(NamedTuple, Generic[EventT]):
 class JitFile(ABC, Generic[EventT]):
     """A file in which a process describes its runtime-generated code.
 
-    Thread-safe, but only one thread may update it. The file of a later process with the same pid is
-    not read.
+    Thread-safe, but only one thread may update it. A file written by a later process with the same
+    pid is not read.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles) -> None:

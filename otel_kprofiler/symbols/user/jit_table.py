@@ -36,7 +36,7 @@ class _Former(NamedTuple):
 
 
 class JitTable:
-    """The runtime-generated functions of one process. Not thread-safe.
+    """The runtime-generated functions in one process. Not thread-safe.
 
     Unnamed rows mark addresses at which functions have been replaced or removed.
 

@@ -110,7 +110,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start parsing a new jitdump of the process. Existing source file numbers remain valid."""
+        """Start parsing the process's new jitdump. Existing source file numbers remain valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
@@ -148,7 +148,7 @@ class JitDumpParser:
             return 0
         magic, _, size, _, padding, pid, _, flags = _HEADER.unpack_from(text)
         if magic != _MAGIC or pid != self.pid or not _HEADER.size <= size <= len(text):
-            raise NotADumpError(f"the file is not a jitdump of process {self.pid}")
+            raise NotADumpError(f"the file is not a jitdump from process {self.pid}")
         self.header = text[: _HEADER.size]
         self.has_other_clock = bool(flags & _OTHER_CLOCK)
         self._shift = _V8_SHIFT if padding == _V8_PADDING else 0
@@ -248,7 +248,7 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
 
 
 def find_place(lines: bytes, offset: int) -> tuple[int, int]:
-    """Returns the file number and line of an offset in a function; zeros if unknown."""
+    """Returns the file number and line for an offset in a function; zeros if unknown."""
     count = len(lines) // _PLACE.size
     index = bisect_right(range(count), offset, key=lambda row: _place(lines, row)[0]) - 1
     if index < 0:
@@ -270,7 +270,7 @@ def _check(start: int, size: int) -> None:
 class JitDump(JitFile[Record]):
     """The jitdump of one process. Thread-safe, but only one thread may ``update`` it.
 
-    Dumps of later processes with the same pid are not read. ``get_suspended_ns`` returns how long
+    Dumps from later processes with the same pid are not read. ``get_suspended_ns`` returns how long
     the host has been suspended since boot.
     """
 

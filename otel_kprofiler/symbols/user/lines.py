@@ -63,9 +63,9 @@ class ConversionLimits(NamedTuple):
     """Limits on a file, and on the process that converts the file's DWARF.
 
     Attributes:
-        memory_bytes: memory limit of the process; at most half of the cgroup's available memory.
-            Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
-        result_bytes: size limit of the result, which is kept on disk.
+        memory_bytes: the process's memory limit; at most half of the cgroup's available memory.
+            Converting an 11 MB file takes 60 MB, and a 350 MB file about 1 GB.
+        result_bytes: size limit for the result, which is kept on disk.
         cpu: CPU time limit, in proportion to the size of the uncompressed DWARF; five times the
             time required for the output of common compilers.
         wall_s: elapsed time limit, which allows for busy machines.
@@ -86,7 +86,7 @@ class SymbolicLines:
 
     Functions have no lines if their DWARF is split, and inlined functions have no names if their
     names are in the common file that ``dwz -m`` writes. The cache identifies a file by its
-    modification time and a hash of its size and its first and last page. Converts one file at a
+    modification time and a hash of its size and its first and last pages. Converts one file at a
     time, in a child process without capabilities.
 
     ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are cached only

@@ -1,4 +1,4 @@
-"""Defines the reasons why source lines of a file cannot be read."""
+"""Defines the reasons why source lines for a file cannot be read."""
 
 import enum
 
@@ -19,7 +19,7 @@ class LinesProblem(enum.Enum):
 
 
 class LinesError(KProfilerError):
-    """Raised if the source lines of a file cannot be read.
+    """Raised if the source lines for a file cannot be read.
 
     ``problem`` is also counted in ``/status``. If ``may_pass`` is set, a retry may succeed.
     """

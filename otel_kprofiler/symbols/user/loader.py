@@ -44,7 +44,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner for code that is not in a file. Each turn reads the code of one process."""
+"""Queue owner for code that is not in a file. Each turn reads one process's code."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -352,7 +352,7 @@ class SymbolLoader(ForkAware):
         except (SymbolsRefused, OSError) as error:
             _log.info("no symbols for %s: %s", path, describe_error(error))
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading
-            _log.exception("reading the symbols of %s failed", path)
+            _log.exception("reading symbols from %s failed", path)
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:

@@ -22,7 +22,7 @@ EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
-"""Reads the symbols of an open file, or of an image in memory. Raises ``SymbolsRefused``."""
+"""Reads symbols from an open file, or from an image in memory. Raises ``SymbolsRefused``."""
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
@@ -35,7 +35,7 @@ class QueuedFile:
     Attributes:
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's latest queue entry. Results of older queue entries are ignored.
+        reading: the file's latest queue entry. Results for older queue entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -137,7 +137,7 @@ class FileReader:
         if names.nbytes > self._max_bytes:
             size, limit = names.nbytes >> 20, self._max_bytes >> 19
             raise SymbolsRefused(
-                f"the symbols occupy {size} MiB, more than half of the limit of {limit} MiB; "
+                f"the symbols occupy {size} MiB, more than half of the {limit} MiB limit; "
                 "raise max_user_symbol_megabytes"
             )
         return names

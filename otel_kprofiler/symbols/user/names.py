@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
 _LINE_SHARE: Final = 8
-"""Memory limit of a process that converts DWARF, as a multiple of ``max_bytes``."""
+"""Memory limit for a process that converts DWARF, as a multiple of ``max_bytes``."""
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 

@@ -127,7 +127,7 @@ class _KnownFile:
             module, address, named.lines, named.offset(address), USER_SIDE,
             named.unresolved, (), found_by,
         )  # fmt: skip
-        frame = tuple.__new__(Frame, fields)  # takes half the time of Frame(…)
+        frame = tuple.__new__(Frame, fields)  # takes half as long as Frame(…)
         if named.is_interim:
             self._interim[key] = frame
         elif named.unresolved is not Unresolved.SYMBOLS_PENDING:
@@ -207,7 +207,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """The user frames of a stack, some of whose files have not been read yet."""
+    """The user frames in a stack, some of whose files have not been read yet."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -229,7 +229,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """The user frames of a stack. Names of frames outside any file depend on the process."""
+    """The user frames in a stack. Names of frames outside any file depend on the process."""
 
     __slots__ = ("_last", "_names", "_side")
 
@@ -337,7 +337,7 @@ class UserResolver(Stateless):
             cached.pending = 0
             frames = tuple(map(cached.__getitem__, mark_trampolines(words)))
         self._kept += len(cached) - old_count
-        # tuple.__new__ takes a third of the time of Side(…).
+        # tuple.__new__ takes a third as long as Side(…).
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def finish(self, timeout_s: float) -> None:

@@ -38,6 +38,6 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def find_char(code: int) -> str | None:
-    """Returns the character of a code point; None for surrogates and values beyond Unicode."""
+    """Returns the character for a code point; None for surrogates and values beyond Unicode."""
     is_char = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
     return chr(code) if is_char else None

@@ -1,4 +1,4 @@
-"""Combines the sources of function names in user-space binaries."""
+"""Combines the sources of function names for user-space binaries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Size limit of the download cache, and of the source line cache."""
+"""Size limit for the download cache, and for the source line cache."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
@@ -97,7 +97,7 @@ class SymbolSources:
             servers: URLs of debuginfod servers.
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.
-            line_memory_bytes: memory limit of the process that converts DWARF; at most half of the
+            line_memory_bytes: memory limit for the process that converts DWARF; at most half of the
                 cgroup's available memory.
             may_block: whether lookups of source lines may take seconds; False omits lines in split
                 DWARF.

@@ -1,7 +1,7 @@
 """Names PLT stubs after their targets, using the relocations of their GOT slots.
 
 On x86-64, a stub is 8 or 16 bytes long: an optional ``endbr64`` and ``bnd``, and a jump through a
-slot of the GOT. With indirect branch tracking, ``.plt`` contains stubs that push the index of their
+GOT slot. With indirect branch tracking, ``.plt`` contains stubs that push the index of their
 relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage Table"). On arm64, a
 stub is 16 to 24 bytes long, with an optional ``bti c`` and pointer authentication (binutils,
 elfnn-aarch64.c).
@@ -107,7 +107,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields the index and fields of each relocation in ``rows``, or whose slot is in ``slots``."""
+    """Yields the index and fields of each relocation in ``rows`` or with its slot in ``slots``."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

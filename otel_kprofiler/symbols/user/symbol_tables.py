@@ -1,4 +1,4 @@
-"""Decodes ``.symtab`` and ``.dynsym`` of user-space binaries, a column at a time.
+"""Decodes ``.symtab`` and ``.dynsym`` in user-space binaries, a column at a time.
 
 An entry has 24 bytes (elf(5), Elf64_Sym): the name, a word with type, binding and section index,
 the value, and the size. Slicing columns with ``memoryview`` is fast enough for hundreds of
@@ -24,7 +24,7 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Size limit of a symbol table, enough for 1.4 million symbols."""
+"""Size limit for a symbol table, enough for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory used by a symbol in :class:`Symbols`, in bytes, excluding the name."""
 _RUN: Final = 1 << 14  # symbols per sorted run

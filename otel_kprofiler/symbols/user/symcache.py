@@ -1,4 +1,4 @@
-"""Reads SymCaches, which contain the source lines and inlined functions of one file.
+"""Reads SymCaches, which contain the source lines and inlined functions for one file.
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
 https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The data is
@@ -45,7 +45,7 @@ _PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 
 
 class SymCache:
-    """Source lines and inlined functions of one file. Thread-safe.
+    """Source lines and inlined functions in one file. Thread-safe.
 
     Args:
         data: the content of the SymCache. A lookup stops at a corrupt entry.
@@ -53,7 +53,7 @@ class SymCache:
         is_partial: whether ``data`` lacks DWARF that is in other files.
 
     Raises:
-        ValueError: the data is not a SymCache of version 9, or its tables are truncated.
+        ValueError: the data is not a version 9 SymCache, or its tables are truncated.
     """
 
     def __init__(self, data: memoryview | bytes, base: int, *, is_partial: bool = False) -> None:

@@ -5,7 +5,7 @@ and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``. ``pyth
 tests.faults.table WORD ...`` runs the scenarios that have no row yet and whose kind or name
 contains a word; with ``--fresh``, it also reruns scenarios that have a row.
 
-To add a scenario, append to ``SCENARIOS`` of a module in ``kinds`` (a new module is discovered
+To add a scenario, append it to ``SCENARIOS`` in a ``kinds`` module (a new module is discovered
 automatically)::
 
     def rename_threads(run):
@@ -18,7 +18,7 @@ automatically)::
 ``Scenario`` documents each field. ``Run`` documents what a fault can access: the agent's process
 and directory, its receiver, and programs that run as another user. The fault function is called
 after the agent has started to sample. The measurement ends when the function returns. Every agent
-also writes to a file that no fault affects. This file's samples of a control program are compared
+also writes to a file that no fault affects. This file's samples from a control program are compared
 with the program's CPU time. Faults that affect the whole host, and thus other agents, have
 ``alone=True``; in their runs, the agent also takes off-CPU samples.
 """

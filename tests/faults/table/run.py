@@ -30,7 +30,7 @@ class Run(Programs):
     """An agent, its directory and receiver, and the programs started by a fault scenario.
 
     Attributes:
-        public: a world-writable directory for files of other users.
+        public: a world-writable directory for other users' files.
         config: the agent's configuration, including changes made by ``write_config``.
         seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool and separate counts.
@@ -90,7 +90,7 @@ class Run(Programs):
 
     @property
     def segments(self) -> list[Path]:
-        """The segments of the spool, oldest first."""
+        """The spool's segments, oldest first."""
         return sorted(self.spool.glob("*/*.spool"))
 
     @property

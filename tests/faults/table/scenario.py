@@ -59,7 +59,7 @@ class Scenario:
         spool: whether the exporter queues on disk.
         heals: whether the receiver recovers, and receives the queued data, before the agent stops.
         alone: whether the scenario must not run while other agents are running on the host.
-        others: why the control program cannot measure the effect on samples of other processes
+        others: why the control program cannot measure the effect on other processes' samples
             (such as a restart); empty if it can.
         misses: whether the fault causes the kernel to miss samples of all programs; the agent must
             count these samples as missed.

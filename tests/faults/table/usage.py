@@ -1,4 +1,4 @@
-"""Measures the memory and CPU time of an agent and its children."""
+"""Measures the memory and CPU time used by an agent and its children."""
 
 from __future__ import annotations
 

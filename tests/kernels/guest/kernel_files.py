@@ -12,7 +12,7 @@ TRACING = "/sys/kernel/tracing"
 
 
 def write(path: str, text: str) -> None:
-    """Writes text in a single call, without the seek of append mode, which tracefs rejects."""
+    """Writes text in a single call, without append mode's seek, which tracefs rejects."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, text.encode())

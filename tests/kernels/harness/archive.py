@@ -22,7 +22,7 @@ _FORMER = {
     "Debian": "http://archive.debian.org/debian/",
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
-"""URLs of the archives of unsupported releases, by the label that apt uses."""
+"""Archive URLs for unsupported releases, by the label that apt uses."""
 
 _MERGED = ("bin", "lib", "lib64", "sbin")
 """The top-level directories that are symbolic links into /usr."""
@@ -42,7 +42,7 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """The packages of a release. ``options`` are the apt options that select the release."""
+    """The packages in a release. ``options`` are the apt options that select the release."""
 
     options: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class Archive:
 def open_release(
     release: str, home: Path, architecture: str = "", *, with_sources: bool = False
 ) -> Archive:
-    """Opens the archive of another release or architecture, including its security updates.
+    """Opens the archive for another release or architecture, including its security updates.
 
     Tries this machine's mirror first, then the archive of former releases. Raises MatrixError if no
     reachable archive has the release.

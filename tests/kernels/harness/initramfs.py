@@ -1,4 +1,4 @@
-"""The initramfs of a guest: busybox, the drivers for the host's root file system, and a script."""
+"""The initramfs for a guest: busybox, the drivers for the host's root file system, and a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.errors import MatrixError
 from harness.kernels import KernelFiles
 from harness.places import CHECKOUT
 
-# The virtio transport, the 9p file system of the host's root, and overlay to make it writable.
+# The virtio transport, the 9p file system for the host's root, and overlay to make it writable.
 DRIVERS = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 ROOT_TAG, RUN_TAG = "hostroot", "run"
 RUN_DIR = "/run/kernel-matrix"
@@ -69,7 +69,7 @@ def module_name(path: str) -> str:
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Returns the files of modules and dependencies in load order, without built-in modules."""
+    """Returns the files for modules and dependencies in load order, without built-in modules."""
     by_name = {module_name(path): path for path in dependencies}
     order: list[str] = []
     for name in wanted:

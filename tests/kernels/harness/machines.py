@@ -1,6 +1,6 @@
-"""The machine types to test: how to emulate them, and the root directory of their guests.
+"""The machine types to test: how to emulate them, and the root directory for their guests.
 
-A guest of the host's machine type uses the host's root directory. A guest of another type needs
+A guest with the host's machine type uses the host's root directory. A guest of another type needs
 programs and libraries built for it: Debian packages and wheels are unpacked into a directory in the
 cache. Files in this directory are never executed on the host.
 """
@@ -37,7 +37,7 @@ class Machine:
         name: the name that ``uname -m`` prints.
         architecture: Debian's name of the architecture.
         emulator: the emulator's command line, including processor and board options.
-        variants: the compiler options of each build of a program, by name.
+        variants: the compiler options for each build of a program, by name.
     """
 
     name: str

@@ -9,6 +9,6 @@ CHECKOUT = Path(__file__).absolute().parents[3]
 
 
 def cache_dir() -> Path:
-    """Returns the directory of downloads, builds and results: ``$OTEL_KPROFILER_CACHE``/kernels."""
+    """Returns the cache for downloads, builds and results: ``$OTEL_KPROFILER_CACHE``/kernels."""
     base = os.environ.get("OTEL_KPROFILER_CACHE") or "~/.cache/otel-kprofiler"
     return Path(base).expanduser().absolute() / "kernels"

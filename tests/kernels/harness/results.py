@@ -21,7 +21,7 @@ class Result(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the table: the results of one boot of one kernel."""
+    """A column in the table: the results from one boot of one kernel."""
 
     title: str
     results: Sequence[Result]

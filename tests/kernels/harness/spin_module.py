@@ -16,7 +16,7 @@ VARIANTS = {"spin": "", "other": "1"}
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Rebuilds outdated variants. Returns the directory of all variants, or raises MatrixError."""
+    """Rebuilds outdated variants. Returns the variants' directory, or raises MatrixError."""
     if kernel.headers is None:
         raise MatrixError(f"{kernel.name}: the headers to build the test module are missing")
     home = kernel.work / "module"
@@ -29,7 +29,7 @@ def build(kernel: KernelFiles) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(SOURCE, target)
         # BTF for modules would need pahole, and no test reads it. Headers from an older release
-        # specify the compiler of that release, so override it.
+        # specify the compiler used for that release, so override it.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         options += [f"CC={kernel.machine.compiler}", *kernel.machine.make]
         call(["make", "-s", f"-j{os.cpu_count()}", "-C", str(kernel.headers), *options, "modules"])

@@ -46,7 +46,7 @@ noinline void kprof_shift(volatile unsigned int *counter)
 EXPORT_SYMBOL_GPL(kprof_shift);
 #endif
 
-/* Calls nothing, so that every sample of the loop has this function as its leaf. */
+/* Calls nothing, so that every sample in the loop has this function as its leaf. */
 static noinline __noclone void kprof_leaf(unsigned int rounds)
 {
 	while (rounds--)

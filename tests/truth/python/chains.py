@@ -71,7 +71,7 @@ class Function(NamedTuple):
 
 
 class Chains:
-    """The source code of all functions, and the valid samples of each function.
+    """The source code of all functions, and each function's valid samples.
 
     Attributes:
         source: the source of the module, whose file name is ``chains.py``.

@@ -12,7 +12,7 @@ from tests.truth.python.chains import END, Chains
 
 _EXAMPLES = 3
 _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
-"""Substrings of the names of system calls that switch threads or allocate memory."""
+"""Substrings in the names of system calls that switch threads or allocate memory."""
 
 
 class Seen(NamedTuple):
@@ -67,7 +67,7 @@ class Report:
 
 
 class ChurnJudge:
-    """Judges the samples of churn.py. Ignores samples taken before a function stored its mark."""
+    """Judges the samples from churn.py. Ignores samples taken before a function stored its mark."""
 
     def __init__(self) -> None:
         self.report = Report()

@@ -111,7 +111,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Returns the host pid and tids of the descendant of ``pid`` with namespace pid ``inner``."""
+    """Returns the host pid and tids of ``pid``'s descendant with namespace pid ``inner``."""
     for one in (pid, *_descendants(pid)):
         if _read_ids(one, one) == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]

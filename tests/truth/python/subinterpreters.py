@@ -1,4 +1,4 @@
-"""Runs the chains of chains.py in threads, each in a subinterpreter, until standard input ends.
+"""Runs the chains from chains.py in threads, each in a subinterpreter, until standard input ends.
 
 ``python subinterpreters.py SEED STYLES`` prints the same line as program.py.
 """

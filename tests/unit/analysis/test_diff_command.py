@@ -112,7 +112,7 @@ def test_a_diff_of_identical_profiles_reports_no_changes(files):
     assert all(line.startswith("~") for line in done.output.splitlines()[3:])
 
 
-def test_two_intervals_of_one_profile_are_compared(tmp_path):
+def test_two_intervals_in_one_profile_are_compared(tmp_path):
     path = write(tmp_path / "c", [(10, 20), (10, 60)])
     times = ("--time-before", "0s..10s", "--time-after", "10s..20s")
     (kind,) = json.loads(run(path, *times, "--by", "syscall", "--json").output)["kinds"]

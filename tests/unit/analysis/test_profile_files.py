@@ -38,7 +38,7 @@ def frame(side, name, line=0, module=None):
 
 
 def window(number=0):
-    """Returns four samples of a Java program: two in the kernel and two in native code."""
+    """Returns four samples from a Java program: two in the kernel and two in native code."""
     java = frame(JVM, "Main.run", 7)
     start = frame(NATIVE, "start_thread", module=JVM_SO)
     write = [frame(KERNEL, name, module=VMLINUX) for name in ("vfs_write", "__x64_sys_write")]
@@ -128,7 +128,7 @@ def test_a_truncated_json_line_is_skipped(tmp_path):
     assert load_samples(read(tmp_path, lines[:-30], ["skipped corrupt data"])).count == 4
 
 
-def test_complete_messages_of_a_truncated_gzip_file_are_read(tmp_path):
+def test_complete_messages_in_a_truncated_gzip_file_are_read(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
     expected = ["the compressed data is truncated", "skipped corrupt data"]
     assert load_samples(read(tmp_path, (parts[0] + parts[1])[:-40], expected)).count == 4

@@ -36,7 +36,7 @@ USER = stack(user=("compute", "main"))
 
 @pytest.fixture
 def profile(tmp_path):
-    """Writes six 1 s samples of nginx: 3 in read, 2 in write, 1 in user mode."""
+    """Writes six 1 s samples from nginx: 3 in read, 2 in write, 1 in user mode."""
     groups = [
         ({"process.pid": 7, "process.executable.name": "nginx"}, [
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8, "GET /\x1b"),
@@ -140,7 +140,7 @@ def test_percentages_of_callers_and_callees_are_relative_to_the_function(profile
     ]
 
 
-def test_time_in_omitted_kernel_frames_counts_as_self_time_of_the_user_caller(profile):
+def test_time_in_omitted_kernel_frames_counts_as_the_user_callers_self_time(profile):
     seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
     assert seconds == {"read": 5, "compute": 1, "main": 0}
 
@@ -249,7 +249,7 @@ def test_line_tables_are_sorted_by_total_and_other_tables_as_requested(tmp_path)
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_selected_samples_can_be_written_in_every_format_of_record(profile, tmp_path, capfd):
+def test_selected_samples_can_be_written_in_every_record_format(profile, tmp_path, capfd):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5

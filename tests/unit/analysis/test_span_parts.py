@@ -109,7 +109,7 @@ def test_the_parts_of_an_asynchronous_span_include_other_work_on_its_thread(asyn
     }  # fmt: skip
 
 
-def test_a_span_on_two_threads_includes_the_time_of_both_threads(asynchronous):
+def test_a_span_on_two_threads_includes_the_time_on_both_threads(asynchronous):
     assert parts("--endpoint", "GET /b", asynchronous) == {
         "user code": 3 + 5 + 1, "kernel": 1, "event loop waited": 10, "other tasks": 4 + 2 + 1,
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_span_times_are_available_only_as_a_table(synchronous, tmp_path, by):
 
 
 def times(*arguments):
-    """Returns the user, kernel and waiting time of spans, in milliseconds."""
+    """Returns the spans' user, kernel and waiting times, in milliseconds."""
     output = invoke(command, "--by", "trace", "--json", *arguments).output
     return {
         (span["service"], span["span_id"]): (
@@ -181,7 +181,7 @@ def test_event_loop_waits_are_charged_to_the_last_active_span(tmp_path):
     assert list(times("--span", CHILD.span_id.hex(), path).values()) == [(2, 0, 20)]
 
 
-def test_spans_of_a_trace_are_grouped_and_show_their_service(tmp_path):
+def test_spans_in_a_trace_are_grouped_and_show_their_service(tmp_path):
     for name, *timeline in (
         ("front", (0, A, "user", 1), (1, A, "poll", 30), (31, A, "kernel", 1)),
         ("stock", (10, CHILD, "kernel", 4), (5, B, "user", 20)),

@@ -1,4 +1,4 @@
-"""Jumps and stack use of the compiled programs conform to the rules of older verifiers."""
+"""Jumps and stack use in the compiled programs conform to the rules of older verifiers."""
 
 import struct
 
@@ -12,7 +12,7 @@ CLASS, JUMPS = 0x07, (0x05, 0x06)
 GOTO, CALL, EXIT = 0x05, 0x85, 0x95
 LOAD, STORES = 0x01, (0x02, 0x03)
 COPY, ADD = 0xBF, 0x07
-FRAME_POINTER, OWN_FUNCTION = 10, 1  # a register; src_reg of a call
+FRAME_POINTER, OWN_FUNCTION = 10, 1  # a register; src_reg in a call
 STACK_BYTES = 512  # MAX_BPF_STACK, the sum over a call chain
 
 

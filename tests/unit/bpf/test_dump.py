@@ -38,7 +38,7 @@ def test_a_row_contains_the_values_written_by_the_bpf_program():
         ({"state": 0x1, "flags": ON_A_CPU}, None),
     ],
 )
-def test_wait_states_match_the_state_of_the_task(fields, expected):
+def test_wait_states_match_task_states(fields, expected):
     assert row(**fields).wait_state is expected
 
 

@@ -159,7 +159,7 @@ def test_python_frames_are_parsed_as_a_separate_stack(user, end, status):
 
 def test_an_inconsistent_python_stack_is_rejected():
     stack = pack_python_stack(PythonEnd.COMPLETE, [(7, 2, True)])[:-8]
-    with pytest.raises(ValueError, match="Python stack of the record at byte 8 is malformed"):
+    with pytest.raises(ValueError, match="Python stack in the record at byte 8 is malformed"):
         parse(pack(python=len(stack)) + stack)
 
 
@@ -174,7 +174,7 @@ def test_a_user_stack_records_why_it_ends(end):
 @pytest.mark.parametrize("damage", [b"\0\2", b"\0\0\2", b"\0\0\1\0\2"])
 def test_an_inconsistent_user_stack_is_rejected(damage):
     stack = damage + USER_STACK[len(damage) :]
-    with pytest.raises(ValueError, match="user stack of the record at byte 8 is malformed"):
+    with pytest.raises(ValueError, match="user stack in the record at byte 8 is malformed"):
         parse(pack(user=len(stack)) + stack)
 
 

@@ -1,4 +1,4 @@
-"""Records of off-CPU threads are parsed in the format that the BPF programs write."""
+"""Off-CPU records are parsed in the format that the BPF programs write."""
 
 import mmap
 import struct
@@ -125,7 +125,7 @@ def in_phase(phase):
     return bytes(record)
 
 
-def test_wait_totals_of_exited_threads_are_parsed_but_not_returned_as_samples():
+def test_wait_totals_for_exited_threads_are_parsed_but_not_returned_as_samples():
     result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
     assert parse_records(chunk, waits=result) == []

@@ -59,7 +59,7 @@ def test_a_stack_with_python_functions_counts_once():
     assert whole_share(sample(MIXED), sample([USER_SIDE], PENDING)) == pytest.approx(1 / 2)
 
 
-def test_completeness_is_weighted_by_the_number_of_samples_of_each_stack():
+def test_completeness_is_weighted_by_each_stacks_number_of_samples():
     assert whole_share(sample(MIXED, count=3), sample(MIXED, PENDING)) == pytest.approx(3 / 4)
 
 

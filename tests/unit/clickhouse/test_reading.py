@@ -1,4 +1,4 @@
-"""The SQL of ClickHouse queries, which tests/collector runs on a ClickHouse server."""
+"""The SQL for ClickHouse queries, which tests/collector runs on a ClickHouse server."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Stacks are rebuilt from rows of functions, including inlined and recursive calls."""
+"""Stacks are rebuilt from function rows, including inlined and recursive calls."""
 
 from otel_kprofiler.clickhouse.stacks import Stacks
 from otel_kprofiler.model import (
@@ -41,7 +41,7 @@ def test_unmapped_kernel_addresses_are_in_the_kernel_stack():
     assert side.kind is USER_SIDE
 
 
-def test_frames_of_interpreted_languages_are_recognized_by_their_files():
+def test_frames_in_interpreted_languages_are_recognized_by_their_files():
     rows = [
         (0, "handle", "/srv/app.py", 3, ""),
         (0, "get", "<frozen importlib>", 3, ""),

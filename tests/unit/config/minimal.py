@@ -21,5 +21,5 @@ def with_receiver(block):
 
 
 def load_agent(block):
-    """Returns the settings of an agent with the given lines in its receiver block."""
+    """Returns the settings for an agent with the given lines in its receiver block."""
     return agent_config(parse_config(with_receiver(block), path="agent.yaml", environ={}).config)

@@ -1,4 +1,4 @@
-"""Each key of opentelemetry-ebpf-profiler's receiver is supported, or rejected with a reason.
+"""Each opentelemetry-ebpf-profiler receiver key is supported, or rejected with a reason.
 
 The keys come from ``collector/config/config_linux.go`` as of August 2026.
 """

@@ -1,4 +1,4 @@
-"""The content of sections is read, whether compressed or not."""
+"""Section content is read, whether compressed or not."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""Responses of receivers that reject profiles or requests."""
+"""Responses from receivers that reject profiles or requests."""
 
 import gzip
 

@@ -169,7 +169,7 @@ def test_a_full_spool_drops_and_counts_the_oldest_batches(open_queue):
     assert numbers(receiver)[-1] == 59
 
 
-def test_losses_of_earlier_runs_are_counted_separately(open_queue):
+def test_losses_from_earlier_runs_are_counted_separately(open_queue):
     queue = open_queue(Receiver(up=False))
     queue.put(numbered(3))
     queue.shutdown(0)

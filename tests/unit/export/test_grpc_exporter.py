@@ -175,7 +175,7 @@ def test_a_batch_above_the_limit_is_not_sent(grpc_receiver, batch):
     exporter.shutdown()
 
 
-def test_the_default_size_limit_is_below_the_default_of_grpc_servers(batch):
+def test_the_default_size_limit_is_below_that_of_grpc_servers(batch):
     """gRPC servers accept 4 MiB by default."""
     assert OtlpGrpcExporter("http://localhost").max_bytes < 4 << 20
 

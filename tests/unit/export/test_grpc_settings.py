@@ -1,4 +1,4 @@
-"""Settings of the OTLP/gRPC exporter are validated, and retry delays are parsed."""
+"""Settings for the OTLP/gRPC exporter are validated, and retry delays are parsed."""
 
 import contextlib
 import socket

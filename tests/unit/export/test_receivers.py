@@ -199,7 +199,7 @@ def test_queued_batches_are_saved_when_sending_stops(http_receiver, capsys):
     assert f"otel-kprofiler send profile.unsent.otlp {address}" in capsys.readouterr().err
 
 
-def test_files_of_earlier_recordings_are_not_overwritten(http_receiver, tmp_path):
+def test_files_from_earlier_recordings_are_not_overwritten(http_receiver, tmp_path):
     http_receiver.answer((400, {}, b""))
     (tmp_path / "profile.unsent.otlp").write_bytes(b"mine")
     sending = send(http_receiver.endpoint, [window(0)], "profile")

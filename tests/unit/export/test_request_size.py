@@ -351,8 +351,8 @@ def test_remaining_parts_of_a_batch_are_left_for_the_next_run(limited, tmp_path)
     assert sum(arrived.values()) == len(arrived) == 2 * 2 * COUNT
 
 
-def test_lost_samples_of_a_split_batch_are_passed_to_the_callback(http_receiver, quick):
-    """The callback records lost samples in the files of unsent batches."""
+def test_lost_samples_in_a_split_batch_are_passed_to_the_callback(http_receiver, quick):
+    """The callback records lost samples in files that hold unsent batches."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

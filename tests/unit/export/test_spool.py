@@ -231,7 +231,7 @@ def test_only_records_in_an_unreadable_block_are_lost(tmp_path, open_spool, monk
     assert again.damaged == total(one for one in stored if one not in kept) != {}
 
 
-def test_a_segment_of_another_format_version_is_set_aside(tmp_path, caplog):
+def test_a_segment_in_another_format_version_is_set_aside(tmp_path, caplog):
     _, path = written(tmp_path, 2)
     content = b"kpspool1" + path.read_bytes()[len(MAGIC) :]
     path.write_bytes(content)
@@ -602,7 +602,7 @@ def test_recorded_losses_are_reported_by_every_later_run(tmp_path):
         abandon(again)
 
 
-def test_samples_of_a_split_batch_are_not_counted_twice(tmp_path):
+def test_samples_in_a_split_batch_are_not_counted_twice(tmp_path):
     spool, (stored,) = fill(tmp_path, 1)
     part = Batch(b"p", Form.PROTOBUF, (ProfileSamples("off_cpu", 1),), 1, 2)
     spool.append(part, is_part=True)

@@ -49,7 +49,7 @@ DD = {"process.pid": 7, "process.executable.name": "dd"}
 
 @pytest.fixture
 def windows():
-    """Returns ten samples: 7 of ``dd`` (one without a stack) and 3 of a process without a name."""
+    """Returns ten samples: 7 from ``dd`` (one without a stack) and 3 from an unnamed process."""
     deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
     cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
     missing = Stack.from_frames((), {KERNEL_SIDE: -14})
@@ -70,7 +70,7 @@ def windows():
 
 @pytest.fixture
 def off_cpu():
-    """Returns three waits of ``dd`` on one CPU, each with its duration."""
+    """Returns three waits by ``dd`` on one CPU, each with its duration."""
     read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
     kind = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     waits = [

@@ -1,4 +1,4 @@
-"""Reports show the function of a frame, or the reason why it has no name."""
+"""Reports show each frame's function, or the reason why it has no name."""
 
 from otel_kprofiler.formats import function_rows
 from otel_kprofiler.formats.entries import frame_entries

@@ -98,7 +98,7 @@ def document(windows):
 
 
 def names(document, index):
-    """Returns the functions of a stack, outermost first."""
+    """Returns the functions in a stack, outermost first."""
     shared, result = document["shared"], []
     while index is not None:
         func = shared["frameTable"]["func"][shared["stackTable"]["frame"][index]]
@@ -148,7 +148,7 @@ def test_off_cpu_time_appears_as_a_gap_in_the_cpu_track(document):
     assert samples["threadCPUDelta"] == [0, 10 * MS, 10 * MS, 0, 10 * MS]
 
 
-def test_waits_and_spans_are_shown_as_markers_on_the_first_track_of_their_thread(document):
+def test_waits_and_spans_are_shown_as_markers_on_their_threads_first_track(document):
     strings = document["shared"]["stringArray"]
     shown = {}
     for thread in document["threads"]:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.system
 
 
 def test_speedscope_files_conform_to_the_schema(windows):
-    """The file follows file-format-schema.json, and each sample is in the profile of its CPU."""
+    """The file follows file-format-schema.json, and each sample is in the profile for its CPU."""
     document = json.loads(speedscope(windows, name="x"))
     frames = document["shared"]["frames"]
     assert all(isinstance(frame["name"], str) and frame["name"] for frame in frames)

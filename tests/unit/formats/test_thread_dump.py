@@ -75,7 +75,7 @@ def test_threads_that_may_block_other_threads_are_listed_first_and_idle_threads_
     assert text.startswith("process 42 (shop): 5 threads, 1 ended\n")
 
 
-def test_only_some_threads_of_a_large_group_are_listed_and_the_remaining_threads_are_counted():
+def test_only_some_threads_in_a_large_group_are_listed_and_the_rest_are_counted():
     text = dump_table([process(*(thread(tid) for tid in range(2000)))])
     assert "7 pool-7 and 1,992 more\n" in text
     assert len(text.splitlines()) == 7

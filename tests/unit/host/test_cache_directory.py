@@ -57,7 +57,7 @@ def open_paths():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
-def test_files_and_directories_of_other_users_are_not_trusted(cache, tmp_path):
+def test_other_users_files_and_directories_are_not_trusted(cache, tmp_path):
     put(cache, "a", 10)
     os.chown(f"{cache.path}/a", 1, 1)
     assert cache.open("a") is None

@@ -48,7 +48,7 @@ def test_limiting_an_exited_child_is_not_an_error():
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_children_with_limits_run_under_every_installed_interpreter(minor):
-    """Interpreters built for an old glibc lack some functions of the os module."""
+    """Interpreters built for an old glibc lack some functions in the os module."""
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env["PYTHONPATH"] += f":{Path(pytest.__file__).parents[1]}"
     options = ["-q", "--noconftest", f"--rootdir={ROOT}", "-c", os.devnull, "-pno:cacheprovider"]

@@ -145,7 +145,7 @@ def test_the_doctor_suggests_a_fix_for_a_sampler_that_cannot_start():
         ("1", ALL, SymbolsVisibility.NAMESPACE, "user namespace"),
     ],
 )
-def test_causes_of_hidden_symbols_are_distinguished(restrict, effective, cause, fix):
+def test_reasons_for_hidden_symbols_are_distinguished(restrict, effective, cause, fix):
     host = FakeHost(
         effective,
         **{

@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """Fakes events for the CPUs of a captured tree. Tests can make events die, or fail to open."""
+    """Fakes events for the CPUs in a captured tree. Tests can make events die, or fail to open."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)
@@ -48,7 +48,7 @@ def test_events_track_cpu_hotplug(online):
     assert host.update() == ([], [], {})
 
 
-def test_the_event_of_a_briefly_offline_cpu_is_replaced(online):
+def test_the_event_on_a_briefly_offline_cpu_is_replaced(online):
     host = make(online)
     host.update()
     host.dead = {2}

@@ -75,7 +75,7 @@ def test_concurrent_turns_are_granted_to_different_owners(queue):
     assert [queue.take().owner for _ in range(2)] == ["noisy", "good"]
 
 
-def test_costly_work_of_one_owner_does_not_delay_other_owners(queue, clock):
+def test_costly_work_for_one_owner_does_not_delay_other_owners(queue, clock):
     queue.put("hostile", 0)
     queue.put("hostile", 1)
     serve(queue, 4 * SECOND_NS)
@@ -159,7 +159,7 @@ def test_the_cost_of_a_group_is_the_sum_of_its_owners_costs(grouped, clock):
     assert turns["costly"] <= 2
 
 
-def test_the_newest_item_of_the_group_with_the_most_work_is_dropped_first(grouped):
+def test_the_newest_item_in_the_group_with_the_most_work_is_dropped_first(grouped):
     grouped.put(("good", 0), "good")
     for number in range(3):
         grouped.put(("storm", number), number)

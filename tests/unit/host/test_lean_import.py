@@ -1,4 +1,4 @@
-"""A module of a package is imported without the package's other modules."""
+"""A module in a package is imported without the package's other modules."""
 
 import sys
 
@@ -31,7 +31,7 @@ def package(tmp_path, monkeypatch, request):
         del sys.modules[module]
 
 
-def test_importing_a_module_alone_does_not_import_other_modules_of_its_package(package):
+def test_importing_a_module_alone_does_not_import_other_modules_in_its_package(package):
     assert import_module_alone(f"{package}.wanted").VALUE == 7
     assert f"{package}.heavy" not in sys.modules
     assert "LOADED" not in vars(sys.modules[package])

@@ -96,7 +96,7 @@ def test_no_child_is_started_if_too_little_memory_is_left(run):
     assert caught.value.grant.count_bytes == MIB
 
 
-def test_the_cpu_time_limit_of_a_child_depends_on_its_input_size(run):
+def test_a_childs_cpu_time_limit_depends_on_its_input_size(run):
     cpu = CpuRate(least_s=1, per_mib_s=0, most_s=1).grant(0)
     expected = (ChildProblem.CPU_TIME, "took more than 1 s of CPU for 0 MiB")
     assert failure(run, "\nwhile True: pass", LIMITS._replace(cpu=cpu)) == expected

@@ -31,7 +31,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_every_field_of_proc_maps_is_parsed():
+def test_every_field_in_proc_maps_is_parsed():
     assert list(parse_mappings(TEXT)) == ROWS
     assert [row.is_executable for row in ROWS] == [True, False, False, True, True]
     assert list(parse_mappings(TEXT, only_code=True)) == [row for row in ROWS if row.is_executable]
@@ -66,7 +66,7 @@ def test_valid_lines_between_malformed_lines_are_parsed(rows, other):
 
 
 @given(st.integers(0, len(TEXT)))
-def test_a_truncated_line_of_proc_pid_maps_is_not_parsed_as_a_mapping(length):
+def test_a_truncated_line_in_proc_pid_maps_is_not_parsed_as_a_mapping(length):
     assert list(parse_mappings(TEXT[:length])) == ROWS[: TEXT[:length].count(b"\n")]
 
 

@@ -1,4 +1,4 @@
-"""A child process can read several files. No file affects the results of another file."""
+"""A child process can read several files. Files do not affect each other's results."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ from otel_kprofiler.sampling.events import CpuEvents
 
 
 class Limit:
-    """Fake files of a host with a sampling rate limit and no online CPUs."""
+    """Fake files for a host with a sampling rate limit and no online CPUs."""
 
     def __init__(self, limit):
         self.limit = limit
@@ -40,7 +40,7 @@ def test_a_kernel_limit_that_throttles_sampling_is_reported(rate, limit, least):
         assert not find_throttling(Limit(least), rate, 250)
 
 
-def test_each_reduction_of_the_limit_is_reported_once(caplog):
+def test_each_reduction_in_the_limit_is_reported_once(caplog):
     caplog.set_level(logging.WARNING)
     files = Limit(100_000)
     events = CpuEvents(files, -1, 1_000_000_000 // 99, (), lambda cpu: 0)

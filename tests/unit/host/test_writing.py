@@ -90,7 +90,7 @@ def test_a_file_created_during_the_write_is_not_replaced(tmp_path):
 @as_root
 @pytest.mark.usefixtures("file_system")
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_symlink_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_path, replace):
+def test_another_users_symlink_is_neither_followed_nor_replaced(theirs, tmp_path, replace):
     (theirs / "out").symlink_to(tmp_path / "ours")
     (theirs / "below").symlink_to(tmp_path)
     for path in (theirs / "out", theirs / "below" / "new"):
@@ -213,7 +213,7 @@ def test_only_regular_files_are_replaced(tmp_path, path):
 
 
 @as_root
-def test_links_of_other_users_are_not_followed_when_appending(theirs, tmp_path):
+def test_other_users_links_are_not_followed_when_appending(theirs, tmp_path):
     (theirs / "symbolic").symlink_to(tmp_path / "ours")
     with pytest.raises(OSError, match="symbolic link that other users can change"):
         AppendedFile(str(theirs / "symbolic"))

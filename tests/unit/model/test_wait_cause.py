@@ -66,7 +66,7 @@ def test_captured_stacks_are_assigned_the_correct_wait_cause(name, cause):
 
 
 @pytest.mark.parametrize("name", [name for name, _ in EXPECTED])
-def test_frames_of_the_sampling_bpf_program_are_ignored(name):
+def test_frames_in_the_sampling_bpf_program_are_ignored(name):
     above = ["bpf_prog_0123456789abcdef_on_switch", "bpf_trace_run4", "__bpf_trace_sched_switch"]
     above += ["__traceiter_sched_switch", "__schedule"]
     kernel = captured(name)

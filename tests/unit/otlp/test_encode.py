@@ -232,7 +232,7 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
 
 
 def names_by_address(payload):
-    """Returns the function names and attributes of each location, by address."""
+    """Returns the function names and attributes for each location, by address."""
     reader = Reader(payload)
     return {
         location.address: (
@@ -479,7 +479,7 @@ def test_a_resource_shared_by_two_profile_kinds_counts_once_toward_the_size_limi
     assert len(encode_window(both, form=form, max_bytes=size).batches) == 1
 
 
-def test_json_payloads_conform_to_the_json_mapping_of_otlp(window):
+def test_json_payloads_conform_to_the_otlp_json_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     assert profile["timeUnixNano"] == str(window.start_unix_ns)

@@ -47,7 +47,7 @@ def collect(resource, scope, durations, observations):
 
 @settings(deadline=None)
 @given(ATTRIBUTES, st.tuples(TEXTS, TEXTS) | st.just(()), DURATIONS, OBSERVATIONS)
-def test_encoded_metrics_match_those_of_the_sdk_encoder(resource, scope, durations, observations):
+def test_encoded_metrics_match_those_from_the_sdk_encoder(resource, scope, durations, observations):
     data = collect(resource, scope, durations, observations)
     if data is not None:
         assert ExportMetricsServiceRequest.FromString(encode_metrics(data)) == encode_by_sdk(data)

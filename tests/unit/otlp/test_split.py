@@ -220,7 +220,7 @@ def test_splitting_a_batch_is_deterministic():
     assert first == second
 
 
-def test_profiles_of_batches_that_are_split_repeatedly_have_distinct_ids():
+def test_profiles_in_batches_that_are_split_repeatedly_have_distinct_ids():
     """Receivers treat profiles with the same id as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
     waiting, parts = [batch], []

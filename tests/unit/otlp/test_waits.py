@@ -104,7 +104,7 @@ def test_wait_totals_are_sent_once_if_a_window_is_split():
     assert result.profiles[0].weight == 400 * 18
 
 
-def test_wait_totals_of_equal_resources_are_summed():
+def test_wait_totals_for_equal_resources_are_summed():
     groups = [ResourceSamples(resource(7), [sample(WAITS[2], n)], TOTALS) for n in range(2)]
     _, (result,) = received(window(*groups))
     (group,) = result.profiles[0].resources

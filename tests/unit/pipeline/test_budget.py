@@ -137,7 +137,7 @@ def statuses(stack):
     return {side.kind: side.status for side in stack.sides}
 
 
-def test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames(parts):
+def test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames(parts):
     for number in range(200):
         stack, _ = parts.add(sample(NOISY, number))
     assert statuses(stack) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OVER_BUDGET}
@@ -160,7 +160,7 @@ def test_identifying_a_process_is_charged_to_its_budget_but_resolves_no_stacks(p
     assert parts.budgets.coarse["stack"] == 0
 
 
-def test_a_pause_of_the_host_does_not_exhaust_the_resource_budget(parts):
+def test_pausing_the_host_does_not_exhaust_the_resource_budget(parts):
     parts.resources.cost_ns = 5 * SECOND_NS
     parts.add(sample(GOOD, age_ns=1))
     _, other = parts.add(sample(GOOD + 1, age_ns=1))

@@ -208,7 +208,7 @@ def test_samples_counted_by_the_kernel_but_never_received_are_reported_as_a_gap(
     assert "took 3" in gap
 
 
-def test_an_hour_of_suspend_creates_no_windows(parts):
+def test_an_hour_in_suspend_creates_no_windows(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.ready = [raw(time.boot + 5)]
     pipeline.step(0.1)
@@ -323,7 +323,7 @@ def test_a_full_window_closes_before_the_next_sample_and_loses_no_samples(parts)
     start = time.boot
     sampler.ready = [raw(start + offset) for offset in (1, 2, 3, 3, 4, 4, 4, 7, 8, 9, 10)]
     pipeline.step(1)
-    del windows[0]  # the window closed by the change of settings
+    del windows[0]  # the window closed by the settings change
     assert counts(windows) == [4, 4]
     sampler.ready = [raw(time.boot + offset) for offset in range(1, 7)]
     pipeline.stop()

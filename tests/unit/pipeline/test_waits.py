@@ -130,7 +130,7 @@ def test_wait_causes_are_determined_when_a_window_closes(parts):
     assert sample.wait.cause is WaitCause.PIPE
 
 
-def test_wait_totals_of_all_windows_sum_to_the_overall_totals(parts):
+def test_wait_totals_per_window_sum_to_the_overall_totals(parts):
     pipeline, source, symbols, windows, whole = parts
     symbols.add(1, PIPE)
     sampled, ended = ProcessKey(5, 3), ProcessKey(6, 4)

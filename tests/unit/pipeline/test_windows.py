@@ -87,7 +87,7 @@ def test_the_lengths_of_initial_empty_windows_double_up_to_the_configured_interv
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
 
-def test_frames_of_unknown_modules_are_resolved_again_when_the_window_closes():
+def test_frames_in_unknown_modules_are_resolved_again_when_the_window_closes():
     windows, resource = builder(), Resource({})
     known, unknown = stack_of(), stack_of(is_provisional=True)
     windows.add(raw(1), known, resource)
@@ -121,7 +121,7 @@ def test_the_gate_releases_samples_in_time_order():
     assert not gate.counts
 
 
-def test_a_change_of_settings_closes_the_window_and_applies_to_the_next():
+def test_a_settings_change_closes_the_window_and_applies_to_the_next():
     windows = builder()
     windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
     windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)

@@ -54,7 +54,7 @@ def samples_of_processes(of_processes):
 
 
 def labels_of(payload):
-    """Returns Pyroscope's identifying labels of each profile in a request."""
+    """Returns Pyroscope's identifying labels for each profile in a request."""
     return list(strict_receiver.labels_of(ExportProfilesServiceRequest.FromString(payload)))
 
 

@@ -130,7 +130,7 @@ def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host
     host("/proc/self/mountinfo", "")
     places = host.places()
     assert places.read(5) == {"container.id": ID}
-    assert places.read(6) == {}  # ambiguous: a unit of the host or of a container
+    assert places.read(6) == {}  # ambiguous: a unit on the host or in a container
 
 
 def test_mounts_identify_the_container_in_a_private_cgroup_namespace(host):

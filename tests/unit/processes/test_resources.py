@@ -76,7 +76,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """Returns a sample of process ``tgid``; all processes have the same start time."""
+    """Returns a sample from process ``tgid``; all processes have the same start time."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 
 class Clocks:
-    """Fake clocks of a thread, in seconds."""
+    """Fake clocks for a thread, in seconds."""
 
     def __init__(self):
         self.now_s = self.cpu_s = self.delay_s = 100.0

@@ -81,7 +81,7 @@ def with_header(recorded, **values):
     return changed
 
 
-def test_a_replay_returns_the_samples_of_each_recorded_drain_with_their_watermark(recording):
+def test_a_replay_returns_the_samples_in_each_recorded_drain_with_their_watermark(recording):
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
     sampler.start()

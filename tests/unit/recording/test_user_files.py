@@ -34,6 +34,6 @@ def test_details_of_user_files_survive_a_round_trip():
         [1, 2, 3, "a", None, "b", 7, False],
     ],
 )
-def test_malformed_rows_of_a_recording_are_rejected(row):
+def test_malformed_rows_in_a_recording_are_rejected(row):
     with pytest.raises((TypeError, ValueError)):
         parse_user_files([row])

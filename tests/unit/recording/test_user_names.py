@@ -76,7 +76,7 @@ def test_an_address_without_a_recorded_name_is_shown_as_an_address():
         lambda row: row.__setitem__(5, [["f", "", "", "x"]]),
     ],
 )
-def test_malformed_rows_of_a_recording_are_rejected(damage):
+def test_malformed_rows_in_a_recording_are_rejected(damage):
     rows = recorded()
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):

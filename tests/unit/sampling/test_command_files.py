@@ -27,7 +27,7 @@ def test_all_files_that_a_program_maps_as_code_are_predicted():
     assert files <= {os.path.realpath(path) for path in find_command_files(sys.executable)}
 
 
-def test_the_files_of_a_script_include_those_of_its_interpreter(monkeypatch, tmp_path):
+def test_a_scripts_files_include_those_of_its_interpreter(monkeypatch, tmp_path):
     shell = find_command_files("/bin/sh")
     assert len(shell) > 1
     inner = script(tmp_path / "inner", "#! /bin/sh -e")

@@ -31,7 +31,7 @@ def test_the_period_is_the_reciprocal_of_the_rate():
     assert SamplerConfig(samples_per_second=1).period_ns == 1_000_000_000
 
 
-def test_the_ring_buffer_holds_the_samples_of_four_drain_intervals():
+def test_the_ring_buffer_holds_the_samples_from_four_drain_intervals():
     fast = SamplerConfig(samples_per_second=10_000, drain_interval_s=0.5)
     assert plan_ring_bytes(fast, 4) >= 4 * 0.5 * 10_000 * 4 * 8 * 64
     assert plan_ring_bytes(fast, 4) == 4 * plan_ring_bytes(fast, 1)

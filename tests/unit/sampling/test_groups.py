@@ -80,7 +80,7 @@ def pids(follower, **more):
         ({"units": ("ssh",), "pods": (UID,)}, [POD]),
     ],
 )
-def test_the_topmost_cgroups_of_the_targets_are_selected(host, groups, expected):
+def test_the_targets_topmost_cgroups_are_selected(host, groups, expected):
     made = {
         path: host.cgroup(path)
         for path in (
@@ -156,7 +156,7 @@ def test_targets_on_a_hybrid_host_are_filtered_by_cgroup_if_all_are_in_cgroup_v2
 
 
 def test_processes_are_tracked_by_pid_if_the_cgroup_filter_cannot_be_used(host):
-    """bcc lacks the filter, and the BPF program checks only the topmost 15 levels of cgroups."""
+    """bcc lacks the filter, and the BPF program checks only the topmost 15 cgroup levels."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
     follower = host.follow(loader="bcc", units=("a",))

@@ -41,7 +41,7 @@ def test_the_elapsed_time_of_an_ongoing_wait_is_counted():
     }
 
 
-def test_waits_of_another_epoch_are_ignored():
+def test_waits_from_another_epoch_are_ignored():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 2) == {}
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
 

@@ -1,4 +1,4 @@
-"""Samples of a service contain the kernel entry of the sampled thread."""
+"""Samples from a service contain the sampled thread's kernel entry."""
 
 import json
 

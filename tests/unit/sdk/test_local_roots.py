@@ -104,7 +104,7 @@ def test_a_span_with_a_remote_parent_is_a_local_root(roots, tracer):
     assert roots.find(7, 8) is None
 
 
-def test_a_route_set_after_a_span_started_applies_to_all_samples_of_the_span(roots, tracer):
+def test_a_route_set_after_a_span_started_applies_to_all_samples_in_the_span(roots, tracer):
     top = tracer.start_span("GET")
     child = child_of(tracer, top)
     assert name_of(roots, child) == "GET"
@@ -197,7 +197,7 @@ def test_spans_started_before_the_processor_was_added_become_local_roots(roots, 
     assert name_of(roots, late) == "early"
 
 
-def test_a_span_of_another_trace_with_the_same_id_is_not_mistaken_for_the_parent(roots, tracer):
+def test_a_span_with_the_same_id_in_another_trace_is_not_mistaken_for_the_parent(roots, tracer):
     top = tracer.start_span("top")
     context = top.get_span_context()
     stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)
@@ -319,7 +319,7 @@ def test_the_number_of_local_root_names_in_a_window_is_limited(roots, tracer):
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
 
 
-def test_samples_carry_the_selected_baggage_of_their_local_root_span(roots, tracer):
+def test_samples_carry_the_selected_baggage_from_their_local_root_span(roots, tracer):
     names = RootNames(roots, max_names=0, baggage_keys=("tenant", "region"))
     names.start()
     context = baggage.set_baggage("tenant", "a" * 300)

@@ -34,7 +34,7 @@ def test_a_system_wide_sampler_is_drained_more_often_on_larger_hosts(monkeypatch
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
 
 
-def test_a_service_cannot_sample_locks_of_its_own_process():
+def test_a_service_cannot_sample_locks_in_its_own_process():
     """A service can sample the locks of its children."""
     sampler = SamplerConfig(events=(parse_event("lock-contention", 99),))
     plan = Plan(target="self", sampler=sampler, schedule=WindowSchedule(5_000_000_000))

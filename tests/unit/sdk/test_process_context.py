@@ -33,7 +33,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-# The header and payload published by the C implementation of OpenTelemetry's sig-profiling.
+# The header and payload published by the C implementation in OpenTelemetry's sig-profiling.
 C_REFERENCE = (
     Path(__file__).parents[2] / "data" / "process_context" / "c-reference.bin"
 ).read_bytes()
@@ -345,7 +345,7 @@ def test_new_and_changed_contexts_take_effect_in_the_next_window(process, resour
     assert changed.attributes["host.name"] == "h"  # a process cannot override it
     (directory / "maps").write_text(MAPS)  # the process has executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # the window has samples of the previous program
+    close_window(resources, resources.get(sample))  # the window has the previous program's samples
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 

@@ -186,7 +186,7 @@ OVER_HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
         ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
     ],
 )
-def test_exporter_names_match_those_of_other_signals(environ, names, monkeypatch):
+def test_exporter_names_match_those_for_other_signals(environ, names, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     exporters = [factory() for factory in find_exporters(environ)]
@@ -300,7 +300,7 @@ logger_provider: {processors: [{simple: {exporter: {otlp_http: {
 
 
 @pytest.mark.parametrize("text", CONFIGURED)
-def test_declarative_configuration_sends_profiles_to_the_receiver_of_other_signals(text, tmp_path):
+def test_declarative_configuration_sends_profiles_to_the_receiver_for_other_signals(text, tmp_path):
     path = tmp_path / "sdk.yaml"
     path.write_text(f"file_format: '1.1'\n{text}\n")
     assert read_configuration_file({"OTEL_CONFIG_FILE": str(path)}) == CONFIGURED[text]

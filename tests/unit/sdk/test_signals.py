@@ -64,7 +64,7 @@ def test_a_worker_exports_its_samples_and_exits_as_if_it_were_not_profiled(times
     assert run(code, times) == (0, f"exported\n{-signal.SIGTERM if times else 0}\n")
 
 
-def test_the_signal_handler_of_the_service_runs_after_the_export():
+def test_the_services_signal_handler_runs_after_the_export():
     code = """
     import sys
     def handle(number, frame):

@@ -41,7 +41,7 @@ def said():
 
 
 @pytest.mark.system
-def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
+def test_spans_in_nested_contexts_threads_and_tasks_are_found(path):
     wrong = []
 
     def check():
@@ -71,7 +71,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
     assert wrong == []
 
 
-def test_spans_are_found_in_context_maps_of_any_structure(path):
+def test_spans_are_found_in_context_maps_with_any_structure(path):
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))

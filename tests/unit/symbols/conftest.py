@@ -29,7 +29,7 @@ def boundaries():
 
 @pytest.fixture(scope="session")
 def read_lines():
-    """Returns a simple parser of kallsyms, which yields address, type, name and module."""
+    """Returns a simple parser for kallsyms, which yields address, type, name and module."""
 
     def read(path):
         for line in lzma.decompress(path.read_bytes()).decode().splitlines():

@@ -1,4 +1,4 @@
-"""Symbols of arm64 kernels are correct despite mapping symbols and different section boundaries."""
+"""Symbols in arm64 kernels are correct despite mapping symbols and different section boundaries."""
 
 from pathlib import Path
 

@@ -210,8 +210,8 @@ def symbolize_all(folder, symbols, *more):
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES does not name the fixtures")
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
 @pytest.mark.parametrize("boot", ["boot-nokaslr", "boot-kaslr"])
-def test_symbolize_resolves_every_function_of_a_kernel(tmp_path, owner, boot, source):
-    """``symbolize`` resolves every function of both captured boots (KPROFILER_FIXTURES)."""
+def test_symbolize_resolves_every_function_in_a_kernel(tmp_path, owner, boot, source):
+    """``symbolize`` resolves every function in both captured boots (KPROFILER_FIXTURES)."""
     every = core_symbols(lzma.decompress((FIXTURES / boot / "kallsyms.xz").read_bytes()).decode())
     slide = next(a for a, _, n in every if n == "_text") - LINKED_AT
     if source == "ranges":

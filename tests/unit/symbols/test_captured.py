@@ -180,7 +180,7 @@ def test_symbolize_reports_malformed_lines_in_copies_of_kernel_files(tmp_path, c
     assert notes == "", "copies that were not given are no problem"
 
 
-def test_the_first_problems_of_a_kind_are_listed_and_others_counted(tmp_path, copies, symbolize):
+def test_the_first_problems_of_a_kind_are_listed_and_the_rest_counted(tmp_path, copies, symbolize):
     _, _, notes = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
     assert len(notes.splitlines()) == 11
     assert "note: 116 more" in notes

@@ -1,4 +1,4 @@
-"""ELF files of modules and vmlinux are read, compressed or not, and corruption is reported."""
+"""ELF files for modules and vmlinux are read, compressed or not, and corruption is reported."""
 
 import gzip
 import json
@@ -159,7 +159,7 @@ def test_compressed_modules_yield_the_same_symbols(tmp_path, suffix, pack):
     assert (symbols.name, symbols.find(0x10).line.function) == ("snd_test", "first")
 
 
-def test_rvas_of_vmlinux_are_relative_to_text(tmp_path):
+def test_rvas_in_vmlinux_are_relative_to_text(tmp_path):
     base = 0xFFFF_FFFF_8100_0000
     path = tmp_path / "vmlinux-6.12"
     path.write_bytes(make_elf(
@@ -176,7 +176,7 @@ def test_rvas_of_vmlinux_are_relative_to_text(tmp_path):
             for rva in (0x10, 0x40, 0x50, 0x1004)] == [None, "vfs_read", None, "start"]  # fmt: skip
 
 
-def test_symbols_of_a_stripped_file_are_read_from_the_installed_debug_file(tmp_path, monkeypatch):
+def test_symbols_for_a_stripped_file_are_read_from_the_installed_debug_file(tmp_path, monkeypatch):
     stripped = tmp_path / "m.ko"
     stripped.write_bytes(MODULE.replace(b".symtab", b".sumtab"))
     with pytest.raises(KProfilerError, match="has no symbols"):

@@ -227,7 +227,7 @@ def test_an_empty_or_unreadable_kallsyms_is_reported(tmp_path):
     assert "Is a directory" in symbolizer.problems[0]
 
 
-def test_explain_shows_all_names_of_an_address(host):
+def test_explain_shows_all_names_for_an_address(host):
     explained = KernelSymbolizer.live(host).explain(BASE + 0x301)
     assert explained.names == ("irq_entry", "__irqentry_text_start")
     assert (explained.start, explained.end) == (BASE + 0x300, BASE + 0x400)
@@ -275,7 +275,7 @@ def test_the_cache_is_bounded_and_keeps_recently_used_entries():
     assert computed.count(0) == 1
 
 
-def test_a_cache_of_large_keys_is_bounded_by_the_size_of_the_keys():
+def test_a_cache_with_large_keys_is_bounded_by_the_size_of_the_keys():
     alive = weakref.WeakSet()
 
     def compute(key):

@@ -117,7 +117,7 @@ def pages(modules_folder):
 
 
 @pytest.mark.parametrize("sysfs", [True, False])
-def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, sysfs):
+def test_modules_cover_only_pages_that_hold_their_functions(pages, modules_folder, sysfs):
     """Modules cover neither data nor memory after the guard page at the end of the text."""
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz",
@@ -180,7 +180,7 @@ def test_every_module_has_a_build_id_and_a_file_id(modules):
     assert len({module.generation for module in modules.snapshot.modules}) == 127
 
 
-def test_file_ids_match_the_keys_of_symbol_stores():
+def test_file_ids_match_the_keys_in_symbol_stores():
     assert make_file_id("f8e1cf0f60558098edaec164ac7749df") == "026a2d6a60ee6b4eb8ec85adf2e76f4d"
 
 
@@ -205,7 +205,7 @@ def test_all_elf_notes_are_parsed(modules_files):
         assert find_build_id(data[:end]) is None, "a truncated note is not a build id"
 
 
-def test_malformed_lines_of_proc_modules_are_counted():
+def test_malformed_lines_in_proc_modules_are_counted():
     data = b"a 1 0 - Live 0x10\nb\n\nc x 0 - Live 0x20\nd 1 0 - Live 0x30 (OE)\n\xff\xff\n"
     listed, bad = parse_modules(data)
     assert [m.name for m in listed] == ["a", "d"]

@@ -66,7 +66,7 @@ def test_a_chain_returns_the_most_complete_result_if_no_result_has_a_name(swappe
     assert answer.unresolved is Unresolved.UNMAPPED, "the first of equals"
 
 
-def test_a_chain_of_resolvers_returns_each_address_of_a_name_only_once():
+def test_a_chain_of_resolvers_returns_each_address_for_a_name_only_once():
     chain = ChainResolver(Table({1: "f", 2: "f"}), Table({2: "f", 3: "f"}))
     assert [answer.address for answer in chain.find("f")] == [1, 2, 3]
     assert chain.find("g") == []

@@ -263,7 +263,7 @@ def test_a_payload_is_symbolized_from_local_files(symbolize, tmp_path, programs,
 
 @pytest.fixture
 def server(split, tmp_path, monkeypatch):
-    """Runs a debuginfod server with the debug file of the stripped program."""
+    """Runs a debuginfod server with the debug file for the stripped program."""
     _, folder, _ = split
     (debug,) = folder.rglob("*.debug")
     path = f"/buildid/{debug.parent.name}{debug.stem}/debuginfo"

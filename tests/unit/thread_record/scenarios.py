@@ -340,7 +340,7 @@ def greenlets_are_traced_already():
 
 
 class OtherSpan(trace.NonRecordingSpan):
-    """A span of another library, which runs `act` when its context is requested."""
+    """A span from another library, which runs `act` when its context is requested."""
 
     act = staticmethod(lambda: None)
 

@@ -175,7 +175,7 @@ def test_a_warning_explains_once_why_spans_have_no_links():
     assert line.startswith("WARNING samples will not be linked to spans: the sampler cannot read")
 
 
-def test_a_service_reports_that_the_search_of_its_memory_takes_too_long():
+def test_a_service_reports_that_searching_its_memory_takes_too_long():
     run(
         """
         from otel_kprofiler.host import Access

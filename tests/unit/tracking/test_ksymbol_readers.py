@@ -37,7 +37,7 @@ class Files:
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Returns a function that creates a host where given methods of reading BPF programs fail."""
+    """Returns a function to create hosts on which given methods of reading BPF programs fail."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):

@@ -45,7 +45,7 @@ def test_captured_records_of_program_loads_and_unloads_are_parsed():
             for r in loaded] == records[5:]  # fmt: skip
 
 
-def test_functions_of_a_bpf_program_have_the_programs_id():
+def test_functions_in_a_bpf_program_have_the_programs_id():
     changes = make_changes(captured("programs"))
     assert [(c.action.value, c.symbols[0].name[26:], c.symbols[0].program_id) for c in changes] == [
         ("added", "kprof_ks", 3), ("added", "kprof_ks_sub", 4), ("added", "F", 4),
@@ -53,7 +53,7 @@ def test_functions_of_a_bpf_program_have_the_programs_id():
     ]  # fmt: skip
 
 
-def test_captured_records_of_trampolines_and_instruction_pages_are_parsed():
+def test_captured_records_for_trampolines_and_instruction_pages_are_parsed():
     start = 0xFFFFFFFFC0615000
     assert [(c.action, c.symbols) for c in make_changes(captured("trampoline"))] == [
         (action, (Ksymbol(start, 229, "ftrace_trampoline", OOL),))

@@ -18,7 +18,7 @@ def content(name):
 
 
 def find(data):
-    """Returns the tables of a file, or None if it has no search table."""
+    """Returns a file's tables, or None if the file has no search table."""
     source = ImageSource(bytes(data))
     with refusing():
         return find_tables(source, read_elf(source, "x86_64"))

@@ -23,7 +23,7 @@ def refusal(data):
 
 
 @pytest.mark.parametrize("name", ["plain.so", "personality.so"])
-def test_unwind_tables_match_those_of_pyelftools(name):
+def test_unwind_tables_match_those_from_pyelftools(name):
     data = content(name)
     tables = find(data)
     elf = ELFFile(BytesIO(data))

@@ -55,7 +55,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Returns the rows of a function padded to 16 words by NOPs before the last three words."""
+    """Returns the rows for a function padded to 16 words with NOPs before the last three words."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 
@@ -119,7 +119,7 @@ def test_a_function_that_never_changes_x30_need_not_save_it():
         assert assembly([drop, CALL, NOP, back, RETURN], sizes, flags=flags) == WITHOUT
 
 
-def test_a_leaf_in_assembly_may_overwrite_the_slot_of_its_return_address():
+def test_a_leaf_in_assembly_may_overwrite_its_return_address_slot():
     """``internal/chacha8rand.block`` overwrites this slot."""
     drop = (0x9100A3FD, 0x9100C3FF, RETURN)  # add x29, sp, #40; add sp, sp, #48
     assert assembly([*PROLOGUE, 0xB90003E2, *drop]) == [
@@ -155,7 +155,7 @@ def test_functions_whose_code_contradicts_their_frame_sizes_have_no_unwind_rule(
     assert assembly(words) == WITHOUT
 
 
-def test_x29_of_the_caller_is_unknown_in_a_function_that_overwrites_it():
+def test_the_callers_x29_is_unknown_in_a_function_that_overwrites_it():
     assert assembly([0xAA1F03FD, NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), LOST, None)]
 
 
@@ -169,7 +169,7 @@ def switching(name, words, sizes=SIZES):
     return assembly(words, sizes, name, ASSEMBLY | WRITES_SP)
 
 
-def test_systemstack_is_unwound_through_the_frame_pointer_of_the_previous_stack():
+def test_systemstack_is_unwound_through_the_previous_stacks_frame_pointer():
     words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE]
     assert switching(b"runtime.systemstack", words) == [
         *BODY,
@@ -227,7 +227,7 @@ LEFT = (0xAA0203ED, 0xD10041AD, 0x910001BF, CALL, 0xF94007E2, 0x9100005F)
 
 
 def call_of_c(keep_depth=KEEP_DEPTH, taken=TAKE_GOROUTINE):
-    """Builds a shortened ``runtime.asmcgocall`` of Go 1.26."""
+    """Builds a shortened ``runtime.asmcgocall`` from Go 1.26."""
     words = [*SMALL_PROLOGUE, *taken, *LOAD_SP, *KEEP_GOROUTINE, keep_depth, CALL, *BACK]
     words += [*SMALL_EPILOGUE, TAKE_GOROUTINE[0], *LEFT, *SMALL_EPILOGUE, *[NOP] * 2]
     sizes = ((4, 0), (88, 16), (92, 0), (128, 16), (140, 0))
@@ -313,7 +313,7 @@ def test_unwinding_a_callback_from_c_continues_at_the_goroutines_call_to_c():
     assert switching(b"runtime.cgocallback", words) == [*BODY, RETURNED]
 
 
-def test_the_frame_of_sigpanic_includes_the_words_that_the_signal_handler_pushed():
+def test_the_sigpanic_frame_includes_the_words_that_the_signal_handler_pushed():
     assert rows(ARM64_ORDINARY._replace(name=b"runtime.sigpanic")) == [
         (0, (SP, 16), KEPT, None),
         (4, (SP, 64), KEPT, saved(64)),

@@ -43,7 +43,7 @@ def decode(frames, address=ADDRESS):
 
 
 def read_rows(entries, start, *registers):
-    """Returns the rows of the function at ``start``: offset, CFA, and register rules."""
+    """Returns the rows for the function at ``start``: offset, CFA, and register rules."""
     results = []
     for row in entries[start].get_decoded().table:
         cfa = row["cfa"]
@@ -112,7 +112,7 @@ def switching(name):
     return rows(Made(name, code, ((1, 0), (37, 8), (38, 0)), flags=6))
 
 
-def test_systemstack_is_unwound_through_the_frame_pointer_of_the_previous_stack():
+def test_systemstack_is_unwound_through_the_previous_stacks_frame_pointer():
     *before, on_other, back = switching(b"runtime.systemstack")
     assert before == [(0, (RSP, 8), None, RETURN), (1, (RSP, 16), SAVED, RETURN)]
     assert (on_other[0], on_other[1], on_other[3]) == (18, (0x76, 16), RETURN)  # breg6 16
@@ -204,7 +204,7 @@ def test_functions_with_unknown_frame_layouts_have_no_table_entry():
 
 @pytest.mark.parametrize("sizes", [((1 << 33, 0),), ((4, 0), (1 << 33, 8), (1 << 34, 0))])
 def test_functions_longer_than_4_gib_are_rejected(sizes):
-    with pytest.raises(ValueError, match="the row of a function is malformed"):
+    with pytest.raises(ValueError, match="the row for a function is malformed"):
         rows(Made(b"main.large", PUSH + bytes(30), sizes))
 
 
@@ -219,7 +219,7 @@ def test_an_incorrect_text_start_is_corrected_based_on_the_code_or_rejected():
         make_tables(file, table, TEXT - 32, segments, ADDRESS, machine=X86_64)
 
 
-def test_go_function_tables_of_unsupported_versions_are_rejected():
+def test_go_function_tables_from_unsupported_versions_are_rejected():
     with pytest.raises(ValueError, match=r"unsupported \.gopclntab header"):
         rows(magic=0xFFFFFFFB)
 

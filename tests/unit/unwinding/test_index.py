@@ -69,7 +69,7 @@ def test_personality_and_lsda_fields_before_the_fde_encoding_are_skipped():
     assert len(make_pairs(frames, 0x1000, 0x1000)) == 8
 
 
-def test_terminators_between_entries_of_two_object_files_are_skipped():
+def test_terminators_between_entries_from_two_object_files_are_skipped():
     frames = cie()
     frames += fde(frames, 0x3000) + bytes(4)
     frames += fde(frames, 0x4000) + bytes(4)
@@ -210,7 +210,7 @@ def test_stopping_kills_a_busy_child(tmp_path, monkeypatch):
         in_process(tmp_path, cie(), children)
 
 
-def test_the_memory_of_the_child_is_limited(tmp_path):
+def test_the_childs_memory_is_limited(tmp_path):
     path = tmp_path / "frames"
     with open(path, "wb") as file:
         file.truncate(1 << 31)

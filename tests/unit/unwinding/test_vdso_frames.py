@@ -1,4 +1,4 @@
-"""The unwind tables of arm64's vDSO are derived from its code."""
+"""The unwind tables for the arm64 vDSO are derived from its code."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Generates byte sequences of HTTP/2 (RFC 9113) that no client library sends."""
+"""Generates HTTP/2 (RFC 9113) byte sequences that no client library sends."""
 
 import struct
 

@@ -153,7 +153,7 @@ VERSION = "otlp-profiles-development-version"
 
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
-def test_requests_of_another_schema_version_are_rejected_undecoded(intake, receivers, values):
+def test_requests_with_another_schema_version_are_rejected_undecoded(intake, receivers, values):
     """The body cannot be decoded, so only a check before decoding can reject the version."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)

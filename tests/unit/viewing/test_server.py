@@ -118,7 +118,7 @@ def test_a_request_without_a_host_header_is_rejected(server, asked):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "new-word"])
-def test_pages_of_other_sites_cannot_request_data(server, asked, site):
+def test_pages_from_other_sites_cannot_request_data(server, asked, site):
     for path, mode, kind in (
         ("/profile.json", "cors", "empty"),
         ("/profile.json", "no-cors", "script"),
@@ -214,7 +214,7 @@ def ask_as(user, server, host, path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_other_users_of_this_host_cannot_read_the_page(host):
+def test_other_users_on_this_host_cannot_read_the_page(host):
     endpoint = f"[{host}]:0" if ":" in host else f"{host}:0"
     with contextlib.closing(PageServer(endpoint, "<p>", answer)) as server:
         for path in ("/", "/profile.json"):

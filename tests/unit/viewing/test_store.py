@@ -166,7 +166,7 @@ def test_an_empty_store_yields_a_page_without_samples(store):
     assert answer(store, Query(), NOW)["bins"] == 1
 
 
-def test_samples_of_repeated_requests_are_counted_once(store):
+def test_samples_in_repeated_requests_are_counted_once(store):
     store.add(WINDOWS[:1])
     assert store.add(WINDOWS) == (1, 0, 7)
     assert store.add(WINDOWS) == (0, 0, 8)

@@ -118,7 +118,7 @@ def test_source_files_of_frames_are_shown(app):
         assert source(address, "") == refused
 
 
-def test_source_files_of_received_frames_are_shown(app):
+def test_source_files_for_received_frames_are_shown(app):
     path, profile = app
     with listen("--no-browser") as (command, address):
         assert source(address, path) == "no frame in this profile refers to this source file"
@@ -196,7 +196,7 @@ def test_filters_select_which_received_samples_to_keep(recent):
 
 
 @pytest.mark.long
-def test_a_named_store_shows_samples_of_earlier_runs(recent, tmp_path):
+def test_a_named_store_shows_samples_from_earlier_runs(recent, tmp_path):
     store = str(tmp_path / "x.db")
     for is_first in (True, False):
         with listen("--store", store) as (command, address):

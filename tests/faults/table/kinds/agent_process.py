@@ -43,7 +43,7 @@ def queued(run):
 
 
 def limited(which, value, after=None):
-    """Returns a fault that lowers a soft resource limit of the agent, and then restores it."""
+    """Returns a fault that lowers one of the agent's soft resource limits, and then restores it."""
 
     def fault(run):
         before = resource.prlimit(run.process.pid, which)

@@ -1,4 +1,4 @@
-"""Names of generated code, written by the programs themselves: perf maps and jitdumps."""
+"""Names for generated code, written by the programs themselves: perf maps and jitdumps."""
 
 from __future__ import annotations
 

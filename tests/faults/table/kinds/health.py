@@ -72,9 +72,9 @@ ATTACKS = {
     "1,000 connections that send nothing": clients(count=1000),
     "headers that arrive one byte every 0.5 s": clients(
         *[repr(bytes([byte])) for byte in b"GET / HTTP/1.1"], count=1, pause_s=0.5, programs=30),
-    "a header of 1 MB": clients(GET + "X: ' + b'a' * 1_000_000"),
+    "a 1 MB header": clients(GET + "X: ' + b'a' * 1_000_000"),
     "10,000 headers": clients(GET + "' + b'X: y\\r\\n' * 10_000 + b'\\r\\n'"),
-    "a URL of 1 MB": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
+    "a 1 MB URL": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
     "bytes that are not HTTP": clients("bytes(range(256)) * 100"),
     "a TLS ClientHello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
     "a body of 2^63 bytes": clients(

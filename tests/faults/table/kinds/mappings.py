@@ -1,4 +1,4 @@
-"""Faults in the mappings, stacks and generated code of other users' processes."""
+"""Faults in other users' processes: in their mappings, stacks and generated code."""
 
 from __future__ import annotations
 

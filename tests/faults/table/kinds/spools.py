@@ -172,7 +172,7 @@ SCENARIOS = [
     one("the oldest segment truncated by 3 bytes", patch(-3, cut)),
     one("halves of the oldest segment swapped",  # the magic number stays in place
         patch(0.5, lambda data, at: data[:8] + data[at:] + data[8:at])),
-    one("records of the oldest segment repeated", patch(0.5, lambda data, at: data + data[8:at])),
+    one("records in the oldest segment repeated", patch(0.5, lambda data, at: data + data[8:at])),
     one("two segments exchanged", swap),
     one("the oldest segment removed", lambda run, segments: segments[0].unlink()),
     one("the middle segment removed", lambda run, segments: segments[1].unlink(), segments=3),

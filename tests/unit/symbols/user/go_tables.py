@@ -84,7 +84,7 @@ TEXT, TABLE_AT = 0x401000, 0x1000
 
 
 def make_table(version, functions, files=("a.go", "b.go")):
-    """Builds the table of consecutive functions, the first of which starts at ``TEXT``."""
+    """Builds a table for consecutive functions, the first of which starts at ``TEXT``."""
     names = b"\0".join(function.name.encode() for function in functions) + b"\0"
     files_text = b"\0".join(map(str.encode, files)) + b"\0"
     unit = b"".join(struct.pack("<I", files_text.index(name.encode() + b"\0")) for name in files)

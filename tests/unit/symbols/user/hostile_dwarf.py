@@ -1,4 +1,4 @@
-"""ELF files of a few MB with DWARF that is crafted to take excessive memory or time to convert."""
+"""ELF files of a few MB whose DWARF is crafted to take excessive memory or time to convert."""
 
 import struct
 import zlib
@@ -43,7 +43,7 @@ def unit(entries):
 
 
 def function(index, name=0):
-    """Returns the DWARF entry of a 16-byte function."""
+    """Returns the DWARF entry for a 16-byte function."""
     return b"\2" + struct.pack("<IQI", name, TEXT + 16 * index, 16)
 
 

@@ -135,7 +135,7 @@ def packed_with_a_dictionary():
     # A block header, which ends with its CRC32 (xz file format 1.1.0, sections 3.1 and 5.3.1).
     size = (whole[12] + 1) * 4
     at = whole.index(b"\x21\x01", 12) + 2
-    whole[at] = 36  # a dictionary of 1 GiB
+    whole[at] = 36  # a 1 GiB dictionary
     whole[12 + size - 4 : 12 + size] = zlib.crc32(whole[12 : 12 + size - 4]).to_bytes(4, "little")
     return packed(bytes(whole))
 

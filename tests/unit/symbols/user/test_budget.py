@@ -75,7 +75,7 @@ def test_hostile_dwarf_is_converted_within_the_memory_limits(tmp_path, kind):
 
 
 def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
-    """The lines of a file are evicted together with its names."""
+    """A file's lines are evicted together with its names."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
     assert counts["loaded"] == 1 + FILES, report
@@ -86,7 +86,7 @@ def test_go_line_tables_are_read_within_the_memory_limit(tmp_path):
     check_memory(report, LIMIT_MIB)
 
 
-def test_the_message_of_a_rejection_states_the_size_and_the_configuration_key(tmp_path):
+def test_a_rejection_message_states_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-within-the-limit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]

@@ -120,7 +120,7 @@ def test_unsized_symbols_cover_more_than_one_byte_only_with_unwind_information(a
     assert table.lookup(start + 1) is None
 
 
-def test_functions_of_stripped_files_have_bounds_but_never_a_neighbours_name(program, folder):
+def test_functions_in_stripped_files_have_bounds_but_never_a_neighbours_name(program, folder):
     stripped = os.path.join(folder, "stripped")
     tool("strip", "-o", stripped, program)
     table, symbols = functions_of(stripped), symbols_of(program)

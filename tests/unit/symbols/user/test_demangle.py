@@ -1,4 +1,4 @@
-"""Demangled C++ and Rust names match those of other demanglers."""
+"""Demangled C++ and Rust names match those from other demanglers."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -92,7 +92,7 @@ def test_a_function_occupies_thirteen_bytes_plus_its_name():
 
 
 def read_resident_bytes(directory):
-    """Returns the resident memory of mapped files that were deleted from a directory."""
+    """Returns the resident memory used by mapped files that were deleted from a directory."""
     mappings = re.findall(
         rf"{directory}/\S+ \(deleted\)\n(?:\w+: .*\n)*?Rss: +(\d+) kB",
         Path("/proc/self/smaps").read_text(),

@@ -1,4 +1,4 @@
-"""The functions and lines of Go programs match those of Go's tools and runtime."""
+"""The functions and lines of Go programs match those that Go's tools and runtime report."""
 
 import os
 import random
@@ -92,7 +92,7 @@ def test_a_corrupt_go_function_table_is_rejected_or_satisfies_the_table_invarian
 
 
 @pytest.mark.parametrize("change", [b"\xf2\xff\xff\xff", b"\xfb\xff\xff\xff", b"\xff\xff\xff\xf1"])
-def test_a_go_function_table_of_an_unsupported_version_is_rejected(change):
+def test_a_go_function_table_with_an_unsupported_version_is_rejected(change):
     with pytest.raises(ElfError) as caught:
         open_table(change + make_table(20, FUNCTIONS)[4:], 20)
     assert caught.value.problem is ElfProblem.NO_SECTION

@@ -9,7 +9,7 @@ from otel_kprofiler.symbols.user.jit_names import LOOK_AGAIN_NS, JitNames
 
 
 class Map:
-    """A stand-in for the perf map of a process."""
+    """A stand-in for a process's perf map."""
 
     def __init__(self):
         self.read_ns = -1

@@ -153,7 +153,7 @@ ENDS = st.just(("close",))
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_functions_have_the_correct_name_at_any_time(rounds):
-    """Events occur at times 10, 20 and so on. Each iteration ends with a read of the dump."""
+    """Events occur at times 10, 20 and so on. Each iteration ends by reading the dump."""
     codes = []  # [start, end, name] of the functions currently in memory
     history = [[]]  # the code after each event
     with written(header()) as (dump, path):
@@ -226,7 +226,7 @@ def test_the_read_time_replaces_an_unusable_record_timestamp(flags, time_ns):
         ]  # fmt: skip
 
 
-def test_records_of_child_processes_are_ignored():
+def test_records_from_child_processes_are_ignored():
     records = (load(1, 1, 1, b"mine"), load(2, 1, 1, b"its", pid=PID + 1), move(3, 1, 5, 1, pid=1))
     with written(header(), *records) as (dump, _):
         dump.update(10)

@@ -1,4 +1,4 @@
-"""Source lines and inlined functions match those of llvm-symbolizer."""
+"""Source lines and inlined functions match those from llvm-symbolizer."""
 
 import errno
 import os

@@ -204,7 +204,7 @@ def test_a_symlink_in_place_of_the_perf_map_directory_is_not_followed(path, open
         opened.update(10)
 
 
-def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, opened, tmp_path):
+def test_the_map_from_an_earlier_process_with_the_same_pid_is_not_read(path, opened, tmp_path):
     path.write_bytes(b"1 1 a\n")
     for start_time_ns in (None, ME.start_time_ns - TICK_NS, ME.start_time_ns + TICK_NS):
         earlier = ProcessKey(ME.tgid, start_time_ns)

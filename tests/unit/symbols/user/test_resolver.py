@@ -64,7 +64,7 @@ def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
 
 
 def moved(number, offset=0x30000):
-    """Returns a stack of a process that maps LIBC at an address determined by ``number``."""
+    """Returns a stack from a process that maps LIBC at an address determined by ``number``."""
     return raw((offset, LIBC, REGISTERS), biases={**BIAS, LIBC: BIAS[LIBC] + 4096 * number})
 
 
@@ -274,7 +274,7 @@ def test_functions_are_kept_if_their_file_is_evicted_before_source_lines_are_rea
         names.files[LIBC] = {0x30000: DROPPED}
 
 
-def test_frames_of_an_evicted_file_are_named_after_the_file_is_read_again(known):
+def test_frames_in_an_evicted_file_are_named_after_the_file_is_read_again(known):
     """Naming the frames requires neither new stacks nor a lookup for each sample."""
     names = Names()
     names.files[LIBC] = {0x30000: EVICTED}
@@ -305,7 +305,7 @@ def test_symbols_in_use_are_requested_repeatedly_to_prevent_their_eviction(known
 
 
 class Names:
-    """A stand-in for loaded symbols, which are only those of LIBC and of code in process 70."""
+    """A stand-in for loaded symbols, which are only those in LIBC and in process 70's code."""
 
     def __init__(self):
         self.version = 0
