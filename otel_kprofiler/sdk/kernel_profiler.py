@@ -298,8 +298,7 @@ class KernelProfiler(ForkAware):
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``, ``linked``: number of samples in closed windows, and how many have a span
-          link.
+        - ``samples``, ``linked``: number of samples in closed windows, and of those with a link.
         - ``account``: the number of samples by outcome, such as exported or lost.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
