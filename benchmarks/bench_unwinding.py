@@ -1,4 +1,4 @@
-"""Measures user stacks: time in the interrupt, fraction of complete stacks, and missed ticks."""
+"""Measures user-stack collection: time in the interrupt, complete stacks, and missed ticks."""
 
 import contextlib
 import ctypes

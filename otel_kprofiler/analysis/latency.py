@@ -40,7 +40,7 @@ def weigh_latency(samples: Samples) -> Samples:
     has_times = all(origins[origin].profile.period_ns for origin in set(cpu.origins))
     if not has_times or cpu.count != len(cpu.times):
         raise KProfilerError(
-            "latency requires the time of each sample, but the profile contains only sums",
+            "latency requires a timestamp per sample, but the profile contains only totals",
             hint="use an OTLP profile, a raw recording or a perf.data file instead",
         )
     weighed = [

@@ -44,8 +44,8 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DURATION,
-    help="Take a second dump after this time, such as 1s, and mark each thread as moved or not "
-    "moved since the first dump.",
+    help="Take a second dump after this delay, such as 1s, and show whether each thread's stack "
+    "has changed since the first dump.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",
@@ -77,8 +77,8 @@ def command(
 
     The process is neither stopped nor traced. Threads with identical stacks are shown together,
     with their state, what they are waiting for, and for how long. Stacks are shown leaf first. With
-    --interval, a second dump follows, and each thread is marked as moved or not moved. A thread
-    that has not moved between dumps is stuck rather than slow.
+    --interval, a second dump follows, and each thread is marked as moved or not moved: a thread
+    that has not moved between the dumps is stuck rather than slow.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not (pids or comms or containers):
         raise click.UsageError("select a process with --pid, --comm or --container")

@@ -57,7 +57,7 @@ def parse_moment(text: str) -> Moment:
         return Moment(time.fromisoformat(text))
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a time such as 10s, -1h, 12:30:05 or 2026-01-31T12:30:05"
+            f"{text!r} is not a time; use, for example, 10s, -1h, 12:30:05 or 2026-01-31T12:30:05"
         ) from None
 
 

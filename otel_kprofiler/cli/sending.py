@@ -67,7 +67,7 @@ class Sending:
 
     @property
     def kept(self) -> Counter[LossCause]:
-        """Returns the number of unsent samples that were kept in a file, by loss cause."""
+        """Returns the number of unsent samples that were saved to a file, by cause."""
         return self._unsent.kept
 
     def check(self) -> None:

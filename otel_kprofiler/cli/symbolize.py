@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--payload",
     metavar="FILE",
-    help="Add names to the OTLP profiles in FILE, from files on this host with the same build IDs.",
+    help="Symbolize the OTLP profiles in FILE, using files on this host with matching build IDs.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", help="Output file for --payload, or - for standard output."

@@ -142,7 +142,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Yields the addresses of functions called ``name``; 0 if ``name`` is the file's name."""
+        """Yields the addresses of functions named ``name``, or 0 if the file has this name."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

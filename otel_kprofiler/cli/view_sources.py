@@ -1,4 +1,4 @@
-"""Opens sources for ``view``: files, tables, received OTLP profiles, or samples of this host."""
+"""Opens sources for ``view``: files, tables, received OTLP profiles, or this host's samples."""
 
 import gc
 import json

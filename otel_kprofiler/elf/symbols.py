@@ -55,7 +55,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields all offsets of a name in a string table, including tails of longer names."""
+    """Yields each offset of a name in a string table, also as the tail of a longer name."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

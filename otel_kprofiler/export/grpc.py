@@ -234,6 +234,6 @@ def parse_retry_delay(details: bytes) -> float | None:
                 delay = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
                 return max(0.0, float(delay))
     except DecodeError:
-        # Without readable details, only the status code decides whether to retry.
+        # If the details are unreadable, the status code alone determines whether to retry.
         return None
     return None

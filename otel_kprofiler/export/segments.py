@@ -217,7 +217,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
     number, length = _BATCH.unpack_from(body)
     end = _BATCH.size + length
     if end > len(body) or number >= MAX_NUMBER:
-        raise ValueError("the batch has an invalid number or length")
+        raise ValueError("the batch has an invalid sequence number or length")
     head = _load(body[_BATCH.size : end])
     profiles = head.get("profiles")
     if not isinstance(profiles, list):

@@ -357,7 +357,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # Nothing may be appended to a segment without a mark at its start, so the next record
+            # A segment that lacks a start marker must not be appended to, so the next record
             # begins a new segment.
             self._end_segment()
             del self._sizes[segment]

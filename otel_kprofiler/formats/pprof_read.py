@@ -1,6 +1,6 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type becomes a sample kind. ``samples`` and CPU time together form the on-CPU kind. The
+Each value type becomes a sample kind. ``samples`` and CPU time both belong to the on-CPU kind. The
 format has no sample timestamps, so every sample is assigned the time of the profile.
 """
 

@@ -16,7 +16,7 @@ def open_special(path: str) -> int | None:
     """Open a path for writing if it is a special file; None if it is missing or a regular file.
 
     Opening a FIFO blocks until it has a reader. The caller closes the descriptor. Raises
-    ``OSError`` on failure, or if this user is root and another user could have created the file.
+    ``OSError`` on failure, or if the caller is root and another user could have created the file.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):

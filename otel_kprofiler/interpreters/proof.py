@@ -138,7 +138,7 @@ class Proof:
     def _find_thread(self) -> int:
         """Finds the calling thread's state in the interpreter's list.
 
-        Threads that start or exit change the list, so only repeated mismatches disprove the layout.
+        Threads that start or exit change the list, so only repeated mismatches rule out the layout.
         """
         for _ in range(_TRIES - 1):
             with contextlib.suppress(InterpreterRefused, OSError):

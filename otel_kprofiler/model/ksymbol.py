@@ -47,7 +47,7 @@ class KsymbolChange(NamedTuple):
         time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last
             change before the loss.
         symbols: functions that were added or removed; for a snapshot, all functions present.
-        until_ns: for a loss, the boottime at which it was detected.
+        until_ns: for a loss, the ``CLOCK_BOOTTIME`` at which it was detected.
     """
 
     time_ns: int
@@ -57,7 +57,7 @@ class KsymbolChange(NamedTuple):
 
 
 class KsymbolBatch(NamedTuple):
-    """Changes in time order, and the boottime up to which they are complete."""
+    """Changes in time order, and the ``CLOCK_BOOTTIME`` up to which they are complete."""
 
     changes: Sequence[KsymbolChange]
     complete_until_ns: int

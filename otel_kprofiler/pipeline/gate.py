@@ -46,7 +46,7 @@ class EventTimeGate:
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Returns the boottime before which no more data is expected.
+        """Returns the ``CLOCK_BOOTTIME`` before which no more data is expected.
 
         All samples before the boottime ``samples_ns`` must have been pushed, and all symbol events
         before ``symbols_ns`` must have been applied.

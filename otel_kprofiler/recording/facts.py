@@ -29,7 +29,7 @@ class RecordingFacts(NamedTuple):
         offset_ns: Unix time minus boottime on the recorded host.
         period_ns: the sampling period on each CPU.
         stack_limit: the minimum size, in bytes, of a stack that counts as truncated.
-        until_ns: the boottime at which sampling stopped.
+        until_ns: the ``CLOCK_BOOTTIME`` at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
         since_ns: when sampling started, on ``CLOCK_BOOTTIME``; 0 if unknown.
         waits: the exact off-CPU time of each process during sampling; empty if waits were not

@@ -30,7 +30,7 @@ class RecordedModules:
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns new scans of the modules, and the boottime up to which they are complete."""
+        """Returns new module scans, and the ``CLOCK_BOOTTIME`` up to which they are complete."""
         readings, complete_ns = self._watch.poll(now_ns)
         for time_ns, datagram in self._watch.take_datagrams():
             self._sink(_UEVENTS, time_ns, datagram)

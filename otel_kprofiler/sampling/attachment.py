@@ -210,8 +210,8 @@ class Attachment:
     def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
         """Configure the program's filters. The change takes effect the next time the program runs.
 
-        ``regular_since_ns`` is the boottime from which the program runs once per period on each
-        CPU, unless the kernel skips runs. Raises ``SamplerError``.
+        ``regular_since_ns`` is the ``CLOCK_BOOTTIME`` from which the program runs once per period
+        on each CPU, unless the kernel skips runs. Raises ``SamplerError``.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)
         try:

@@ -172,7 +172,7 @@ class EbpfSampler(ForkAware):
         error, the settings remain unchanged.
 
         Returns:
-            The boottime from which the new period applies on every CPU.
+            The ``CLOCK_BOOTTIME`` from which the new period applies on every CPU.
 
         Raises:
             HostError: none of the CPUs is online, or there are too many targets.
@@ -314,7 +314,7 @@ class EbpfSampler(ForkAware):
         return samples
 
     def complete_until_ns(self) -> int:
-        """Returns the boottime before which every sample has been drained."""
+        """Returns the ``CLOCK_BOOTTIME`` before which every sample has been drained."""
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:

@@ -233,7 +233,7 @@ class Sampler(Protocol):
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""
 
     def complete_until_ns(self) -> int:
-        """Returns the boottime before which :meth:`drain` has returned every sample."""
+        """Returns the ``CLOCK_BOOTTIME`` before which :meth:`drain` has returned every sample."""
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
         """Returns each process's off-CPU time since the previous call.

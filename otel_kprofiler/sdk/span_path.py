@@ -112,7 +112,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Returns the names of span classes that the span path cannot read, such as span wrappers."""
+    """Returns the names of span classes whose layout is not supported, such as span wrappers."""
     names, waiting = set(), [Span]
     while waiting:
         for kind in waiting.pop().__subclasses__():

@@ -69,8 +69,8 @@ class SideResolver(Protocol[StateT]):
     def advance(self, now_boot_ns: int) -> int:
         """Applies information that has arrived since the last call.
 
-        Returns the boottime up to which all changes have been applied. A sample is held until the
-        returned boottime passes the sample's timestamp, but for at most half a second.
+        Returns the ``CLOCK_BOOTTIME`` up to which all changes have been applied. A sample is held
+        until the returned boottime passes the sample's timestamp, but for at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
@@ -161,7 +161,7 @@ class StackResolver:
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Advance the resolvers, and return the boottime up to which all of them are complete."""
+        """Advance all resolvers, and return the ``CLOCK_BOOTTIME`` up to which they are complete."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )

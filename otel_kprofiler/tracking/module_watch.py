@@ -144,7 +144,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns changes since the last call, and the boottime up to which they are complete."""
+        """Returns new changes, and the ``CLOCK_BOOTTIME`` up to which they are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:

@@ -96,7 +96,7 @@ ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
 
 
 class Reading(NamedTuple):
-    """A process as read from ``/proc``; ``time_ns`` is the boottime before the read."""
+    """A process as read from ``/proc``; ``time_ns`` is the ``CLOCK_BOOTTIME`` before the read."""
 
     time_ns: int
     process: ProcessKey

@@ -104,7 +104,7 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime at which a sample last used each slot; 0 if it was never used."""
+        """Returns the ``CLOCK_BOOTTIME`` of the last sample that used each slot; 0 if unused."""
         return self._used.words.tolist()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Effect(enum.IntEnum):
     CLEAR_FP = 9
     LOSE_SP = 10
     CALL = 11  # distance of the target from the next instruction
-    CALL_INDIRECT = 12  # distance of the slot with the target address; 0 if there is no slot
+    CALL_INDIRECT = 12  # distance to the slot that holds the target address; 0: no slot
     JUMP = 13  # distance, as for CALL
     JUMP_INDIRECT = 14  # distance, as for CALL_INDIRECT
     BRANCH = 15  # conditional jump; distance, as for CALL

@@ -55,7 +55,7 @@ def test_an_empty_comparison_offers_to_show_the_whole_recording(page):
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_the_reason_for_an_empty_comparison_outside_the_recording_is_shown_only_once(page):
+def test_a_compared_range_outside_the_recording_is_explained_only_once(page):
     go(page, "baseline=0-500&range=600-900")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: time outside of the recording."
 

@@ -37,7 +37,7 @@ def spans(path):
         return data(file.read()).get("spans", [])
 
 
-def test_the_page_shows_the_same_span_parts_as_the_report_command(profile):
+def test_the_page_shows_the_same_span_breakdown_as_the_report_command(profile):
     shown = {
         span["name"]: {name: ns // MS for name, ns in span["parts"]}
         for span in spans(page_of(profile))

@@ -1,4 +1,4 @@
-"""Expensive and corrupt OTLP profiles are rejected, or read at low cost."""
+"""Hostile and corrupt OTLP profiles are rejected, or read at low cost."""
 
 import contextlib
 import json

@@ -94,7 +94,7 @@ def deliver_all(receiver, directory, port):
     windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
     delivered = sum(window.sample_count for window in windows)
     assert delivered == account["exporters"]["otlp_http"]["exported"], (account, agent.log)
-    # If the host does not schedule an emulated CPU for seconds, the ring may fill up.
+    # If the host does not schedule an emulated CPU for several seconds, the ring may fill up.
     full = account["lost"].get("ring_full", 0)
     assert delivered == account["taken"] - full > 0, (account, agent.log)
     assert full < 0.1 * account["taken"]

@@ -116,7 +116,7 @@ def find_functions(stacks):
     return {frame for seen in stacks for frame in seen.user}
 
 
-def test_doctor_reports_no_problem_as_root():
+def test_doctor_reports_no_problems_when_run_as_root():
     """As root, `doctor` finds everything that profiling needs."""
     done = run_command("doctor", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -146,7 +146,7 @@ def resting(program):
         yield pid, said
 
 
-def test_each_dumped_thread_has_the_stack_and_wait_cause_that_it_printed(resting):
+def test_the_dump_shows_the_stack_and_wait_cause_that_each_thread_reported(resting):
     pid, said = resting
     threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}

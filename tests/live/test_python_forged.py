@@ -101,7 +101,7 @@ class Forgery:
 
 
 @pytest.mark.parametrize("seed", [1, *further(2)])
-def test_forged_python_frames_neither_slow_the_bpf_program_nor_lose_samples(seed):
+def test_forged_python_frames_neither_slow_the_program_nor_cause_sample_loss(seed):
     forgery = Forgery(random.Random(seed), threading.get_native_id())
     process = PythonProcess(forgery.runtime, forgery.code_type, 0, 0)
     samples, with_frames, names = 0, 0, set()

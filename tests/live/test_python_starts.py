@@ -87,7 +87,7 @@ def test_a_service_whose_interpreter_is_rejected_logs_the_reason_once(tmp_path):
     assert "Operation not permitted" in done.stderr
 
 
-def test_a_service_logs_only_once_that_no_stack_has_python_frames(caplog):
+def test_a_service_warns_about_missing_python_frames_only_once(caplog):
     def work():
         os.listdir("/proc/self/task")
 

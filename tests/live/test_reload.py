@@ -76,7 +76,7 @@ class Systemd:
         self._socket.bind(self.path)
 
     def wait(self, state, seconds=60):
-        """Returns the next message with a state such as ``READY=1``; empty on timeout."""
+        """Returns the next notification, such as ``READY=1``; empty on timeout."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)

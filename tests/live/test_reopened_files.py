@@ -62,7 +62,9 @@ def mounts(tmp_path):
 
 @pytest.mark.parametrize("build_id", [NO_BUILD_ID, BUILD_ID])
 @pytest.mark.parametrize("is_owner", [True, False])
-def test_container_files_are_opened_via_any_mapping_process(build_id, is_owner, tmp_path, mounts):
+def test_container_files_are_opened_via_any_process_using_them(
+    build_id, is_owner, tmp_path, mounts
+):
     program = compile_c(tmp_path / "waits", WAITS, build_id)
     with in_container(program, mounts) as process:
         file = reopen(wanted(process, owner=process.pid if is_owner else 0), Access())

@@ -91,7 +91,7 @@ def test_frames_are_named_from_an_installed_debug_file(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 @pytest.mark.parametrize("option", ["--perf-basic-prof", *further("--perf-prof")])
-def test_jit_compiled_code_has_its_published_names(option, tmp_path):
+def test_jit_compiled_functions_are_named_as_published(option, tmp_path):
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
         "for(let i=0;;i++){hot(1e6);new Function(`return ${i}`)()}"

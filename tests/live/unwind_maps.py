@@ -146,7 +146,7 @@ def request_of(path, tgid=0, start=0, end=0, size=None):
 
 
 def mapped_request(pid, inode, device, size=0, generation=0):
-    """Returns the BPF program's request for a process's executable mapping of an inode."""
+    """Returns the BPF program's request for an inode that a process has mapped as code."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         fields = line.split(None, 5)
         if "x" in fields[1] and int(fields[4]) == inode:

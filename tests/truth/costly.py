@@ -2,7 +2,7 @@
 
 Each frame is in a different file from its caller. For each frame, the unwinder therefore searches
 the process's mapping tree, and a large table that is not in the processor's caches. Consecutive
-entries have different CIEs. Between calls, the leaf reads more memory than the caches hold.
+entries have different CIEs. Between calls, the leaf function reads more than the caches hold.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
  * cannot read kernel addresses from /proc (neither CAP_SYS_ADMIN nor CAP_SYSLOG).
  *
  * list_programs writes the functions in all BPF programs. program_iterator.py reads
- * the output; change both together. list_symbols writes the content of /proc/kallsyms
+ * the output; change both files together. list_symbols writes the content of /proc/kallsyms
  * in that file's format, and needs Linux 6.0. Loaders load only the programs that they
  * need.
  *

@@ -29,7 +29,7 @@ enum {
 
 #define INITIAL_NAMESPACE 0xeffffffcULL /* PROC_PID_INIT_INO, include/linux/proc_ns.h */
 
-/* Written by locks.py; change both together. */
+/* Written by locks.py; change both files together. */
 struct lock_layout {
 	u64 number; /* event number, starting at 1 */
 	u64 by;	    /* enum user_frames */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Defines the maps, settings and state for reading CPython frames. python.py and python_codes.py
- * read and write the structs up to `code_description`; change both together.
+ * read and write the structs up to `code_description`; change all three together.
  */
 #pragma once
 

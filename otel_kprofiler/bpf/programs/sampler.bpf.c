@@ -220,7 +220,7 @@ INLINE u64 stack_bytes(long result)
 	return bytes;
 }
 
-/* Returns the boottime at which the current process (not the thread) started; 0 if unreadable. */
+/* Returns the CLOCK_BOOTTIME at which the current process (not the thread) started; 0 if unreadable. */
 INLINE u64 start_time(const struct config *options)
 {
 	u64 leader = 0, start = 0;

@@ -23,7 +23,7 @@ struct tracepoint {
 	u64 pointer;  /* 0: the argument is the value; 1: it points to a struct that contains the value */
 	u64 member;   /* offset of the 32-bit value in the struct */
 	u64 is_order; /* whether the value is 1 << argument */
-	u64 unit;     /* multiplier of the value */
+	u64 unit;     /* multiplier for the value */
 	u64 calls;    /* number of the only system call to count, plus 1; 0: all */
 };
 

@@ -262,7 +262,7 @@ INLINE u32 set_expression(struct unwind_work *w, const struct unwind_config *c, 
 enum progress { PROGRAM_DONE, PROGRAM_GOES_ON, PROGRAM_FAILED };
 
 /*
- * Runs some instructions of the CFA program at `position`. Execution is complete at the end of the
+ * Executes a few instructions of the CFA program from `position` on. Execution is complete at the end of the
  * program, or when the next row is beyond the target address.
  */
 GLOBAL int run_operations(void)

@@ -39,7 +39,7 @@ enum wait_phases {
 };
 
 enum wait_flags {
-	WAIT_HAS_BEGUN = 1, /* the wait's start was written */
+	WAIT_HAS_BEGUN = 1, /* the start of the wait was recorded */
 	WAIT_KEPT = 2,	    /* the wait is sampled */
 	WAIT_IOWAIT = 4,
 	WAIT_THROTTLED = 8,
@@ -159,7 +159,7 @@ struct thread {
 	u32 waker_tgid; /* ids of the thread that ended this wait */
 	u32 waker_tid;
 	u32 ran_ns; /* low bits of the task's CPU time when the start of this wait was written */
-	u64 begun_ns; /* CLOCK_MONOTONIC when this wait's start was written; 0: not measured */
+	u64 begun_ns; /* CLOCK_MONOTONIC when the start of this wait was recorded; 0: not measured */
 	char waker_comm[16];
 };
 

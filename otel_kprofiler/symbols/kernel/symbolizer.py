@@ -189,7 +189,7 @@ class KernelSymbolizer:
 
     @property
     def complete_until_ns(self) -> int:
-        """Returns the boottime up to which symbols are complete, as of the last :meth:`advance`."""
+        """Returns the ``CLOCK_BOOTTIME`` up to which symbols were complete at the last advance."""
         return self._complete_until_ns
 
     @property
@@ -218,7 +218,8 @@ class KernelSymbolizer:
     def advance(self, now_boot_ns: int) -> int:
         """Applies the changes that ``ksymbols`` and ``modules`` have reported.
 
-        Returns the boottime up to which symbols are complete, so earlier samples can be resolved.
+        Returns the ``CLOCK_BOOTTIME`` up to which symbols are complete, so earlier samples can be
+        resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
         if self._source is not None and self._ksymbols is not None:

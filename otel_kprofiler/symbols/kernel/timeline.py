@@ -82,7 +82,7 @@ class ModuleSource(Protocol):
         """Start from the modules in the first snapshot. Call this only once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns new scans, and the boottime up to which all scans have been returned."""
+        """Returns new scans, and the ``CLOCK_BOOTTIME`` up to which all scans were returned."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

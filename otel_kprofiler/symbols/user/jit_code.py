@@ -83,7 +83,7 @@ class ProcessCode:
 
     @property
     def read_ns(self) -> int:
-        """Returns the boottime at which the last complete read began; -1 before the first read."""
+        """Returns the ``CLOCK_BOOTTIME`` at which the last complete read began; -1 if none."""
         return self._read_ns
 
     @property

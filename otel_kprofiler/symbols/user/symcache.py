@@ -1,4 +1,4 @@
-"""Reads SymCaches, which contain the source lines and inlined functions for one file.
+"""Reads SymCaches, each with the source lines and inlined functions for one file.
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
 https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The data is

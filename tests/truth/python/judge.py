@@ -146,7 +146,7 @@ class Judge:
         rest = [name for name, _ in places[at:]]
         if rest == self.below:
             return ""
-        # Other standard library functions may run before or after a call chain.
+        # Frames of other standard library functions may surround a call chain.
         return "root" if at or rest[-len(self.below) + 1 :] != self.below[1:] else ""
 
     def _judge_top(self, top: tuple[str, int], seen: Seen) -> str:

@@ -120,7 +120,7 @@ def test_samples_inside_and_outside_a_span_may_have_the_same_timestamp(tmp_path)
     assert parts(write(tmp_path / "same.otlp", *same, (1, A, "user", 1))) == {"user code": 2}
 
 
-def test_the_span_part_table_is_printed(synchronous):
+def test_the_breakdown_of_span_time_is_printed(synchronous):
     assert invoke(command, "--by", "part", "--thread", "7", synchronous).output.splitlines() == [
         "2 traces, 16.0 ms on threads",
         " ms  share  samples  part",

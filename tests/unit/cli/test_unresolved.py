@@ -34,7 +34,7 @@ def count(*stacks):
     return UnresolvedFrames.of_windows([make_window(0, 1, ({}, samples), taken=9)])
 
 
-def test_every_frame_in_every_sample_counts_toward_the_unnamed_percentage():
+def test_the_percentage_of_unnamed_frames_includes_all_samples():
     counts = count((3, [KERNEL, NAMED, nameless(PYTHON)]), (1, [NAMED, NAMED]))
     assert str(counts) == "0.0% of kernel and 37.5% of user frames"
     assert str(count()) == "0.0% of kernel frames"

@@ -60,7 +60,7 @@ def test_only_selected_cpus_have_events(online):
     assert make(online, {1, 7}).update() == ([1], [], {})
 
 
-def test_an_open_error_is_reported_once_until_the_event_can_be_opened(online):
+def test_a_failure_to_open_an_event_is_not_reported_again_until_it_opens(online):
     host = make(online)
     host.errors = {1: errno.EMFILE}
     changes = host.update()

@@ -1,4 +1,4 @@
-"""The span path through the interpreter's memory leads to the thread's current span."""
+"""A chain of pointers in the interpreter's memory leads to the thread's current span."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Perf maps name addresses in JIT-compiled code correctly as the code changes."""
+"""Addresses in JIT-compiled code are resolved from perf maps even as the code changes."""
 
 import os
 import time

@@ -136,7 +136,7 @@ def test_frames_unwound_without_tables_record_the_unwinding_method(resolve):
     assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
 
 
-def test_frames_in_moved_text_are_marked_and_resolved_like_other_frames(resolve):
+def test_frames_in_moved_text_are_marked_but_resolved_as_usual(resolve):
     moved = resolve(
         raw((0x30000, LIBC, REGISTERS | IN_MOVED_TEXT), (0x30020, LIBC, GUESS | IN_MOVED_TEXT))
     )
