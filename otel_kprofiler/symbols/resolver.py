@@ -161,7 +161,7 @@ class StackResolver:
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Advance all resolvers, and return the ``CLOCK_BOOTTIME`` up to which they are complete."""
+        """Advance all resolvers; return the ``CLOCK_BOOTTIME`` up to which they are complete."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )

@@ -96,8 +96,8 @@ def test_only_on_cpu_samples_are_weighted_by_latency():
     ("profile", "message"),
     [
         (window((7, [row("other", 1, [START])]), kind=OFF_CPU, period=0), "no on-CPU samples"),
-        (window((7, [row("other", 1, [START])._replace(values=[5])])), "contains only sums"),
-        (window((7, [row("other", 1, [START])]), period=0), "contains only sums"),
+        (window((7, [row("other", 1, [START])._replace(values=[5])])), "contains only totals"),
+        (window((7, [row("other", 1, [START])]), period=0), "contains only totals"),
     ],
 )
 def test_latency_weighting_is_rejected_for_profiles_without_timestamps(profile, message):
