@@ -23,7 +23,7 @@ NO_FUNCTION = "frames without a function"
 
 
 def find_fault(attributes):
-    """Returns the reason why a strict receiver rejects attributes; empty if it accepts them."""
+    """Returns why a strict receiver would reject the attributes; empty if it would not."""
     for index, attribute in enumerate(attributes):
         if not attribute.key:
             return f"attribute key at index {index} in resource attributes is empty"

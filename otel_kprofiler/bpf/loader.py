@@ -39,7 +39,7 @@ class ObjectSpec(NamedTuple):
         programs: C functions to load. The running kernel need not support the file's other
             programs.
         map_entries: ``max_entries`` (bytes for a ring) by map, for maps without a fixed size.
-        log_level: level of the verifier's log, which is logged at INFO: 0 logs only rejections, 1
+        log_level: verifier log level (the log is written at INFO): 0 logs only rejections, 1
             also logs the state at each instruction, and 2 also logs all branches.
         constants: contents of read-only data sections, by name; only the libbpf loader sets these
             constants.

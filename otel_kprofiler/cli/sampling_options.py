@@ -100,7 +100,7 @@ _OPTIONS: Final = (
         "context-switches, cpu-migrations, lock-contention, cycles, and tracepoints such as "
         "block_rq_issue or sys_enter:openat. EVENT:period=N samples every Nth event, and "
         "EVENT:freq=N takes about N samples per second on each CPU. May be repeated. `-e help` "
-        "lists all events, and states why some events are not available on this host.",
+        "lists all events, and explains why any are unavailable on this host.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
@@ -208,7 +208,7 @@ class Sampling:
         if twice := find_repeated_event(specs):
             raise click.UsageError(f"event {twice} is selected twice")
         if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
-            raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")
+            raise click.UsageError(f"-e {CPU_CLOCK} cannot be used with --no-on-cpu")
         if self.on_cpu is False and not self.off_cpu and not specs:
             raise click.UsageError("--no-on-cpu needs --off-cpu or -e")
 

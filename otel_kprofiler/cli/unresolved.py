@@ -37,7 +37,7 @@ class UnresolvedFrames:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Counts the frames of all samples in windows."""
+        """Counts the frames of all samples in the given windows."""
         counts = cls()
         for window in windows:
             for _, sample in window.samples:

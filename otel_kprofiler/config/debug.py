@@ -17,7 +17,7 @@ class Debug(Exporter):
 
     verbosity: Literal["basic", "normal", "detailed"] = Field(
         default="basic",
-        description="Content of the line that is printed for each batch. basic: the numbers of "
+        description="Contents of the line printed for each batch. basic: the number of "
         "profiles, samples and bytes. normal: also the interval and the bytes per sample. "
         "detailed: also the number of samples in each profile.",
     )

@@ -51,7 +51,7 @@ def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def lower(value: Any) -> Any:
-    """Convert text to lower case, for case-insensitive values."""
+    """Convert text to lower case for case-insensitive comparison."""
     return value.lower() if isinstance(value, str) else value
 
 

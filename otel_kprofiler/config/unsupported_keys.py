@@ -62,7 +62,7 @@ GRPC_TLS: Final[Mapping[str, str]] = {
 }
 HTTP_TLS: Final[Mapping[str, str]] = {
     **TLS,
-    "insecure": "the scheme of endpoint determines whether TLS is used; use http:// for "
+    "insecure": "the scheme of the endpoint determines whether TLS is used; use http:// for "
     "connections without TLS",
 }
 

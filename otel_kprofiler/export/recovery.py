@@ -88,7 +88,7 @@ class Recovery:
         self._wall_s = time.time()
         self._closed = True
         self._is_whole = True  # whether the preceding segment is intact
-        self._aside_from: SampleCounts | None = None  # samples before the segments set aside
+        self._aside_from: SampleCounts | None = None  # samples that precede the aside segments
         self._rest = SampleCounts()  # samples that follow the last batch in its window
         self._appended = SampleCounts()  # samples appended up to the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []

@@ -132,7 +132,7 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # Wait until this batch's time limit, even if no further attempt is possible. Otherwise,
+            # Wait until this batch's deadline, even if no further attempt is possible. Otherwise,
             # the next batch would be sent to a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):

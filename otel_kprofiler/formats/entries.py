@@ -78,7 +78,7 @@ _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 def stack_entries(stack: Stack) -> tuple[Entry, ...]:
     """Returns the entries in a stack, outermost first.
 
-    A remark replaces the missing part of a truncated or unavailable stack.
+    A remark takes the place of the missing frames in a truncated or unavailable stack.
     """
     entries: list[Entry] = []
     for side in reversed(stack.sides):

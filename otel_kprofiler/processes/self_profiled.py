@@ -2,7 +2,7 @@
 
 Self-profiling processes publish :data:`TARGET` in their process context. Any process can publish
 this attribute, so it is trusted only if the process has open BPF maps. Where unprivileged BPF is
-disabled, creating a map requires the privileges of a profiler.
+disabled, creating a map requires the privileges that a profiler needs.
 """
 
 from collections.abc import Collection

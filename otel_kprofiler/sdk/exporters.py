@@ -130,7 +130,7 @@ def open_json_file() -> ProfileExporter:
 def find_exporters(
     environ: Mapping[str, str], otlp: ClientSettings | None = None
 ) -> list[ExporterFactory]:
-    """Returns a factory for each exporter in ``OTEL_PROFILES_EXPORTER``; empty for ``none``.
+    """Returns a factory for each exporter in ``OTEL_PROFILES_EXPORTER``; none for ``none``.
 
     As for other signals, the ``otlp`` exporter means ``otlp_proto_grpc`` unless
     ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The ``otlp`` argument

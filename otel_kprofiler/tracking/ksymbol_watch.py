@@ -1,7 +1,7 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
 A perf event on each CPU receives a record for each symbol that the CPU loads. ``poll`` empties the
-rings. After the first poll, a thread empties half-full rings, handles CPU hotplug, and rereads
+rings. After the first poll, a thread drains half-full rings, handles CPU hotplug, and rereads
 all symbols after records have been lost.
 """
 
@@ -118,7 +118,7 @@ class KsymbolWatch(ForkAware):
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Empty the rings and return the changes since the last call, in time order.
+        """Drain the rings and return the changes since the last call, in time order.
 
         ``now_ns`` is the current boottime.
         """

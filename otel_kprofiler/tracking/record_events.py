@@ -141,7 +141,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
-        """Empty the rings, yielding their data by CPU, and count lost records."""
+        """Drain the rings, yielding their data by CPU, and count lost records."""
         for cpu, event in self._events.items():
             data, was_full = event.ring.take()
             if was_full:

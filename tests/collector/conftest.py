@@ -294,7 +294,7 @@ def resolve(request):
                     if "timestampsUnixNano" not in sample:
                         assert sample == {"values": ["0"]}, sample
                         continue
-                    # JSON omits zeros. Stack 0 denotes a stack that was not captured.
+                    # OTLP JSON omits zero values. Stack 0 denotes a stack that was not captured.
                     stack = tables["stackTable"][sample.get("stackIndex", 0)]
                     frames = tuple(frame(index) for index in stack.get("locationIndices", ()))
                     link = tables["linkTable"][sample.get("linkIndex", 0)]

@@ -144,7 +144,7 @@ class Truth:
         ]
 
     def at(self, address):
-        """Returns all (module, name) pairs of the nearest symbol at or below an address.
+        """Returns all (module, name) pairs for the nearest symbol at or below an address.
 
         A label without a size ends the function that contains it, as in kallsyms. The result is
         empty if the address is beyond the end of the symbol.

@@ -135,7 +135,7 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
 
 
 def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
-    """Attaches to a tracepoint, on one CPU, a program that loops ``spin`` times.
+    """Attaches a program that loops ``spin`` times to a tracepoint on one CPU.
 
     Returns the attachment and program descriptors. Raises ``OSError`` if tracefs cannot be mounted.
     """

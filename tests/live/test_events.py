@@ -107,7 +107,7 @@ def test_page_faults_are_attributed_to_the_function_that_touched_the_page(compar
     assert PAGES <= count_touched(compared[1]["page_faults"]) <= PAGES * 1.01
 
 
-def test_a_period_and_a_rate_estimate_the_same_number_of_events():
+def test_period_and_frequency_sampling_yield_the_same_event_estimate():
     rounds = 20  # enough for the kernel to adapt the period, and for hundreds of samples
     events = EventSpec("page-faults", 64), EventSpec("minor-faults", rate=499)
     with sampling(samples_per_second=5, stacks="both", events=events) as sampler:

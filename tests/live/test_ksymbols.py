@@ -176,7 +176,7 @@ def test_bpf_programs_loaded_with_bcc_or_libbpf_have_names_lines_and_details(loa
             assert 0 < frame.lines[0].line <= len(source)
 
 
-def test_samples_in_an_unloaded_program_are_named():
+def test_samples_in_an_unloaded_program_are_symbolized():
     """The dispatcher that the kernel creates for test runs of XDP programs is also named."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
@@ -207,7 +207,7 @@ def kallsyms_s():
     return time.monotonic() - started
 
 
-def test_the_ksymbol_table_is_exact_after_records_are_lost():
+def test_the_ksymbol_table_is_correct_after_records_are_lost():
     """3,000 programs are loaded while the one-page rings are not being read."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)

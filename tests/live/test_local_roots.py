@@ -128,7 +128,7 @@ FORKED = """
 """
 
 
-def test_samples_from_a_forked_child_name_the_local_root_active_at_the_fork(to_file):
+def test_samples_from_a_forked_child_have_the_local_root_active_at_fork(to_file):
     run(FORKED, env=to_file.env)
     spans = {sample.link for _, sample in read_samples(to_file.path) if sample.link}
     assert len(spans) == 2

@@ -189,7 +189,7 @@ def test_reloads_neither_drop_nor_duplicate_samples_nor_leak_descriptors(agent, 
             if not witness.stood_still(cpu, a, b):
                 near = any(a < after and b > after - NEAR_NS for after in moments)
                 (ours if near else others).append((a, b))
-    # bpf(2) calls in other processes occasionally cause the loss of a sample, as often near reloads
+    # bpf(2) calls in other processes occasionally lose a sample, as often near reloads
     # as at other times. An effect of reloads would appear at each reload.
     near = len(moments) * NEAR_NS
     elsewhere = seconds * 10**9 - near

@@ -68,7 +68,7 @@ def test_reconfiguring_causes_no_gap_and_no_duplicate_sample():
             if b - a > longest and any(a < after and b > before for before, after in moments)
         ]
         unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]
-        # bpf(2) calls in other processes occasionally cause the loss of a sample, which is counted.
+        # bpf(2) calls in other processes occasionally lose a sample. Lost samples are counted.
         assert len(unexplained) <= 2 + counts.missed
 
 

@@ -112,7 +112,7 @@ def test_span_parts_of_each_endpoint_match_brute_force(samples):
 
 @settings(max_examples=50, deadline=None)
 @given(loaded())
-def test_span_parts_of_all_spans_match_brute_force(samples):
+def test_the_breakdown_of_span_time_matches_a_brute_force_search(samples):
     links = {link[:2] for link in map(samples.tables.links.__getitem__, samples.links) if link}
     assert plain(find_span_parts(samples, samples)) == find_parts(samples, links, links)
 

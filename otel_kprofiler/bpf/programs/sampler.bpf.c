@@ -153,7 +153,7 @@ struct record {
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
 	u32 context_bytes; /* size of the thread context, which follows the stacks */
-	u32 holder; /* id, in the initial namespace, of the thread that holds the lock; 0: unknown */
+	u32 holder; /* tid of the lock's holder in the initial pid namespace; 0: unknown */
 	/*
 	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the name
 	 * of its holder, stored contiguously.
@@ -210,7 +210,7 @@ INLINE void free_scratch(struct scratch *own)
 
 /*
  * Converts a helper's result to the length of a stack; 0 for errors. The mask proves the bounds to
- * the verifiers in all kernel versions; the asm keeps the compiler from removing the mask.
+ * the verifier on all kernel versions; the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
 {

@@ -262,8 +262,8 @@ INLINE u32 set_expression(struct unwind_work *w, const struct unwind_config *c, 
 enum progress { PROGRAM_DONE, PROGRAM_GOES_ON, PROGRAM_FAILED };
 
 /*
- * Executes a few instructions of the CFA program from `position` on. Execution is complete at the end of the
- * program, or when the next row is beyond the target address.
+ * Executes a few instructions of the CFA program from `position` on. Execution is complete at the
+ * end of the program, or when the next row is beyond the target address.
  */
 GLOBAL int run_operations(void)
 {
@@ -446,7 +446,7 @@ GLOBAL int read_cie(u32 at)
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
 	/*
-	 * Skip the augmentation string, before the alignment factors and the return address
+	 * Skip the augmentation string, which precedes the alignment factors and the return address
 	 * register.
 	 */
 	w->low = 9;

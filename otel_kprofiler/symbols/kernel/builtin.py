@@ -33,7 +33,7 @@ _ADDRESS_LIMIT = 1 << 64
 _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has about ten
-_MAX_CHECKED = 1024  # number of sized functions that are checked
+_MAX_CHECKED = 1024  # maximum number of sized functions to check
 _MAX_HOMONYMS = 16  # number of symbols that share an anchor's name
 
 

@@ -116,7 +116,7 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
     first = shdr.unpack_from(data, start)
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
-        raise ValueError(f"its {count} section headers are out of range, or have no names")
+        raise ValueError(f"the {count} section headers are out of range or have no names")
     rows = list(shdr.iter_unpack(data[start : start + count * shdr.size]))
     names_at, names_size = rows[names_index][4:6]
     names = data[names_at : names_at + names_size]

@@ -169,7 +169,7 @@ class JitDumpParser:
             _check(start, size)
             if pid == self.pid and size:
                 code = JitCode(start, start + size, name)
-                with suppress(struct.error, ValueError):  # the function then has no lines
+                with suppress(struct.error, ValueError):  # the function has no lines
                     code = code._replace(lines=self._parse_lines(body, code))
                 return Loaded(time_ns, code)
         elif kind == _MOVE:

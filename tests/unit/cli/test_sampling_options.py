@@ -57,7 +57,7 @@ def test_selected_events_replace_the_clock_unless_it_is_also_selected():
     [
         (["-c", "5"], "-c needs -e EVENT"),
         (["-e", "cs", "-e", "context-switches"], "selected twice"),
-        (["-e", "cpu-clock", "--no-on-cpu"], "contradicts --no-on-cpu"),
+        (["-e", "cpu-clock", "--no-on-cpu"], "cannot be used with --no-on-cpu"),
         (["-e", "page-fault"], "did you mean page-faults"),
         (["--wakers"], "--wakers needs --off-cpu"),
         (["--no-on-cpu"], "--no-on-cpu needs --off-cpu"),

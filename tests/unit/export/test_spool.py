@@ -322,7 +322,7 @@ def test_a_spool_file_whose_number_is_out_of_range_is_ignored(tmp_path, caplog, 
     assert planted.exists()
 
 
-def test_the_error_for_exhausted_segment_numbers_names_the_spool_file(tmp_path):
+def test_running_out_of_segment_numbers_is_reported_with_the_spool_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
     with pytest.raises(
         ExportError, match=r"04611686018427387903\.spool has the maximum segment number"

@@ -299,7 +299,7 @@ def test_a_symbol_without_a_size_ends_at_the_next_symbol():
     assert name_at(result, A + 64) is None, "now its length is known"
 
 
-def test_addresses_on_every_page_of_a_large_bpf_program_are_named():
+def test_addresses_on_every_page_of_a_large_bpf_program_are_resolved():
     result = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
     for offset in (0, 4096, 3 * 4096 + 4):
         assert name_at(result, A + offset) == "large"
