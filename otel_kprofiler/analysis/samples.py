@@ -172,7 +172,7 @@ class Samples:
     def split(self, edges: Sequence[int]) -> list[Samples]:
         """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        The edges are Unix times in nanoseconds, in ascending order. A row is copied to every part
+        The edges are Unix times in nanoseconds, in ascending order. A row appears in every part
         that contains one or more of the row's times.
         """
         parts = [

@@ -26,7 +26,7 @@ WAIT: Final = "wait: "
 """Name prefix for time spent waiting, followed by the cause of the wait."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
-"""Name for the time that the thread spends outside the spans of the trace."""
+"""Name for a thread's work outside the spans of the trace."""
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})

@@ -15,7 +15,7 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread in the ``with`` block, and permanently in threads it starts.
+    """Block signals in this thread in the ``with`` block, and permanently in threads started there.
 
     The verifier fails with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     Verification may take half a second, longer than some services' timer intervals.

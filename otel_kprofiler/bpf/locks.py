@@ -78,7 +78,7 @@ class LockLines(MappedWords):
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def totals(self) -> LockTotals:
-        """Returns the total waits by lock type, including those of the type ``UNCOUNTED_LOCK``."""
+        """Returns the counted waits by lock type, and the other waits as ``UNCOUNTED_LOCK``."""
         return parse_lock_lines(self.copy())
 
 

@@ -22,7 +22,7 @@ class TaskOffsets(NamedTuple):
         leader: offset of the pointer to the main thread's task.
         start: offset of the task's start time.
         parent: offset of the pointer to the parent process's task.
-        program: fields that identify the program and the user; None if the kernel's structs differ.
+        program: offsets of the program and user fields; None if the kernel's structs differ.
     """
 
     leader: int

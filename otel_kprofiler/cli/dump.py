@@ -44,8 +44,8 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DURATION,
-    help="Take a second dump after this delay, such as 1s, and show whether each thread's stack "
-    "has changed since the first dump.",
+    help="Take a second dump after this delay, such as 1s, and show whether each thread "
+    "has moved since the first dump.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",

@@ -23,7 +23,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""The protobuf tags with which a message, and therefore a part file, may begin."""
+"""The protobuf tags that a message may begin with; they identify part files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 

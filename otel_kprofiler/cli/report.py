@@ -49,7 +49,7 @@ _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 def _parse_grouping(name: str) -> str:
     if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
         raise ValueError(
-            f"{name!r} is not a grouping: use one of {_GROUPINGS}, an attribute name  "
+            f"{name!r} is not a grouping: use one of {_GROUPINGS}, an attribute name "
             f"that contains a dot, or label:{name} for a label"
         )
     return name

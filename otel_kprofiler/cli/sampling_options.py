@@ -104,7 +104,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
-        help="For each -e without period or freq, sample every Nth event. By default, tracepoints  "
+        help="For each -e without period or freq, sample every Nth event. By default, tracepoints "
         "are sampled at every event, and other events --rate times per second.",
     ),
     click.option(

@@ -101,7 +101,7 @@ class _Delivery:
             raise error
         if not self._is_readable:
             raise ExportError(
-                "the corrupt data was not sent", hint="list them with `otel-kprofiler check FILE`"
+                "the corrupt data was not sent", hint="list it with `otel-kprofiler check FILE`"
             )
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def _check(options: Options) -> None:
     in_process, with_copies = options.pid is not None, options.kallsyms is not None
     if not with_copies and any(options.copies.values()):
         raise click.UsageError(
-            "--modules, --sys-module and the other options for another host's files need --kallsyms"
+            "--modules, --sys-module and the other options for copied files need --kallsyms"
         )
     if options.rvas and (with_copies or not options.elf_files):
         raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")

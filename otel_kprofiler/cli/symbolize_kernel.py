@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize`` for the running kernel or for files copied from a host."""
+"""``otel-kprofiler symbolize`` for the running kernel or with files copied from a host."""
 
 import errno
 import json

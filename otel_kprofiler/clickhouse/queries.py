@@ -1,7 +1,7 @@
 """Builds SQL queries for the table of the Collector's ClickHouse exporter.
 
 Each row of the table is an OTLP sample, which combines samples that differ only in time. Queries
-select samples by their exact times. The table is sorted by ``Timestamp``, the start of a profile,
+select samples by their exact times. The sort key ends in ``Timestamp``, the start of a profile,
 so an additional condition on this column allows the server to skip most other rows.
 """
 

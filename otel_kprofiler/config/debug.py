@@ -1,4 +1,4 @@
-"""The schema for ``exporters: debug:``, with the same keys as the Collector's debug exporter."""
+"""The schema for ``exporters: debug:``, with keys from the Collector's debug exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal

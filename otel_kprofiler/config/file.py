@@ -1,4 +1,4 @@
-"""The schema for ``exporters: file:``, with the same keys as the Collector's file exporter."""
+"""The schema for ``exporters: file:``, with keys from the Collector's file exporter."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal

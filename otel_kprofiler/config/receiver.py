@@ -201,7 +201,7 @@ class Receiver(Section):
     )
     target_containers: list[Target] = Field(
         default=[],
-        description="Containers to sample, each specified by name or by at least the first four  "
+        description="Containers to sample, each specified by name or by at least the first four "
         "digits of its ID. The name may be POD/NAME, or the container's name in Docker, podman or "
         "its pod. The containers need not be running yet. If target_containers, "
         "target_pods or target_units is set, a sample must come from one of these targets and pass "

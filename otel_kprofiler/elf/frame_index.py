@@ -106,7 +106,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the pointer encoding of FDEs, which is ``R`` in the augmentation of their CIE.
+    """Returns the pointer encoding of FDEs: the argument of ``R`` in their CIE's augmentation.
 
     Raises ``ValueError`` if the augmentation is malformed.
     """

@@ -36,7 +36,7 @@ class Rotation:
 
     Attributes:
         max_bytes: maximum size of the file in bytes. The file is rotated before a batch that would
-            exceed this size; 0 means no limit.
+            make it exceed this size; 0 means no limit.
         max_age_s: seconds after which an open file is rotated; 0 means never.
         max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.

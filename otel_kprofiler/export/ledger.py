@@ -44,7 +44,7 @@ class QueueCounts(NamedTuple):
         queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in counts of a
             single kind.
         carried: samples that earlier runs left in the spool.
-        carried_lost: the samples in ``lost`` that earlier runs recorded, by cause.
+        carried_lost: the samples in ``lost`` that are from earlier runs, by cause.
         kinds: counts by sample kind; empty in the counts of a single kind.
         earlier: counts of all samples that earlier runs spooled, by kind; None in the counts of one
             kind, or if there is no spool.

@@ -10,7 +10,7 @@ data is ever written after a corrupt record.
   kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
-- A *close* record marks the end of a cleanly closed log.
+- A *close* record is a mark at the end of a cleanly closed log.
 
 The counts in every record show exactly how many samples of each kind a corrupt segment contained.
 
@@ -357,7 +357,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # A segment that lacks a start marker must not be appended to, so the next record
+            # A segment without its initial mark must not be appended to, so the next record
             # begins a new segment.
             self._end_segment()
             del self._sizes[segment]

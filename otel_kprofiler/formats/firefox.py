@@ -73,7 +73,7 @@ class _Point(NamedTuple):
 
     time_ns: int
     measure: int
-    """The sample's value, in the unit of its profile kind."""
+    """The sample's value, in the unit of its kind's measure."""
     threshold_ns: int
     sample: WindowSample
 

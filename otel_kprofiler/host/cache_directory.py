@@ -85,7 +85,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove the oldest files until the limit is met; return the remaining size in bytes."""
+        """Remove the least recently used files to meet the limit; return the remaining bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it

@@ -139,5 +139,5 @@ def charge_child(child: MeteredChild) -> None:
 
 
 def children_time_ns() -> int:
-    """Returns the CPU time, in nanoseconds, of the children that the calling thread has reaped."""
+    """Returns the CPU time, in nanoseconds, of children that the calling thread has waited for."""
     return _waited.cpu_ns

@@ -114,7 +114,7 @@ def find_repeated_event(specs: Iterable[AnyEventSpec]) -> str:
 def parse_event(
     text: str, rate: int, period: int = 0, clock_rate: int | None = None
 ) -> AnyEventSpec:
-    """Parses ``NAME``, ``NAME:period=N``, ``NAME:freq=N`` or the name of a tracepoint.
+    """Parses ``NAME``, ``NAME:period=N``, ``NAME:freq=N`` or a tracepoint.
 
     Accepts any name that could be a tracepoint name; see :func:`parse_tracepoint`. By default, a
     sample is taken every ``period`` events, or, if ``period`` is 0, ``rate`` times a second on each

@@ -45,7 +45,7 @@ class FairQueue(Generic[T]):
     served in the same group, so that idle time earns no credit. Among owners with equal costs, the
     owner that has waited longest is next.
 
-    All owners combined may use at most ``share`` seconds of CPU time per second. A fifth of this
+    All owners combined may use ``share`` seconds of CPU time per second on average. A fifth of this
     time is reserved for owners that have not had a turn in the last minute, so that another owner's
     expensive work does not delay them.
     """

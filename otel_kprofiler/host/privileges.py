@@ -165,7 +165,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Returns the effective capabilities in ``/proc/PID/status``; unknown ones as ``CAP_50``."""
+    """Returns the effective capabilities in ``/proc/PID/status``; unknown ones like ``CAP_50``."""
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
     return frozenset(

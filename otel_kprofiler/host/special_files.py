@@ -1,4 +1,4 @@
-"""Opens special files (devices, FIFOs, sockets) and ``/proc/self/fd`` paths."""
+"""Opens special files (devices, FIFOs, sockets) and descriptors in ``/proc``."""
 
 import errno
 import os

@@ -16,7 +16,7 @@ _WORD_BYTES: Final = 8
 class SpanLink(NamedTuple):
     """The sampled thread's current span. Trace and span ids (16 and 8 bytes) are nonzero.
 
-    ``local_root`` is the name of the trace's root span in this process; empty if unknown.
+    ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
     """
 
     trace_id: bytes

@@ -40,7 +40,7 @@ from otel_kprofiler.otlp.values import as_integer
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
-    """Returns the counts of a profile's sample kind as attributes; empty if none were counted."""
+    """Returns the counts of a profile's sample kind as attributes; empty if nothing was counted."""
     totals = profile.totals
     if totals is None and not profile.taken:
         return {}

@@ -54,7 +54,7 @@ class Stacks(Protocol):
         """Returns a sample's stack if it is cached, otherwise None."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Applies new symbols, and returns the ``CLOCK_BOOTTIME`` up to which they are complete."""
+        """Applies symbol changes; returns the ``CLOCK_BOOTTIME`` up to which they are complete."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` seconds for pending symbols."""

@@ -28,8 +28,8 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Not thread-safe.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    stalled sampler watermark delays them by at most ten seconds. Later samples are counted in the
-    window that is open when they arrive.
+    stalled sampler watermark delays them by at most ten seconds. Samples that arrive even later are
+    counted in the window open at that time.
 
     Attributes:
         counts: the number of waiting samples, by kind.

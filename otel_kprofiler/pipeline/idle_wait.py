@@ -1,4 +1,4 @@
-"""Sleeps while no samples are pending."""
+"""Waits for samples; sleeps while none are pending."""
 
 from typing import Final
 

@@ -299,7 +299,7 @@ class Pipeline(Generic[SamplerT]):
     def _add_until(self, before_ns: int) -> bool:
         """Resolve and add the samples before ``before_ns``. Return False if stopped early.
 
-        A full window is closed before a new sample is added. The rest are kept for the next window.
+        A full window ends before the next sample. The other samples are kept for the next window.
         """
         windows, pause = self._get_windows(), self.options.pause
         with self._lock:

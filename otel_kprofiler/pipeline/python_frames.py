@@ -86,7 +86,7 @@ class PythonFrames:
     def describe(self) -> dict[str, object]:
         """Returns the state and counts of Python frames as plain values for JSON.
 
-        ``problem`` states why there are no Python frames; it is empty if there are. ``stacks``
+        ``problem`` states why Python frames are not read; it is empty if they are. ``stacks``
         counts Python stacks and code-object descriptions, by outcome. If several processes are
         sampled, the result also contains the fields of :class:`PythonCounts`.
         """

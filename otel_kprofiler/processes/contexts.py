@@ -61,7 +61,7 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: the process context, or None if the process does not publish one.
+        published: the process context; None if it is absent or cannot be read.
         environment: the service attributes from the environment (omitted if the context contains
             the service name), and the program that an interpreter runs.
     """

@@ -2,7 +2,7 @@
 
 A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
 ``threadlocal.attribute_key_map``, an append-only list of attribute names. In Node.js, the process
-context may also describe the layout of V8 objects (:func:`find_variable`).
+context may also describe the layout of V8's and the writer's objects (:func:`find_variable`).
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Counts, by reason, the processes whose thread contexts are not read."""
+"""Counts, by reason, the processes whose contexts are not read."""
 
 import logging
 from collections import Counter

@@ -82,7 +82,7 @@ class SamplerConfig:
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
         child_pid: process to track, with all its descendants, from its next exec on; None to sample
-            all CPUs (see :class:`HeldCommand`).
+            CPUs (see :class:`HeldCommand`).
         check_kernel: whether to reject old kernels without trying to load the program.
         verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
             logged at level INFO.

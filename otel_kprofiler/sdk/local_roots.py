@@ -3,7 +3,7 @@
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. No code runs when the current span changes. The profiler looks up each sample's span when
 it drains the sample. The profiler looks up the roots' names only when it closes a window, because
-web frameworks add the route to a span's name late.
+web frameworks set a span's route late.
 """
 
 import time
@@ -187,7 +187,7 @@ class LocalRoots(ForkAware):
         return None
 
     def forget_ended(self) -> None:
-        """Forget spans that ended more than ``_KEEP_S`` seconds ago. Call after each drain."""
+        """Forget spans that ended a while ago (see ``_KEEP_S``). Call after each drain."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Configures the sampler to read this process's thread contexts if only they contain spans.
+    """Configures the sampler to read this process's thread contexts if spans appear only there.
 
     Not thread-safe.
 

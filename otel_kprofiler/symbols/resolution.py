@@ -28,7 +28,7 @@ class Resolution:
             address in a file.
         frame: module, address in the module's file, functions and source lines. If no function was
             found, ``frame.unresolved`` is the reason.
-        process: pid and start time of the process; None if the address is in the kernel or a file.
+        process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.
         file_offset: the address as a file offset, for uprobes; None if not in a file.

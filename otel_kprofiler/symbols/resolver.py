@@ -90,7 +90,7 @@ class Stateless:
         """Returns None for every sample. :class:`StackResolver` does not call this method."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``, because samples never wait for symbols."""
+        """Returns ``now_boot_ns``, because samples do not wait for names that are read later."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

@@ -21,11 +21,11 @@
 #define GLOB_DAT R_AARCH64_GLOB_DAT
 #endif
 
-extern const char __ehdr_start __attribute__((visibility("hidden"))); /* the library's ELF header */
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* this library's ELF header */
 
 struct search {
 	const struct import *imports;
-	unsigned long long loaded; /* dlpi_adds (number of libraries loaded) at the last search */
+	unsigned long long loaded; /* dlpi_adds (libraries ever loaded) at the last search */
 	int is_new;
 };
 

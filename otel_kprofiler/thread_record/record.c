@@ -18,7 +18,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* maximum nested contexts tracked per thread; outer spans beyond it are not republished */
+#define MAX_NESTED 8 /* maximum nested contexts tracked per thread; if exceeded, outer spans are not republished */
 #define MAX_ATTRIBUTES 612 /* bytes; limits a record to 640 bytes, as the specification recommends */
 
 struct record {

@@ -115,7 +115,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # Only the worker thread modifies the members below. poll() reads them while it is idle.
+        # Only the worker modifies the members below. poll() reads them while the worker is idle.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}

@@ -107,7 +107,7 @@ class Symbols:
 def follow(
     file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
 ) -> Flow:
-    """Analyzes code in ``gaps``, the address ranges that are not covered by unwind rules.
+    """Analyzes code in ``gaps``, which lack unwind rules, and the functions that this code calls.
 
     ``starts`` contains the addresses of the program's entry point (0 if there is none) and of
     ``main``, if known.

@@ -121,5 +121,5 @@ class TableMaps:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether an error means that the kernel lacks the resources for a map."""
+    """Returns whether an error means that the kernel lacks or refuses memory for a map."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -78,7 +78,7 @@ class RequestQueue:
             return None
 
     def done(self, taken: Turn[FileRequest] | Turn[Opened], cpu_ns: int) -> None:
-        """Marks a request as done, and charges the CPU time that it used."""
+        """Ends a request's turn, and charges the CPU time that it used."""
         with self._changed:
             if isinstance(taken.item, Opened):
                 self._loading -= 1

@@ -40,7 +40,7 @@ class Tables(NamedTuple):
     Attributes:
         origin: base address (SVMA) to which the pairs are relative.
         search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
-        frames: ``.eh_frame`` up to the end of the last entry in the search table.
+        frames: ``.eh_frame`` up to the end of the last entry that the pairs refer to.
         made: generated pairs; empty if the pairs are in the file.
         made_frames: generated ``.eh_frame`` entries, which follow the file's entries.
     """

@@ -1,9 +1,9 @@
 /*
  * Spends a given fraction of CPU time in each of five system calls. Usage: calls SECONDS SHARE...
  *
- * For 0.1 to 4 ms of CPU time, each thread repeats the call that is furthest below its target
- * fraction, so the samples from a call come in bursts. The threads start when standard input is
- * closed.
+ * In turns of 0.1 to 4 ms of CPU time, each thread repeats the call that is furthest below its
+ * target fraction, so the samples from a call come in bursts. The threads start when standard input
+ * is closed.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -55,7 +55,7 @@ enum {
 SCRATCH(go_work, struct go_work);
 
 /*
- * Appends a string from the process's memory to the record, after the head; returns 0 on success. A
+ * Copies a string from the process's memory to the record, after the head; returns 0 on success. A
  * separate function, because the verifier in Linux 5.10 loses the bounds of spilled values.
  */
 GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
@@ -164,7 +164,9 @@ INLINE void add_go_slice(struct go_work *work)
 	}
 }
 
-/* Writes the current goroutine's labels after the stacks; returns the size of the labels, or 0. */
+/*
+ * Writes the current goroutine's labels after the stacks; returns their size with the head, or 0.
+ */
 GLOBAL int collect_go_labels(u64 behind, u64 labels, u64 is_map)
 {
 	struct context_head *head;

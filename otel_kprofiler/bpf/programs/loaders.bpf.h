@@ -2,7 +2,7 @@
 /*
  * Loader-specific definitions for BPF programs: types, maps, helpers, sections.
  *
- * libbpf loads the compiled object, creates the maps that are defined here and relocates the
+ * libbpf loads the compiled object, creates the maps that these macros define and relocates the
  * references to them. bcc compiles the source, but does not allow its own map functions in macros,
  * so the profiler's loader creates the maps for bcc and passes their descriptors as
  * KPROFILER_FD_name.

@@ -180,7 +180,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 }
 
 /*
- * Samples a wait with probability duration / threshold; returns the value of the sample, or 0. The
+ * Selects a wait with probability duration / threshold; returns the sample's value, or 0. The
  * sum over samples is an unbiased estimate of the total. If the sampling rate has been exceeded
  * since user space chose the threshold, a higher threshold applies.
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Allows the sampler's code to read the state of a sleeping thread while running in the process
- * that requests the dump: the code uses `other.task` in place of the current task.
+ * that runs the dump: the code uses `other.task` in place of the current task.
  *
  * Reads the thread's memory through the kernel's direct map of physical memory, by walking the page
  * tables as the processor does (on x86-64 only). The walk takes none of the process's locks, faults

@@ -7,7 +7,7 @@
 
 #include "python_types.bpf.h"
 
-/* Offsets from the start of an object, which are the same in all CPython versions. */
+/* Offsets from the start of an object, which are the same in all supported versions. */
 enum {
 	TYPE_WORD = 1,
 	CODE_SIZE_AT = 16, /* code units */
@@ -120,7 +120,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Writes a line table to the ring in chunks; returns 0 on success. */
+/* Writes a line table to `python_codes` in chunks; returns 0 on success. */
 INLINE int send_table(struct python_work *w, u64 table, u64 size)
 {
 	struct code_piece *piece = &w->piece;
@@ -147,7 +147,7 @@ INLINE int send_table(struct python_work *w, u64 table, u64 size)
 	return 0;
 }
 
-/* Writes a description of the copied code object to the ring; returns a CODE_* outcome. */
+/* Writes a description of the copied code object to `python_codes`; returns a CODE_* outcome. */
 INLINE int send_code(struct python_work *w, const struct python_layout *l)
 {
 	struct code_description *d = &w->description;

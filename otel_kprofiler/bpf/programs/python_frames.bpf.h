@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the thread is entering the eval loop: the new frame may not be linked yet. */
+/* Returns whether the loop was just entered: _PyCFrame is linked, but the new frame may not be. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;

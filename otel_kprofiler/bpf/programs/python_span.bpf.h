@@ -275,7 +275,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 }
 
 /*
- * Returns the address of a span's context, found in the span's inline values or __dict__; 0 if not
+ * Returns the address of a span's span context, found in its attribute values or __dict__; 0 if not
  * found.
  */
 GLOBAL u64 find_span_context(u64 span)

@@ -83,7 +83,7 @@ struct python_layout {
 	u64 frame_instruction;
 	u64 frame_owner;
 	u64 frame_entry;
-	u64 frame_header; /* size of a frame's header; 0 if code_frame_words includes the header */
+	u64 frame_header; /* bytes in a frame's header; 0 if code_frame_words includes the header */
 	u64 entry_owner;  /* frames with this or a higher owner value mark a call from C */
 	u64 generator_state_back;
 	u64 generator_executing;

@@ -152,7 +152,7 @@ struct record {
 	u16 phase; /* wait phase, or lock flags (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
-	u32 context_bytes; /* size of the thread context, which follows the stacks */
+	u32 context_bytes; /* size of the thread context (thread_context.bpf.h), after the stacks */
 	u32 holder; /* tid of the lock's holder in the initial pid namespace; 0: unknown */
 	/*
 	 * The stacks (user_stack.bpf.h, python_types.bpf.h), the context and, for a lock, the name
@@ -164,7 +164,7 @@ struct record {
 /* The sampler's last run on a CPU, from which missed runs are counted. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
-	s64 late_ns; /* total delay of all runs, minus the periods already counted as missed */
+	s64 late_ns; /* total delay of the runs, minus the periods already counted as missed */
 };
 
 struct scratch {
@@ -220,7 +220,10 @@ INLINE u64 stack_bytes(long result)
 	return bytes;
 }
 
-/* Returns the CLOCK_BOOTTIME at which the current process (not the thread) started; 0 if unreadable. */
+/*
+ * Returns the CLOCK_BOOTTIME at which the current process (not the thread) started; 0 if
+ * unreadable.
+ */
 INLINE u64 start_time(const struct config *options)
 {
 	u64 leader = 0, start = 0;
@@ -326,7 +329,7 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 /*
  * Writes the interrupted thread's span and labels into the record. Returns whether the
  * interpreter's objects contain a span context, even if its span is not to be linked. A separate
- * function, so that its stack is freed before the unwinder runs: all functions in a call chain
+ * function, so that its stack is free when the unwinder runs: all functions in a call chain
  * share 512 bytes of stack.
  */
 GLOBAL int collect_span(void)

@@ -17,7 +17,7 @@ struct context_place {
 	u64 generation; /* first generation of the thread's vector (DTV) that contains the module */
 	u64 length_at;	/* offset of the module count from the vector's address */
 	u64 first_at;	/* offset of the first entry from the vector's address */
-	u64 entry_at;	/* offset of the TLS block's address in a DTV entry */
+	u64 entry_at;	/* offset of the module's DTV entry from the module count */
 	u64 kind;	/* type of the variable: enum context_kind */
 	u64 wrap_at;	/* offset of the record pointer in the object, for WRAPPED kinds */
 	u64 vector_at;	/* offset of the vector's address from the thread pointer */

@@ -160,7 +160,10 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* Sets the CFA from the expression in x, which a compiler, a linker or go_frames.py emitted. */
+/*
+ * Sets the CFA from an expression (bytes: x) of a form that compilers, linkers or go_frames.py
+ * emit.
+ */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;

@@ -204,7 +204,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 }
 
 /*
- * Returns whether the anonymous memory between `start` and `end` lies between two mappings of one
+ * Returns whether anonymous memory from `start` to `end` fills the gap between two mappings of one
  * file that are as far apart in memory as in the file. A process creates this layout when it copies
  * the file's text to huge pages. Overwrites node[] with one of the mappings.
  */

@@ -167,7 +167,7 @@ enum cfa_kinds {
 	CFA_PLT,	  /* x86-64 PLT entry: register + offset, or register + offset + 8 after the push */
 	CFA_ELSEWHERE,	  /* register + offset; for this and the following kinds, the CFA is on another stack */
 	CFA_GOROUTINE,	  /* computed from two words that Go's asmcgocall saves on x86-64 */
-	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, but for arm64, where the words are reversed */
+	CFA_GOROUTINE_A64, /* like CFA_GOROUTINE, but for arm64, where the words are in reverse order */
 };
 
 enum register_rules {

@@ -26,7 +26,7 @@ enum stack_end {
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
 	END_UNREADABLE,	 /* memory is not resident */
-	END_UNSUPPORTED, /* a rule is not supported, or needs a register that was not saved */
+	END_UNSUPPORTED, /* a rule is not supported, or needs a lost register */
 	END_NOT_EXECUTABLE,
 	END_NOT_A_CALL,	 /* the return address does not follow a call */
 	END_NO_PROGRESS, /* the caller's frame is not above its callee's */

@@ -12,7 +12,7 @@
 SCRATCH(late_begin, struct record);
 
 /*
- * Accesses a member of a task, or of a struct that the task points to, by its offset in
+ * Accesses a member of the tracepoint's task, or of a struct that it points to, by its offset in
  * wait_layout.
  */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
@@ -23,7 +23,7 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the current time on the clock used in struct thread. For use outside sched_switch. */
+/* Returns the current time on the clock used in struct thread, based on CLOCK_MONOTONIC. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -370,7 +370,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait of known duration. The probability is proportional to the
- * duration, up to 1 at the threshold. The probability takes into account how likely the start was
+ * duration, up to 1 at the threshold. The decision takes into account how likely the start was
  * to be reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
@@ -506,7 +506,7 @@ INLINE int has_begun(const struct thread *thread)
 }
 
 /*
- * Discards the reported start of a wait if the thread has run since (see repair()), perhaps in
+ * Discards the reported start of a wait whose thread has run since (see repair()), perhaps in
  * another span. The end of the wait is written as if the start had not been reported.
  */
 INLINE void drop_begin(struct thread *thread)
@@ -901,7 +901,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
 	    thread->off_since_ns != since)
 		return 0;
-	thread->likely = thread->threshold; /* late starts are always written: the probability is 1 */
+	thread->likely = thread->threshold; /* this start was selected with probability 1 */
 	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }

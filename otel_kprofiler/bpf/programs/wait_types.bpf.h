@@ -144,7 +144,7 @@ struct thread {
 	u32 likely;    /* the wait's start was selected with probability likely / threshold */
 	u32 usual;     /* decaying maximum of the thread's sleep durations; 0: unknown */
 	u32 usual_preempted; /* decaying maximum of the thread's run queue waits after preemption */
-	u32 claims;		/* number of CPUs that use this entry or are trying to claim it */
+	u32 claims;		/* number of CPUs that claim this entry; 1 while in use */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */

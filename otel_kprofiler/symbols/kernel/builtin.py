@@ -34,7 +34,7 @@ _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has about ten
 _MAX_CHECKED = 1024  # maximum number of sized functions to check
-_MAX_HOMONYMS = 16  # number of symbols that share an anchor's name
+_MAX_HOMONYMS = 16  # maximum number of symbols tried per anchor name
 
 
 class BuiltinRange(NamedTuple):
@@ -307,7 +307,7 @@ def read_builtin(
     problems: list[str],
     ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Returns the built-in modules, and a copy of ``core`` with function sizes.
+    """Returns the built-in modules, and ``core`` with the listed function sizes, if any.
 
     Uses ``ranges_of_build`` if given; otherwise, the first source that lists modules. On most
     kernels, no source is available. ``problems`` receives one sentence per unusable source.

@@ -17,7 +17,7 @@ class Explanation(NamedTuple):
         names: all of the symbol's names, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
-        freed: freed init functions at ``start``, or at the address at which ftrace lists them.
+        freed: symbols that ftrace keeps for freed init functions at ``start`` or ``address``.
             Frames never show freed symbols.
     """
 

@@ -52,7 +52,7 @@ class Kallsyms(NamedTuple):
 
     Attributes:
         core: the symbols in vmlinux, including init code.
-        blocks: all other symbols, by the bracketed name (such as ``ext4``), in file order.
+        blocks: the other symbols, by the bracketed name (such as ``ext4``), in file order.
         freed: symbols that ftrace keeps for freed init functions; never used to resolve frames.
         bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
             ends the preceding function, which might otherwise include the skipped symbol's code.

@@ -139,8 +139,7 @@ class KernelSymbolizer:
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
-            KProfilerError: a copy is malformed, or an ELF file does not belong to any loaded
-            module.
+            KProfilerError: a copy is malformed, or an ELF file belongs to no loaded module.
         """
         sources = {
             "/proc/kallsyms": kallsyms,

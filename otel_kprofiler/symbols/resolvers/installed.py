@@ -1,4 +1,4 @@
-"""Resolves addresses in files that a profile identifies by name and by build id or file hash."""
+"""Resolves addresses in files that a profile identifies only by name and build id or file hash."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -97,7 +97,7 @@ def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> 
 
 
 def parse_debug_link(content: bytes) -> DebugLink | None:
-    """Parses ``.gnu_debuglink``; None if it is malformed or contains more than a file name.
+    """Parses ``.gnu_debuglink``; None if it is malformed, or the name is not a plain file name.
 
     The section contains a name, a zero byte, padding to a multiple of four bytes, and a CRC-32 (GDB
     manual, "Separate Debug Files").

@@ -169,7 +169,7 @@ class JitDumpParser:
             _check(start, size)
             if pid == self.pid and size:
                 code = JitCode(start, start + size, name)
-                with suppress(struct.error, ValueError):  # the function has no lines
+                with suppress(struct.error, ValueError):  # malformed: the function gets no lines
                     code = code._replace(lines=self._parse_lines(body, code))
                 return Loaded(time_ns, code)
         elif kind == _MOVE:
@@ -369,7 +369,7 @@ class JitDump(JitFile[Record]):
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
-    """Reads the offset of a process's ``CLOCK_MONOTONIC``; see time_namespaces(7)."""
+    """Reads the offset of a process's ``CLOCK_MONOTONIC`` from ours; see time_namespaces(7)."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
     except FileNotFoundError:  # Linux before 5.5 has no time namespaces

@@ -66,8 +66,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: the process's memory limit; at most half of the cgroup's available memory.
             Converting an 11 MB file takes 60 MB, and a 350 MB file about 1 GB.
         result_bytes: size limit for the result, which is kept on disk.
-        cpu: CPU time limit, in proportion to the size of the uncompressed DWARF; five times the
-            time required for the output of common compilers.
+        cpu: CPU time limit, growing with the size of the uncompressed DWARF; five times the time
+            required for the output of common compilers.
         wall_s: elapsed time limit, which allows for busy machines.
     """
 

@@ -118,7 +118,7 @@ class SymbolLoader(ForkAware):
 
         ``content`` is either the open file, which the caller closes, or the file's bytes. ``owner``
         is the pid of a process that has mapped the file. The loader alternates between the
-        processes that have queued files.
+        processes whose files are queued.
         """
         # Files without a build id may differ in bytes that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key

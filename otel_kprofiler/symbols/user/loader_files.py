@@ -77,7 +77,7 @@ class QueuedFile:
         self.again_ns = now_ns + max(least_ns, wait_ns)
 
     def evict(self, now_ns: int) -> None:
-        """Drop the names, which remain pending until the file is reread."""
+        """Drop the names until the file is reread."""
         self.names = PENDING
         if self.reading is None:
             self.postpone(now_ns, is_first_free=True)

@@ -390,7 +390,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Returns a module for ``text`` (page-aligned), or for the whole file if ``text`` is None."""
+    """Returns a module for ``text``, rounded out to whole pages, or for the whole file if None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Calls functions in an endless loop. Every function except the signal handler has exactly one caller. */
+/* Calls functions in an endless loop. Every function except the signal handler has one known caller. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>

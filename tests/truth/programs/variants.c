@@ -1,5 +1,5 @@
 /* Programs and libraries that differ only in the name of one function, work_N. The thread's name
- * contains N only while the function runs.
+ * contains N exactly while the function runs.
  *
  *   -DVARIANT=7 -shared   library: work_7
  *   -DVARIANT=7           program that runs work_7
@@ -44,7 +44,7 @@ void enter(unsigned long times)
 	steps++;
 }
 
-/* arguments: TIMES [LEFT DIRECTORY COUNT]; runs the loop, then executes the next of COUNT programs in DIRECTORY if LEFT is not 0 */
+/* arguments: TIMES [LEFT DIRECTORY COUNT]; runs the loop, then executes the next of COUNT programs in DIRECTORY, LEFT times in all */
 int main(int argc, char **argv)
 {
 	char path[4096], left[16];

@@ -160,7 +160,7 @@ KEEPS = "the agent samples others, or none"
 SCENARIOS = [
     *[Scenario(BROKEN, f"file {name}", broken(write)) for name, write in FILES.items()],
     *[Scenario(CHANGED, name, fault,
-               others=KEEPS if "rate" in name or "targets" in name or "resources" in name
+               others=KEEPS if "rate" in name or "targets" in name or "Resource" in name
                or "frozen" in name or "kernel" in name else "")
       for name, fault in CHANGES.items()],
     Scenario(CHANGED, "off-CPU sampling disabled, then enabled with wakers", alone=True,
