@@ -293,7 +293,7 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 
 
 def holds(seconds: float, rate: int) -> Iterator[Row]:
-    """Yields the draining thread's longest CPU time between releases of the GIL.
+    """Yields the longest CPU time for which the draining thread held the GIL.
 
     Excludes existing objects from garbage collection, because their number depends on the service.
     """

@@ -34,7 +34,7 @@ class Package(NamedTuple):
 PACKAGES = {
     "version": Package("The version number"),
     "errors": Package("All errors shown to users, with cause and fix"),
-    "clock": Package("Converts boottime to Unix time"),
+    "clock": Package("Converts boottime to Unix time, and tracks their offset"),
     "workers": Package("uWSGI workers, which are forked by C code"),
     "forks": Package("Runs fork hooks in a defined order", "workers"),
     "stopping": Package("A shared deadline for threads that are stopped together"),

@@ -140,7 +140,7 @@ class Receiver(Section):
         "file is rejected if reading it needs more than three quarters of this limit, and the log "
         "shows the required size. A file whose table exceeds half of the limit is also rejected. "
         "With user_symbols: lines, a separate process converts DWARF, and may use up to eight "
-        "times this limit, but at most half of the memory that the cgroup's limit leaves.",
+        "times this limit, but at most half of the memory still available in the cgroup.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

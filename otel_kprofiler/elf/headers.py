@@ -109,7 +109,7 @@ def read_debug_elf(source: Source) -> ElfFile:
 
 
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
-    """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
+    """Returns the start and end (SVMA) of each PT_LOAD segment, in file order.
 
     The segments of debug files are included, although they occupy no bytes in the file. Raises
     ``ElfError`` if the headers are malformed.

@@ -178,7 +178,7 @@ class Spool:
                     os.close(fd)
         record = parse_record(data)
         if record is None or record.kind != Kind.BATCH:
-            raise ValueError(f"the spool {self._path}: {name_segment(stored.segment)} is corrupt")
+            raise ValueError(f"spool {self._path}: {name_segment(stored.segment)} is corrupt")
         return unpack_batch(record.body).batch
 
     def settle(

@@ -189,7 +189,7 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """Combines the counts of the sampler and the exporters into the counts of all sample kinds.
+        """Combines the sampler's and the exporters' counts into one account of all sample kinds.
 
         ``sampled`` contains the counts of each kind up to the last closed window. The accounts in
         ``exporters`` are included in the result, and may contain additional kinds. ``earlier``

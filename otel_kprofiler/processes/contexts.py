@@ -101,9 +101,10 @@ def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
 class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
-    A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
-    only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` seconds
-    after :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look` waits.
+    A process's memory may be backed by a hung file system, so dedicated threads read it, and
+    callers wait only briefly; see :class:`HangingProcesses`. Processes that exit within
+    ``first_look_s`` seconds after :meth:`expect` are not read. ``answer_timeout_s`` limits how long
+    :meth:`look` waits.
     """
 
     def __init__(

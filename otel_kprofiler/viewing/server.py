@@ -1,4 +1,4 @@
-"""Serves the ``view`` page over HTTP, and serves data only to this page.
+"""Serves the ``view`` page over HTTP, and serves data only to that page.
 
 Rejects requests for any host name or address other than this server's. The check prevents DNS
 rebinding, in which the name of another site resolves to this server. Other origins cannot read

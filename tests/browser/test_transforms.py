@@ -161,7 +161,7 @@ def test_every_transform_preserves_exact_sums(browser, seed):
     ("_json.cpython-313-x86_64-linux-gnu.so", False),
     ("python3.13-service", False), ("libldap.so.2", False), ("ld", False), ("server", False),
 ])  # fmt: skip
-def test_the_application_transform_hides_interpreter_and_libc_frames(browser, module, is_runtime):
+def test_the_application_transform_hides_only_python_and_libc_frames(browser, module, is_runtime):
     browser.show([window(("x", 1, [sample([SYSCALL, native("leaf", module), HANDLER], 5)]))])
     browser.press("a")
     assert ("leaf" not in names(browser)) is is_runtime

@@ -130,7 +130,7 @@ def test_a_comparison_of_files_initially_shows_cpu_time(browser):
     assert text(browser, "brushed") == "after · 30 samples, against before · 30 samples"
 
 
-def test_thread_rows_clip_waits_that_began_before_the_recording(browser):
+def test_thread_rows_clip_waits_that_began_before_their_recording(browser):
     # ``after`` ends 3 s after ``before`` starts.
     after = recording([], [waited(4000, WaitCause.DISK)])
     times = after.start_unix_ns, after.end_unix_ns

@@ -205,7 +205,7 @@ def names_of(stacks):
     return {name for stack in stacks for _, _, names in stack for name in names}
 
 
-def test_the_wsgi_example_sends_all_signals_with_one_resource(open_collector, samples_of, tmp_path):
+def test_all_signals_of_the_wsgi_example_have_equal_resources(open_collector, samples_of, tmp_path):
     collector = open_collector()
     port = free_port()
     env = environment(collector, OTEL_KPROFILER_STACKS="kernel", PYTHONPATH=str(EXAMPLES))
@@ -231,7 +231,7 @@ def test_the_wsgi_example_sends_all_signals_with_one_resource(open_collector, sa
     assert all(link in spans for *_, link, _ in linked_samples(collector, samples_of))
 
 
-def test_kernel_samples_of_the_asyncio_example_are_linked_to_the_span_of_the_running_task(
+def test_linked_kernel_samples_of_the_asyncio_example_lie_within_their_spans(
     open_collector, samples_of, tmp_path
 ):
     collector = open_collector()

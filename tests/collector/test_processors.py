@@ -79,7 +79,9 @@ def changed(sample):
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processors_change_samples_only_as_configured(send, receiver, samples_of, version, kind):
+def test_processors_and_batching_change_samples_only_as_configured(
+    send, receiver, samples_of, version, kind
+):
     windows = [move_window(window_of(), second * 10**9) for second in range(10)]
     send(version, kind, windows, ALL)
     sent = [sample for window in windows for sample in expected(window)]

@@ -4,8 +4,8 @@ Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a
 the other and are killed at random instants, while the receiver accepts, rejects, hangs, or loses
 responses at random. Finally, another agent delivers the rest of the spool. The script exits with 1
 unless the number of samples taken, according to the last request, equals the number that arrived
-(by ``profile_id``) plus the number reported as lost. Half of the killed agents use ``fsync:
-always``, and half use ``fsync: never``.
+(by ``profile_id``) plus the number reported as lost. Half of the killed agents use
+``fsync: always``, and half use ``fsync: never``.
 """
 
 # ruff: noqa: T201, E402 - a command prints for its user

@@ -85,7 +85,7 @@ class HttpReceiver:
 
 @pytest.fixture
 def opened():
-    """Returns a function that registers a receiver for closing at the end of the test."""
+    """Returns a function that returns a given receiver, to be closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda receiver: stack.enter_context(contextlib.closing(receiver))
 

@@ -7,7 +7,7 @@ NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 <
 
 @st.composite
 def damage(draw, data, places):
-    """Draws a corrupt file: truncated, or with numbers overwritten at some of the offsets."""
+    """Draws a file with numbers overwritten at some of the offsets, which may be truncated."""
     data = bytearray(data)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.sampled_from(places))

@@ -120,7 +120,7 @@ def live():
 
 
 def test_modules_are_named_across_load_unload_and_reload(request):
-    """Each sample has the module name valid at its time; the delay after each load is measured."""
+    """Each sample has the names valid at its time; the delay after each load is measured."""
     metadata, names, phases = [], [], []
     with live() as host:
         for variant in ("spin", "other", "spin"):
@@ -230,7 +230,7 @@ def test_a_long_running_init_function_is_named_while_it_runs_even_if_it_fails():
 
 @pytest.mark.one_boot
 def test_functions_in_a_module_have_names_after_its_init_function_has_succeeded():
-    """After init returns, all functions have names; the module's identity is unchanged."""
+    """After init returns, the module's other functions have names; its identity is unchanged."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
         host.run_until_named(INIT[0])

@@ -103,7 +103,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Returns the pairs of modules whose address ranges in ``/proc/modules`` overlap."""
+    """Returns (address, size) of modules whose range in ``/proc/modules`` overlaps the next."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]

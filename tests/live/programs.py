@@ -215,7 +215,7 @@ def recording(*words, **options):
 
 
 def _has_program(pid: int, fd: int) -> bool:
-    """Returns whether a BPF program is attached to a perf event for a process.
+    """Returns whether a BPF program is attached to a perf event that a process has open.
 
     The query fails with ``EOPNOTSUPP`` if a program is attached, and with another error otherwise
     (bpf_get_perf_event_info() in kernel/trace/bpf_trace.c).

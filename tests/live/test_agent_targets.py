@@ -156,7 +156,7 @@ def test_samples_have_the_correct_container_under_every_runtime(agent, place):
     for number, (name, form) in enumerate(FORMS.items()):
         expected[name] = container_id(number)
         place(name, form.format(expected[name]))
-    # This process runs in a separate cgroup namespace, as in a container.
+    # ``private`` runs in a separate cgroup namespace, as in a container.
     expected["private"] = container_id(50)
     place("private", f"docker/{expected['private']}", "unshare", "--cgroup")
     place("monitor", f"machine.slice/libpod-conmon-{container_id(51)}.scope")

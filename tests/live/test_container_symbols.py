@@ -125,7 +125,7 @@ def test_a_debug_file_without_a_build_id_is_matched_by_checksum(tmp_path):
 
 @pytest.mark.parametrize("build_id", [BUILD_ID, NO_BUILD_ID])
 def test_a_different_debug_file_on_the_host_is_not_used(build_id, tmp_path):
-    """The host has a different file at the path of the container's debug file."""
+    """The host has a file at the path where the container's debug file would be."""
     container = Container(tmp_path / "one", build_id)
     other = Container(tmp_path / "two", OTHER_ID, "cold")
     (tmp_path / "host").mkdir()

@@ -65,7 +65,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     }
 
 
-def test_drop_all_drops_every_capability_and_reports_missing_capabilities():
+def test_drop_all_drops_every_capability_and_returns_those_that_features_need():
     missing, threads = run("""
 privileges = Privileges(drop_all=True)
 start("kprofiler-ksymbols")

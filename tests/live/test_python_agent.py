@@ -1,4 +1,4 @@
-"""Python frames in other processes, sampled by a non-root user who can load BPF programs."""
+"""Python frames in other processes, sampled by a user with only CAP_BPF and CAP_PERFMON."""
 
 import json
 import os

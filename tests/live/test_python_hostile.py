@@ -71,7 +71,7 @@ class FakeInterpreter:
             self.put(code, offset, choose(HUGE))
         self.put(code, 8, self.process.code_type)
         self.put(code, 16, 1000)
-        # Strings and tables point into code objects, so lengths and string states are arbitrary.
+        # String and table pointers lead into code objects, so lengths and states are arbitrary.
         for offset in (LAYOUT.code_file, LAYOUT.code_name, LAYOUT.code_table):
             self.put(code, offset, self.address(choose((CODES, CODES + 700, WORDS - 4))))
         self.put(code, LAYOUT.code_traceable, 0)

@@ -275,7 +275,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
         time.sleep(0.5)
         see()
         whole = seen[first].program
-        # first observed while the interpreter was loading
+        # reported before all of its code was mapped
         if second in seen and seen[second].program.inode == whole.inode:
             assert seen[second].program.code_pages < whole.code_pages
 

@@ -1,4 +1,4 @@
-"""``record -- COMMAND`` preserves COMMAND's exit status and output, and kills its processes."""
+"""``record -- COMMAND`` preserves COMMAND's exit status and output, and ends its processes."""
 
 import os
 import signal

@@ -35,7 +35,7 @@ def on_overlay(program, mounts):
 
 
 def wanted(process, path=None, *, owner=0, device=None):
-    """Returns the ``WantedFile`` with which the agent first opens a process's executable."""
+    """Returns the ``WantedFile`` that the agent records on first opening a process's executable."""
     exe = f"/proc/{process.pid}/exe"
     with open(exe, "rb") as file:
         status = os.fstat(file.fileno())

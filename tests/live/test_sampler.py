@@ -173,7 +173,7 @@ def test_waiting_ends_when_the_ring_buffer_fills_to_its_wakeup_level():
         )
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
-        # Each record above the watermark may have caused another wake-up.
+        # Each record above the fill mark may have caused another wake-up.
         woken = (is_woken(sampler) for _ in range(1000))
         assert not all(woken), "a ring with a few records wakes nobody"
 

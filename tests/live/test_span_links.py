@@ -166,7 +166,7 @@ def test_a_profiler_started_inside_a_span_links_samples_to_that_span():
 
 
 def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
-    """Wrapper classes are defined after the profiler starts, one of them within a span."""
+    """The wrapper class is defined after the profiler starts."""
     run(
         BEFORE_THE_START
         + """
@@ -235,7 +235,7 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 @pytest.mark.parametrize(
     ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), *further((BCC, True))]
 )
-def test_samples_are_linked_by_thread_contexts_if_object_layouts_are_unknown(change, is_published):
+def test_samples_are_linked_by_thread_contexts_if_objects_cannot_be_read(change, is_published):
     if change == BCC and not BccLoader.is_installed():
         pytest.skip("needs python3-bpfcc")
     run(

@@ -221,7 +221,7 @@ def test_a_search_table_is_built_for_a_static_program_that_has_no_search_table(s
 
 
 def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeypatch):
-    """One process requests tables for many files, and another process for a single file."""
+    """One process requests many tables that must be built, another process a single one."""
     first, *many = copies(9, tmp_path / "static", *WITHOUT_TABLE)
     made, can_start, run = [], threading.Event(), Children.run
 

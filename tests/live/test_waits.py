@@ -436,7 +436,7 @@ def test_identical_sleeps_share_a_single_stack_without_scheduler_functions(tmp_p
     with spawned(sys.executable, "-c", SLEEPER) as sleeper:
         wchan = Path(f"/proc/{sleeper.pid}/wchan")
         wait_until(lambda: "nanosleep" in wchan.read_text())
-        # Also sample the record command, but no other processes, because they may wait often.
+        # Sample only the sleeper and the record command: other processes may block often.
         words = ["--off-cpu", "--no-on-cpu", "--off-cpu-rate", "200", "-d", "2", "-o", path]
         command = [*COMMAND, "record", *words, "-p", str(sleeper.pid)]
         record = subprocess.Popen(["sh", "-c", 'exec "$@" -p $$', "sh", *command])

@@ -1,4 +1,4 @@
-"""Runs a demo on this host, and saves screenshots of its flame graph in ``docs/images``.
+"""Runs a demo on this host, and saves screenshots of its flame graph page in ``docs/images``.
 
 Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
 runs in ``/opt/demo``, in its own cgroup, with the host name *shop*. The demo consists of two order

@@ -1,4 +1,4 @@
-"""Tests interpreters and binaries that lack unwind tables, and writes docs/platforms.md.
+"""Tests interpreters, and binaries that lack unwind tables, and writes docs/platforms.md.
 
 Tests every interpreter that is installed here or available from a package registry.
 

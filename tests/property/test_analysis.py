@@ -150,7 +150,7 @@ def test_selecting_a_group_keeps_every_sample_that_contains_it(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_groups_merged_from_two_intervals_equal_those_for_the_whole_window(by, made, edge):
+def test_groups_merged_from_two_intervals_equal_those_for_both_intervals(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))

@@ -90,7 +90,7 @@ def symbols(captured, symbolizer):
 
 @pytest.fixture(scope="module")
 def oracle(captured, symbols):
-    """Returns (runtime start, end, names) of every function with a nonzero size, by module."""
+    """Returns (start, end, names) of functions and labels at runtime addresses, by module."""
     files = find_files()
     return {name: read_functions(captured, name, files[name]) for name in symbols}
 
@@ -126,7 +126,7 @@ def read_functions(captured, module, path):
 
 
 def names_by_size(functions, address):
-    """Returns the names of functions that contain an address, and of the last label before it."""
+    """Returns the names of functions that contain an address, and of their last label up to it."""
     at = bisect_right(functions, address, key=lambda row: row[0])
     rows = functions[max(0, at - 24) : at]
     around = [names for start, end, names in rows if start <= address < end]

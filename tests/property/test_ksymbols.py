@@ -44,7 +44,7 @@ def look_up_all(table, history, steps):
 @pytest.mark.fuzz
 @settings(max_examples=500, deadline=None)
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
-def test_arbitrary_bytes_are_parsed_as_process_records_without_an_exception(data, timed):
+def test_arbitrary_bytes_are_parsed_as_perf_records_without_an_exception(data, timed):
     perf_records = parse_perf_records(data, timed=timed)
     assert len(perf_records.records) <= len(data) // 8
     table = KsymbolTable()

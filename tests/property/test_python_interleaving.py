@@ -91,7 +91,7 @@ def test_complete_interleaved_stacks_match_the_calls(calls, start):
 
 
 @given(CALLS, C_FRAMES, st.integers(0, 20), st.integers(0, 20))
-def test_interleaving_truncated_stacks_keeps_frames_in_order(calls, start, kept, kept_python):
+def test_interleaving_truncated_stacks_keeps_all_frames_in_order(calls, start, kept, kept_python):
     one = Calls(calls, start)
     sides = one.sides(kept, kept_python)
     merged = Interleaver()(sides)

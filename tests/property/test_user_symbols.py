@@ -175,7 +175,7 @@ def judge(table, truth, address, theirs):
 def judge_name(ours, certain, theirs, truth):
     if theirs in ours:
         return "same" if certain.intersection(ours) else "same, of a symbol without a size"
-    if not certain:  # a symbol without a size extends to the next symbol
+    if not certain:  # a symbol without a size extends to the next bound
         return "they leave out a symbol without a size" if truth.unsized & {*ours} else None
     if not certain.intersection(ours):
         return None

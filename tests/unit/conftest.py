@@ -24,7 +24,7 @@ BPF_CALL = "otel_kprofiler.bpf.call"
 
 
 class SystemUsedError(Exception):
-    """Raised if a test without the ``system`` marker accesses anything outside its process."""
+    """Raised if a test without the ``system`` marker uses the system outside its process."""
 
 
 class Guard:

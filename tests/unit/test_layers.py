@@ -109,7 +109,7 @@ def test_packages_with_an_api_page_list_their_public_names():
     assert {name for name in PACKAGES if is_folder(name) and listed_names(name)} == pages
 
 
-def test_packages_without_an_api_page_contain_no_unused_imports():
+def test_every_public_name_in_a_package_without_an_api_page_is_used_elsewhere():
     """Ruff and mypy do not report unused imports in ``__init__.py``, as they may be re-exports."""
     used = uses()
     assert not [
@@ -121,7 +121,7 @@ def test_packages_without_an_api_page_contain_no_unused_imports():
 
 
 def uses() -> dict[str, set[str]]:
-    """Returns the names that other packages, tests and benchmarks import, keyed by package."""
+    """Returns, by package, the names that other packages, tests and benchmarks import from it."""
     results: dict[str, set[str]] = {name: set() for name in PACKAGES}
     root = PACKAGE.parent
     for top in (PACKAGE, root / "tests", root / "benchmarks"):

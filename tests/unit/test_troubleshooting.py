@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md describes all current host and export errors, and only these errors."""
+"""docs/troubleshooting.md describes all host and export errors, and no outdated messages."""
 
 import ast
 import re

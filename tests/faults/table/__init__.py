@@ -1,9 +1,9 @@
-"""Generates the table of faults: the effect of each fault, as counted by independent code.
+"""Generates the fault table: the effect of each fault, as measured by independent code.
 
 ``make fault-table`` runs every scenario with a separate agent at 99 Hz, with user-space symbols,
-and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``. ``python -m
-tests.faults.table WORD ...`` runs the scenarios that have no row yet and whose kind or name
-contains a word; with ``--fresh``, it also reruns scenarios that have a row.
+and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``.
+``python -m tests.faults.table WORD ...`` runs the scenarios that have no row yet and whose kind or
+name contains a word; with ``--fresh``, it also reruns scenarios that have a row.
 
 To add a scenario, append it to ``SCENARIOS`` in a ``kinds`` module (a new module is discovered
 automatically)::

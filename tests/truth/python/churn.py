@@ -41,7 +41,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Creates functions that differ only in their lines, and in constants that profilers ignore."""
+    """Creates a function that differs only in its lines, and in constants that profilers ignore."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)

@@ -146,7 +146,7 @@ class Judge:
         rest = [name for name, _ in places[at:]]
         if rest == self.below:
             return ""
-        # Frames of other standard library functions may surround a call chain.
+        # Other standard library functions may run before and after a call chain.
         return "root" if at or rest[-len(self.below) + 1 :] != self.below[1:] else ""
 
     def _judge_top(self, top: tuple[str, int], seen: Seen) -> str:

@@ -143,5 +143,5 @@ def test_a_filter_does_not_affect_the_number_of_parallel_threads(path):
     ("words", "message"),
     [(["--by", "part"], "cannot be combined"), (["clickhouse://h:1/d"], "needs all threads")],
 )
-def test_latency_weighting_is_rejected_unless_the_source_contains_all_threads(path, words, message):
+def test_latency_weighting_is_rejected_with_by_part_and_for_clickhouse(path, words, message):
     assert message in run("--weight", "latency", path, *words, status=2)

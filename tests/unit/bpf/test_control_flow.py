@@ -70,7 +70,7 @@ def test_every_loop_body_ends_with_a_jump(name):
     assert looked_at >= 2
 
 
-def test_a_loop_that_is_entered_by_falling_through_is_detected():
+def test_a_loop_that_falls_through_to_its_start_is_detected():
     plain, goto, branch, leave = (0xB7, 0, 0, 0), (GOTO, 0, 1, 0), (0x15, 0, -3, 0), (EXIT, 0, 0, 0)
     assert loops_without_a_jump([goto, plain, plain, branch, leave], 0) == [1]
     assert loops_without_a_jump([plain, plain, (0x15, 0, -2, 0), leave], 0) == []

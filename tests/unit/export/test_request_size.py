@@ -166,7 +166,7 @@ def test_later_batches_are_split_up_front_to_the_accepted_size(http_receiver, ht
         assert len(http_receiver.requests) == len(taken) > 1
 
 
-def test_larger_requests_are_retried_later(http_receiver, http_exporter, monkeypatch, caplog):
+def test_larger_requests_are_tried_again_later(http_receiver, http_exporter, monkeypatch, caplog):
     (batch,) = make()
     limit_http(http_receiver, len(batch.payload) // 6)
     assert http_exporter.export(batch).lost == {}
@@ -196,7 +196,7 @@ def test_a_receiver_that_accepts_no_sample_gets_one_request_per_batch(http_recei
     assert http_exporter.max_bytes >= 64 << 10
 
 
-def test_a_receiver_that_stops_accepting_samples_gets_few_requests(http_receiver, http_exporter):
+def test_a_receiver_that_stops_accepting_gets_one_request_per_batch(http_receiver, http_exporter):
     http_receiver.answer((200, {}, b""), (413, {}, b""))
     assert http_exporter.export(*make()).exported == 2 * COUNT
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""``otel-kprofiler send`` delivers saved profiles to loopback receivers."""
+"""``otel-kprofiler send`` delivers saved profiles, here to loopback receivers."""
 
 import gzip
 import os

@@ -47,7 +47,7 @@ def abandon(spool):
 
 
 def written(directory, count, end=Spool.close, **options):
-    """Writes batches and closes the spool. Returns the batches and the path of the only segment."""
+    """Writes batches and ends the spool. Returns the batches and the path of the only segment."""
     spool, stored = fill(directory, count, **options)
     end(spool)
     (path,) = segments(directory)
@@ -415,7 +415,7 @@ def test_a_batch_with_an_invalid_header_is_rejected(wrong):
         unpack_batch(struct.pack("<QI", 7, len(head)) + head)
 
 
-def test_a_deleted_current_segment_is_restored_by_the_next_append(tmp_path, open_spool, caplog):
+def test_a_deleted_current_segment_is_restored_on_append_or_close(tmp_path, open_spool, caplog):
     spool, stored = fill(tmp_path, 2)
     for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
         for path in remove(tmp_path):

@@ -99,7 +99,7 @@ def recorded_code(*given):
     return json.loads(json.dumps(collector.rows()))
 
 
-def test_code_without_a_file_is_given_the_name_recorded_at_the_samples_timestamp():
+def test_code_without_a_file_is_given_the_name_recorded_for_the_samples_timestamp():
     given = [(5, NO_NAME), (10, made("old")), (12, PENDING), (20, made("old")), (18, made("old")),
              (30, made("new")), (40, made("old"))]  # fmt: skip
     names = RecordedNames(KnownFiles(), {}, parse_code_names(recorded_code(*given)))

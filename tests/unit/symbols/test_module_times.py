@@ -1,4 +1,4 @@
-"""An address is attributed to a module only while the module is known to be loaded."""
+"""An address is attributed to a module only for times when the module is known to be loaded."""
 
 import random
 

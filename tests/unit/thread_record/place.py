@@ -1,4 +1,4 @@
-"""Locates a second thread's variable like the sampler, and checks the address.
+"""Locates a second thread's variable as the sampler does, and checks the address.
 
 Usage: place.py LIBRARY. The library must export the function `thread_pointer`.
 """

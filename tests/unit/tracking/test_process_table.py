@@ -88,7 +88,7 @@ def test_records_written_by_the_kernel_are_parsed():
 
 @settings(max_examples=400)
 @given(st.binary(max_size=200), st.sampled_from([2, 3, 4, 7, 10]), st.integers(0, 0xFFFF))
-def test_arbitrary_bytes_are_parsed_as_process_records_without_an_exception(body, kind, misc):
+def test_arbitrary_bytes_are_parsed_as_perf_records_without_an_exception(body, kind, misc):
     parse_process_records(body)
     parse_process_records(record(kind, body, misc) + body)
 

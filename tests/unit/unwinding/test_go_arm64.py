@@ -55,7 +55,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Returns the rows for a function padded to 16 words with NOPs before the last three words."""
+    """Returns an assembly function's rows; NOPs before its last three words pad it to 16 words."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 

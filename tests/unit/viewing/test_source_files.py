@@ -1,4 +1,4 @@
-"""Source files for the page are selected correctly, read with user permissions, and decoded."""
+"""Source files for the page are selected correctly, read with a user's permissions, and decoded."""
 
 import codecs
 import contextlib

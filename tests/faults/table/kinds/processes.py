@@ -180,7 +180,10 @@ SCENARIOS = [
         "thread names that are not UTF-8",
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
-    one("two cores start processes with different names as fast as possible", c(NAMED, count=2)),
+    one(
+        "two processes that start children with different names as fast as possible",
+        c(NAMED, count=2),
+    ),
     one("each process has the previous process's id, but another name", reused),
     one("services publish labels with constantly changing names", labelled),
     one("5,000 zombies", zombies),

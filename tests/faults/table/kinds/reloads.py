@@ -69,7 +69,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Returns a fault that applies each change to the first configuration, and reloads it."""
+    """Returns a fault that applies each change alone to the first configuration, and reloads it."""
 
     def fault(run):
         first = run.config

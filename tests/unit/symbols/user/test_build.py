@@ -249,7 +249,7 @@ def test_symbols_are_read_from_minidebuginfo(program, folder):
     assert table.lookup(symbols_of(program)["shown"][0]).name == ""
 
 
-def test_a_debug_file_supplies_the_symbols_that_other_sources_lack(program, folder):
+def test_each_symbol_source_supplies_the_symbols_that_earlier_sources_lack(program, folder):
     path = partial(program, folder, ["main"], ["hidden"])
     starts = {name: symbols_of(program)[name][0] for name in ("main", "hidden", "shown")}
     alone = functions_of(path)

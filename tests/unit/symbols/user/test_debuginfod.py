@@ -79,7 +79,9 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
     assert os.listdir(cache.path) == [f"{build_id}.debuginfo"]
 
 
-def test_a_debug_file_missing_on_all_servers_is_requested_every_ten_minutes(made, serve, cache):
+def test_a_debug_file_that_no_server_has_is_requested_again_only_after_ten_minutes(
+    made, serve, cache
+):
     server = serve(lambda handler: handler.reply(404, b""))
     finder = Debuginfod([server.address], cache, LIMITS)
     assert [finder.fetch(made[0]) for _ in range(3)] == [None] * 3
