@@ -21,6 +21,7 @@ def full_pipe(run):
     return health.full_pipe(run)
 
 
+@pytest.mark.long
 def test_an_unread_notify_socket_does_not_block_the_agent(run_agent, receiver, run):
     receiver.up()
     agent = run_agent(receiver.endpoint, environ=health.full_socket(run))

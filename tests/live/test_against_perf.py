@@ -17,7 +17,7 @@ from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import KernelSymbolizer
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.long]
 
 SECONDS = 1
 """CPU seconds used by each part of the load; the elapsed time is longer on a busy machine."""

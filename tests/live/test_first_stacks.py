@@ -74,6 +74,7 @@ def show(host, ends):
     print(f"{RECORDINGS} recordings of {host}: {shown}")  # noqa: T201 - shown by -rP
 
 
+@pytest.mark.long
 def test_stacks_on_an_idle_host_are_complete_from_the_first_sample():
     ends = record_many(max_preload_s=60)  # the host may be busy with other tests
     show("a host as it is", ends)

@@ -51,6 +51,7 @@ def totals(directory, *words):
     return {group["name"]: group["total"] / 1e9 for group in kind["groups"]}
 
 
+@pytest.mark.long
 def test_latency_weight_divides_parallel_time_but_not_serial_time(tmp_path):
     program = compile_c(tmp_path / "work", PROGRAM, "-O1", "-pthread")
     done = run_checked("record", "-F", RATE, "-o", "x.otlp", "--", program, cwd=tmp_path)

@@ -123,6 +123,7 @@ def test_a_program_missing_from_the_object_is_an_error():
         LibbpfLoader().load(ITERATORS._replace(programs=("list_programs", "none")))
 
 
+@pytest.mark.long
 def test_closing_the_bcc_loader_closes_every_descriptor():
     before = descriptors()
     loaded = BccLoader().load(SPEC)

@@ -76,7 +76,7 @@ class Systemd:
         self._socket.bind(self.path)
 
     def wait(self, state, seconds=60):
-        """Returns the next notification, such as ``READY=1``; empty on timeout."""
+        """Returns the next notification with ``state``, such as ``READY=1``; empty on timeout."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -101,7 +101,7 @@ def times_by_cpu(windows):
 
 
 def settings(number):
-    """Returns the settings for a reload. Each reload changes the filters, windows and exporters."""
+    """Returns the settings for a reload. Reloads change filters, windows and exporters."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],
@@ -233,6 +233,7 @@ def test_reloading_with_an_output_that_cannot_be_opened_changes_nothing(agent, t
     assert list(account["exporters"]) == ["otlp_grpc"]
 
 
+@pytest.mark.long
 def test_a_new_sampling_rate_starts_a_new_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
