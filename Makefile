@@ -34,12 +34,11 @@ pythons:  ## interpreters that Debian has not, for tests of Python frames (needs
 test-fast:  ## unit tests without processes, sockets, compilers, privileges or long computation: half a minute
 	$(PYTEST) -q -n 2 --dist worksteal -m 'not system and not long' tests/unit
 
-# Tests of the kernel and of outages wait: three files at a time keep two CPUs busy. By default, files
-# with few tests would run last, although the slowest files have few tests.
+# Tests of the kernel and of outages wait: three files at a time keep two CPUs busy.
 WORKERS ?= 3
 
 test: pythons  ## all tests that this machine can run but the long ones, three files at a time: WORKERS=3
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not long'
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long'
 
 test-long:  ## tests of eight seconds or more, and further cases of slow ones: other loaders, versions, protocols
 	$(PYTEST) -m long
