@@ -90,7 +90,7 @@ def advance(distance: int) -> bytes:
         return _ADVANCES[distance]
     if distance < 1 << 16:
         return b"\3" + distance.to_bytes(2, "little")
-    return b"\4" + distance.to_bytes(4, "little")
+    return struct.pack("<BI", 4, distance)  # a larger distance is malformed: struct.error
 
 
 def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -> bytes:
@@ -139,7 +139,7 @@ def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
             return make(file)
-    except (ValueError, OverflowError, OSError, MemoryError, struct.error) as error:
+    except (ValueError, OSError, MemoryError, struct.error) as error:
         raise SystemExit(str(error) or type(error).__name__) from error
 
 

@@ -180,7 +180,7 @@ def make_tables(
         text = find_text(table, table_at.address, code, start, shapes)
         maker = FrameMaker(table, code, text, address, shapes)
         maker.add(table.functions(), table_at.size + _SPARE_BYTES)
-    except (IndexError, OverflowError, struct.error) as error:
+    except (IndexError, struct.error) as error:
         raise ValueError(f"the row for a function is malformed: {error}") from error
     return maker
 
