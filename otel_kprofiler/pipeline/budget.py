@@ -193,10 +193,7 @@ def _keep(shares: dict[KeyT, CpuShare], key: KeyT, share: CpuShare) -> CpuShare:
 
 
 def _is_spent(shares: tuple[CpuShare, ...], now_ns: int) -> bool:
-    for share in shares:  # noqa: SIM110 - called for every new stack and group
-        if share.wait_ns(now_ns):
-            return True
-    return False
+    return any(share.wait_ns(now_ns) for share in shares)
 
 
 def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
