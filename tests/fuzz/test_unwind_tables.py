@@ -18,7 +18,7 @@ from tests.unit.unwinding.files import NAMES, content
 from tests.unit.unwinding.go_files import ARM64_ORDINARY, ORDINARY, go_file
 
 pytestmark = pytest.mark.fuzz
-EXAMPLES = settings(max_examples=400, deadline=10_000)
+EXAMPLES = settings(max_examples=1000, deadline=10_000)
 SEEDS = [content(name) for name in NAMES]
 
 
