@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Program(NamedTuple):
-    """A program that was read.
+    """Facts about a process that was read, valid until it executes another program.
 
     Attributes:
         executable: the name of the executable file.

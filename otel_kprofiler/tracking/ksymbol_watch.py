@@ -114,7 +114,7 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """Returns the method by which the programs already loaded at startup were read."""
+        """Returns how the programs that were already loaded at startup were read."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
