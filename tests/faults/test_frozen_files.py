@@ -119,7 +119,9 @@ def stop(agent):
     "delay_s",
     [pytest.param(None, marks=pytest.mark.long, id="never"), pytest.param(150, id="after 150 s")],
 )
-def test_frozen_file_systems_delay_no_other_symbols(run_agent, receiver, frozen, tmp_path, delay_s):
+def test_frozen_file_systems_do_not_delay_other_symbols(
+    run_agent, receiver, frozen, tmp_path, delay_s
+):
     """More frozen files than there are reader threads are queued ahead of the healthy file."""
     receiver.up()
     frozen(6, delay_s=delay_s)

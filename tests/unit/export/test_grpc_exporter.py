@@ -89,7 +89,9 @@ def test_only_retryable_codes_are_retried(grpc_receiver, exporter, batch, code):
         assert len(grpc_receiver.requests) == 1
 
 
-def test_exhaustion_is_retried_only_with_retry_info(grpc_receiver, exporter, batch, status_details):
+def test_resource_exhausted_is_retried_only_with_retry_info(
+    grpc_receiver, exporter, batch, status_details
+):
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     info = RetryInfo(retry_delay=Duration(nanos=300_000_000))
     grpc_receiver.answer(

@@ -139,7 +139,9 @@ FAILED, MEMORY = ChildProblem.FAILED, ChildProblem.MEMORY
     ],
     ids=("slow", "killed", "full_disk", "silent", "damaged", "large", "aborted"),
 )  # fmt: skip
-def test_a_failure_states_its_cause_and_permanence(*, run, code, limits, problem, cause, may_pass):
+def test_a_failure_states_its_cause_and_whether_it_is_temporary(
+    *, run, code, limits, problem, cause, may_pass
+):
     with pytest.raises(ChildFailed) as caught:
         run(code, LIMITS._replace(**limits))
     assert (caught.value.problem, caught.value.may_pass) == (problem, may_pass)
