@@ -38,7 +38,8 @@ class DumpRow(NamedTuple):
         lacking_ns: how far the clock of ``ran_until_ns`` lagged behind the scheduler's clock at
             ``time_ns``.
         queued_ns: time at which the thread was queued for a CPU, on the scheduler's clock; 0 if it
-            is not queued.
+            is not queued. Since Linux 6.12, it may also be set for a sleeping thread that was moved
+            to another CPU (delayed dequeue, ``kernel/sched/fair.c``).
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the process that runs the dump.
@@ -73,7 +74,7 @@ class DumpRow(NamedTuple):
         """Returns why the thread is off-CPU; None while it is running."""
         if self.flags & ON_A_CPU:
             return None
-        if self.queued_ns or not self.state & _WAITING:
+        if not self.state & _WAITING:
             return WaitState.RUNNABLE  # preempted, or woken
         states = (
             (_STOPPED, WaitState.STOPPED),
@@ -92,7 +93,7 @@ class DumpRow(NamedTuple):
         record when the thread was last scheduled, the result is too late by the interrupt time and
         stolen time during the whole wait.
         """
-        if self.queued_ns:
+        if self.queued_ns and self.wait_state is WaitState.RUNNABLE:
             return self.queued_ns
         latest = self.ran_until_ns + self.lacking_ns if self.ran_until_ns else 0
         return min(self.arrived_ns + self.ran_ns, latest) if self.arrived_ns else latest

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -121,9 +122,17 @@ def dump(pid, *options):
 
 
 def wait_until_at_rest(pid):
-    stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
-    while any(stat.read_text().rpartition(")")[2].split()[0] == "R" for stat in stats):
-        time.sleep(0.05)
+    """Waits until no thread is runnable or has run between two readings, 0.1 s apart."""
+    statuses = [task / "status" for task in Path(f"/proc/{pid}/task").iterdir()]
+    before, now = None, list(map(read_state, statuses))
+    while now != before or any("R" in state[0] for state in now):
+        time.sleep(0.1)
+        before, now = now, list(map(read_state, statuses))
+
+
+def read_state(status):
+    """Returns the lines with a thread's state and its context switches."""
+    return re.findall(r".*(?:State|ctxt_switches).*", status.read_text())
 
 
 def functions(thread, side):

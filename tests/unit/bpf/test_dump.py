@@ -34,7 +34,7 @@ def test_a_row_contains_the_values_written_by_the_bpf_program():
         ({"state": 0x8}, WaitState.STOPPED),
         ({"state": 0x402}, WaitState.IDLE),
         ({"state": 0x200}, WaitState.RUNNABLE),  # being woken
-        ({"state": 0x1, "queued": 6_000}, WaitState.RUNNABLE),
+        ({"state": 0x1, "queued": 6_000}, WaitState.INTERRUPTIBLE),  # delayed dequeue
         ({"state": 0x1, "flags": ON_A_CPU}, None),
     ],
 )
@@ -50,7 +50,8 @@ def test_wait_states_match_task_states(fields, expected):
         ({"ran": 10_000}, 5_100),
         ({"arrived": 0}, 5_100),  # the last arrival is unknown
         ({"arrived": 0, "until": 0}, 0),
-        ({"queued": 6_000}, 6_000),
+        ({"queued": 6_000, "state": 0}, 6_000),
+        ({"queued": 6_000}, 5_050),
     ],
 )
 def test_a_wait_begins_when_the_thread_last_stopped_running(fields, since_ns):
