@@ -189,6 +189,12 @@ def cpu_ns(pid):
         return int(file.read().split()[0])
 
 
+def wait_until_run(agent, process):
+    """Waits until a process has used enough CPU time to be sampled."""
+    until_ns = cpu_ns(process.pid) + ENOUGH_NS // 4
+    agent.wait_until(lambda: cpu_ns(process.pid) > until_ns)
+
+
 def samples_of(payloads, pid):
     for payload in payloads:
         for window in decode_windows(payload):
@@ -235,6 +241,7 @@ def test_only_a_process_above_its_budget_loses_stack_detail(run_agent, receiver,
         )
         agent.wait_until(lambda: count_coarse(agent, "stack") > 100)
         agent.wait_until(lambda: count_coarse(agent, "group") > 100)
+        wait_until_run(agent, good)
         stop_and_check(agent, receiver)
     marked = {pid: Counter() for pid in (noisy.pid, good.pid)}
     for pid, counts in marked.items():
@@ -262,6 +269,7 @@ def test_processes_in_a_fork_storm_share_a_budget_and_do_not_affect_other_proces
             environ={"PYTHONPATH": str(public_directory)},
         )
         agent.wait_until(lambda: count_coarse(agent, "resource") > 100)
+        wait_until_run(agent, good)
         stop_and_check(agent, receiver)
     samples = [sample for sample, _ in samples_of(receiver.payloads, good.pid)]
     assert samples
