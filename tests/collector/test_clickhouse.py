@@ -64,6 +64,7 @@ from tests.agents import Agent
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import GATE
 from tests.commands import COMMAND, run_checked, run_command
+from tests.further import further
 from tests.processes import LoggedProcess
 from tests.servers import free_ports
 from tests.waiting import wait_until
@@ -104,7 +105,6 @@ FILTERS = [
     ["--process", "shop-*"],
     ["--process", "1002"],
     ["--thread", "work?r-1"],
-    ["--service", "shop"],
     ["--service", "[st]h*"],
     ["--container", "0123ab"],
     ["--attribute", "tenant=acme"],
@@ -112,15 +112,18 @@ FILTERS = [
     ["--cpus", "1-2"],
     ["--module", "nf-conntrack"],
     ["--module", "lib*"],
-    ["--function", "vfs_read"],
-    ["--function", "*read"],
     ["--function", "it's_100%"],
     ["--span", SPAN.span_id.hex()[:6]],
     ["--endpoint", "GET *"],
     ["--kind", "off_cpu"],
-    ["--kind", "off_cpu", "--idle"],
     ["--side", "python", "--function", "handle"],
     ["--from", "3s", "--to", "11s", "--service", "shop"],
+    *further(
+        ["--service", "shop"],
+        ["--function", "vfs_read"],
+        ["--function", "*read"],
+        ["--kind", "off_cpu", "--idle"],
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from otel_kprofiler.otlp import read_profiles
 from tests.commands import COMMAND, run_command
+from tests.further import further
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 RECORD = ["record", "-F", "199", "-d", "1h"]
 
 
-@pytest.mark.parametrize("kind", ["grpc", "http"])
+@pytest.mark.parametrize("kind", ["grpc", *further("http")])
 def test_a_recording_is_streamed_to_a_collector(collector, samples_of, tmp_path, kind):
     address = collector.http_endpoint if kind == "http" else f"grpc://{collector.grpc_endpoint}"
     command = [*COMMAND, *RECORD, "--idle", "--stacks", "both", "--export", address]

@@ -7,6 +7,7 @@ import pytest
 from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, Frame, Line, Side, Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
 from tests.commands import run_checked
+from tests.further import further
 from tests.windows import make_window
 
 SECOND = 1_000_000_000
@@ -34,7 +35,7 @@ def received(collector):
     return [json.loads(line) for line in collector.output.read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize("kind", ["grpc", "http"])
+@pytest.mark.parametrize("kind", ["grpc", *further("http")])
 def test_files_written_by_this_package_or_a_collector_are_delivered_unchanged(
     open_collector, samples_of, tmp_path, kind
 ):

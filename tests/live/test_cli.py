@@ -52,7 +52,7 @@ def test_a_progress_bar_is_shown_on_a_terminal(tmp_path, words):
     assert shown.splitlines()[-1].startswith(b"wrote ")
 
 
-@pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp", "pprof", "txt")))
+@pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp")))
 def test_the_suffix_of_the_output_file_selects_the_format(tmp_path, suffix):
     """Also checks that unusual process names do not corrupt a recording."""
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
@@ -275,6 +275,7 @@ def test_three_capabilities_are_enough_to_record(public_python, nobodys):
     assert unresolved(done.stderr) < 1
 
 
+@pytest.mark.long
 def test_without_cap_syslog_unresolved_frames_include_the_reason(public_python, nobodys):
     done = record_as_nobody(public_python, nobodys, "bpf", "perfmon")
     assert done.returncode == 0, done.stderr

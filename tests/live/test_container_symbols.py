@@ -11,6 +11,7 @@ from otel_kprofiler.elf import FileSource, hash_file, read_elf
 from otel_kprofiler.host import Access, open_regular
 from otel_kprofiler.model import FileDetails, FileKey, Unresolved
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
+from tests.further import further_of
 from tests.fuse import mounted, require_fuse
 from tests.needs import LIBBPF
 from tests.truth.naming import sample_host
@@ -206,7 +207,7 @@ ENTERED = {
 
 
 @LIBBPF
-@pytest.mark.parametrize("how", ENTERED)
+@pytest.mark.parametrize("how", further_of(ENTERED, ("chroot",)))
 def test_functions_in_a_container_are_named_from_a_debug_file_in_the_container(how, tmp_path):
     with Container(tmp_path, BUILD_ID).running(BESIDE, ENTERED[how]):
         wait_until(lambda: any(leaf.function == "hot" for leaf in leaves(sample_host(1.0))))

@@ -73,6 +73,7 @@ def test_processes_with_unreadable_spans_are_counted_by_reason(record_as_nobody)
     assert f"spans and service attributes of 1 process not read: {reason}\n" in printed
 
 
+@pytest.mark.long
 def test_the_doctor_reports_missing_capabilities_required_for_reading_spans(public_python):
     done = run_command("doctor", "--json", by=[*as_nobody(*TWO), *public_python.words])
     findings = {row["check"]: row for row in json.loads(done.stdout)["findings"]}

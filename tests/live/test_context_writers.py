@@ -4,6 +4,7 @@ import pytest
 
 from otel_kprofiler.processes import thread_contexts
 from tests import java_writer, nodejs_writer, rust_writer
+from tests.further import further
 from tests.needs import X86_64
 from tests.thread_contexts import WANTED, Reader, Service, compare
 
@@ -40,7 +41,7 @@ def check(name, words, log, missing=0.0):
             yield sample.link, flags
 
 
-@pytest.mark.parametrize("name", ["program", "opener"])
+@pytest.mark.parametrize("name", ["program", *further("opener")])
 def test_samples_carry_the_span_published_by_libdd_otel_thread_ctx(tmp_path, name):
     rust_writer.build(tmp_path)
     log = tmp_path / "log"

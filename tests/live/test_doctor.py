@@ -77,6 +77,7 @@ def test_file_capabilities_work_for_a_dedicated_python_executable(public_python)
         shutil.rmtree(directory)
 
 
+@pytest.mark.long
 def test_the_doctor_blames_a_low_open_file_limit():
     def conclude(limit):
         command = f'ulimit -S -n {limit}; exec "$0" -m otel_kprofiler doctor'

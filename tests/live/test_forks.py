@@ -14,6 +14,7 @@ from services import problems, run
 
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sdk.provider import EXIT_TIMEOUT_MILLIS
+from tests.further import further, further_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
@@ -81,7 +82,7 @@ WAYS_TO_FORK = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS_TO_FORK)
+@pytest.mark.parametrize("way", further_of(WAYS_TO_FORK, ("os.fork", "preexec_fn")))
 def test_threads_in_the_parent_keep_their_span_links_after_a_fork(way):
     done = run(
         LINKED_THREADS
@@ -159,11 +160,13 @@ if __name__ == "__main__":
 WAYS = [
     ("os.fork", ""),
     ("multiprocessing", "fork"),
-    ("multiprocessing", "forkserver"),
-    ("multiprocessing", "spawn"),
-    ("futures", "fork"),
-    ("billiard", ""),
     ("billiard pool", ""),
+    *further(
+        ("multiprocessing", "forkserver"),
+        ("multiprocessing", "spawn"),
+        ("futures", "fork"),
+        ("billiard", ""),
+    ),
 ]
 
 
@@ -205,7 +208,7 @@ def test_the_last_window_from_a_forked_child_is_delivered(children, to_file, way
 
 @pytest.mark.parametrize(
     ("way", "method"),
-    [("os.fork", ""), ("multiprocessing", "forkserver"), ("multiprocessing", "spawn")],
+    [("os.fork", ""), ("multiprocessing", "spawn"), *further(("multiprocessing", "forkserver"))],
 )
 def test_children_sampled_by_their_parent_do_not_sample_themselves(children, to_file, way, method):
     pid, taken, _ = children(way, method, {**to_file.env, "OTEL_KPROFILER_TARGET": "children"})
@@ -238,7 +241,7 @@ def app(environ, start_response):
 """
 
 
-@pytest.mark.parametrize("first", ["sdk", "profiler"])
+@pytest.mark.parametrize("first", ["profiler", *further("sdk")])
 def test_gunicorn_workers_have_the_same_instance_id_as_their_traces(to_file, tmp_path, first):
     """The profiler and the SDK update the Resource in fork hooks, which run in import order."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"

@@ -12,7 +12,7 @@ from samplers import spawned
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.agents import Agent, ask_agent
-from tests.further import further_between
+from tests.further import further_between, further_of
 from tests.needs import X86_64
 from tests.servers import free_port
 from tests.thread_contexts import SOURCES, WANTED, Reader, Service, write_payload
@@ -110,13 +110,7 @@ def check(directory, program, extra=None):
     assert counts["labels"] > WANTED / 2, counts
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in {"static", "cgo"} else pytest.param(name, marks=pytest.mark.long)
-        for name in BUILDS
-    ],
-)
+@pytest.mark.parametrize("name", further_of(BUILDS, ("static",)))
 def test_samples_carry_the_labels_of_their_goroutine(tmp_path, name):
     check(tmp_path, build(tmp_path, name))
 

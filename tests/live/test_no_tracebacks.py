@@ -13,6 +13,7 @@ import pytest
 
 from otel_kprofiler.model import Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
+from tests.further import further
 from tests.windows import make_window
 
 pytestmark = pytest.mark.live
@@ -31,7 +32,7 @@ def run(shell, directory="/"):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ["--help", "record --help", "symbolize vfs_read"])
+@pytest.mark.parametrize("words", ["--help", "symbolize vfs_read", *further("record --help")])
 def test_writing_to_a_full_or_closed_output_is_an_error(words):
     for output, reason in ((">/dev/full", "No space left"), (">&-", "Bad file descriptor")):
         done = run(f"{words} {output}")

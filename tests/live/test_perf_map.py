@@ -13,6 +13,7 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols import ProcessesResolver
 from otel_kprofiler.symbols.user.jitdump import JitDumpParser, Loaded
 from otel_kprofiler.symbols.user.perf_map import PerfMap, parse_perf_map
+from tests.further import further
 
 pytestmark = pytest.mark.live
 
@@ -91,7 +92,9 @@ process.stdin.resume();
 """
 
 
-@pytest.mark.parametrize("option", ["--no-perf-prof-delete-file", "--perf-prof-delete-file"])
+@pytest.mark.parametrize(
+    "option", ["--perf-prof-delete-file", *further("--no-perf-prof-delete-file")]
+)
 def test_functions_and_lines_in_a_jitdump_are_resolved(option, tmp_path):
     if not shutil.which("node"):
         pytest.skip("node is not installed")

@@ -14,6 +14,7 @@ from services import ask
 
 from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE
 from tests.commands import COMMAND, run_checked
+from tests.further import further
 from tests.windows import read_stacks
 
 pytestmark = pytest.mark.live
@@ -59,6 +60,7 @@ def check_hot_line(stacks, program, hot_line):
     assert missing <= max(3, count // 20)
 
 
+@pytest.mark.long
 def test_record_shows_which_line_causes_kernel_time(program, hot_line, tmp_path):
     command = [*RATE, "--", sys.executable, program, SECONDS]
     stacks = record(tmp_path / "x.otlp", "--stacks", "kernel", *command)
@@ -67,7 +69,7 @@ def test_record_shows_which_line_causes_kernel_time(program, hot_line, tmp_path)
     assert kinds <= {(KERNEL_SIDE, PYTHON_SIDE), (KERNEL_SIDE,)}
 
 
-@pytest.fixture(scope="module", params=["names", "off"])
+@pytest.fixture(scope="module", params=["names", *further("off")])
 def recorded(request, tmp_path_factory):
     """Records the program, and returns the stacks, the recording, the program and its hot line."""
     directory = tmp_path_factory.mktemp("recorded")

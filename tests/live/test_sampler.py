@@ -110,7 +110,7 @@ def test_samples_contain_the_process_its_start_time_and_the_cpu():
 
 
 @pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
-@pytest.mark.parametrize("rate", [99, 4999])
+@pytest.mark.parametrize("rate", [4999, *further(99)])
 def test_every_sample_taken_is_received(rate):
     with (
         load(READ),
@@ -232,7 +232,6 @@ def test_user_mode_is_not_sampled_if_only_kernel_stacks_are_enabled():
     assert all(s.words(KERNEL_SIDE) for s in samples)
 
 
-@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_samples_have_no_kernel_stacks_if_only_user_stacks_are_enabled():
     with load(READ), sampling(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)

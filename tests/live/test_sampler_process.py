@@ -193,6 +193,7 @@ def test_a_forked_child_holds_no_bpf_maps_and_the_parent_keeps_sampling(loader):
     ], done.stderr
 
 
+@pytest.mark.long
 def test_forking_while_another_thread_drains_neither_hangs_nor_crashes():
     """The child must not use its copies of the drain's lock and memory views."""
     code = """

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from tests.further import further_of
 from tests.spans.__main__ import run
 
 pytestmark = pytest.mark.live
@@ -16,6 +17,7 @@ SHORT = (
     "threads", "contexts", "asyncio", "flask", "fastapi uvloop", "django uvloop", "asgiref",
     "celery threads", "multiprocessing", "wrapped", "wrapped asyncio",
 )  # fmt: skip
+FIRST = ("threads", "contexts", "asyncio", "fastapi uvloop", "asgiref", "wrapped")
 ENOUGH = 50
 
 
@@ -34,14 +36,14 @@ def run_until_enough(name, source):
     return outcome
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", further_of(SHORT, FIRST))
 def test_samples_are_linked_to_their_threads_current_span(name):
     outcome = run_until_enough(name, "interpreter")
     assert outcome.wrong == 0
     assert_linked(outcome, 0.99)
 
 
-@pytest.mark.parametrize("name", [*SHORT, "uvloop", "greenlets"])
+@pytest.mark.parametrize("name", [*further_of(SHORT, FIRST), "uvloop", "greenlets"])
 def test_thread_records_identify_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 
 import pytest
 from samplers import spawned
@@ -16,7 +17,7 @@ from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.model import OFF_CPU
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.commands import run_checked
-from tests.further import further, further_between
+from tests.further import further, further_of
 from tests.interpreters import environment, find_pythons
 from tests.needs import X86_64
 from tests.thread_contexts import (
@@ -44,15 +45,6 @@ pytestmark = [
     X86_64,
 ]
 THREADS = 24
-FURTHER_MODELS = (
-    "local_exec",
-    "local_exec_fixed",
-    "descriptor_symbolic",
-    "general_dynamic_symbolic",
-    "sysv_hash",
-    "opened_general_dynamic",
-    "opened_descriptor",
-)
 PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
 
 
@@ -64,12 +56,10 @@ def with_packages(environ):
 
 @pytest.mark.parametrize(
     ("compiler", "name"),
-    [
-        *(("gcc", name) for name in MODELS if name not in FURTHER_MODELS),
-        *further(*(("gcc", name) for name in FURTHER_MODELS)),
-        ("musl-gcc", MUSL_MODELS[0]),
-        *(pytest.param("musl-gcc", name, marks=pytest.mark.long) for name in MUSL_MODELS[1:]),
-    ],
+    further_of(
+        [*product(["gcc"], MODELS), *product(["musl-gcc"], MUSL_MODELS)],
+        [("gcc", "general_dynamic"), ("gcc", "opened_behind_others"), ("musl-gcc", "local_exec")],
+    ),
 )
 def test_samples_are_linked_to_the_current_span_of_the_sampled_thread(tmp_path, compiler, name):
     with (
@@ -143,8 +133,8 @@ def test_a_context_in_the_v8_heap_is_found(run, kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        "none", "other", "loop", "wild_value",
-        *further("undefined", "number", "field", "too_far", "odd", "wild_table"),
+        "loop", "wild_value",
+        *further("none", "other", "undefined", "number", "field", "too_far", "odd", "wild_table"),
     ],
 )  # fmt: skip
 def test_v8_heap_objects_that_are_not_contexts_yield_no_span(run, kind):
@@ -157,7 +147,7 @@ def test_v8_heap_objects_that_are_not_contexts_yield_no_span(run, kind):
         assert reader.sampler.contexts.release(pid)  # the process was registered
 
 
-@pytest.mark.parametrize("kind", further_between(["none", "wild", "kernel", "invalid", "itself"]))
+@pytest.mark.parametrize("kind", ["itself", *further("none", "wild", "kernel", "invalid")])
 def test_pointers_that_do_not_lead_to_a_context_yield_no_span(run_hostile, kind):
     with Reader(b"hostile") as reader:
         run_hostile(kind)
@@ -222,7 +212,11 @@ def test_a_program_does_not_inherit_the_span_from_before_exec(run_hostile):
         assert not [sample for sample in reader.samples if sample.link and sample.exec_id != first]
 
 
-@pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
+@pytest.mark.parametrize(
+    "python",
+    [*further(*((each,) for each in PYTHONS[:-1])), *PYTHONS[-1:]],
+    ids=lambda python: python.version,
+)
 def test_samples_from_python_services_are_linked_to_the_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     command = [python.command, "-m", "tests.published_spans", notes]
@@ -278,6 +272,7 @@ def test_recordings_contain_the_endpoints_and_labels_of_python_services(tmp_path
         assert labels == {"endpoint": "GET /"}
 
 
+@pytest.mark.long
 def test_recordings_contain_the_spans_and_attributes_of_native_programs(tmp_path):
     with Program(tmp_path, "general_dynamic", 4) as program:
         linked = record(program.pid, tmp_path / "out.otlp")

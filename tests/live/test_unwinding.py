@@ -33,7 +33,6 @@ BUILDS = {
     "static": ("-O3", "-static", "-fomit-frame-pointer"),
     "frame pointers": ("-O0",),
 }
-QUICK_CASES = [("pie", "5.10"), ("static", "pt_regs")]
 STACKS = 250
 LONGEST_STEP = 400
 """A step (mapping, search, interpreter) may exceed the work limit by up to this many units."""
@@ -89,7 +88,7 @@ def assert_true(report, complete=0.98):
 @CLANG
 @needs_gcc
 @pytest.mark.parametrize(
-    ("build", "registers"), further_of([*product(BUILDS, ("pt_regs", "5.10"))], QUICK_CASES)
+    ("build", "registers"), further_of([*product(BUILDS, ("pt_regs", "5.10"))], [("pie", "5.10")])
 )
 def test_stacks_in_compiled_code_are_correct(built, compiled, build, registers):
     """User registers are read by a BPF helper or, as on 5.10, from the top of the kernel stack."""

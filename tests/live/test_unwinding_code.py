@@ -15,7 +15,9 @@ STACKS = 400
     "program",
     [
         pytest.param(
-            each, id=f"{each.libc}: {each.name}", marks=[pytest.mark.long] * each.is_dynamic
+            each,
+            id=f"{each.libc}: {each.name}",
+            marks=[pytest.mark.long] * (each.name != "C without tables, static"),
         )
         for each in PROGRAMS
     ],

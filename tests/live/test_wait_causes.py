@@ -16,7 +16,7 @@ import pytest
 from otel_kprofiler.model import OFF_CPU, WaitState
 from otel_kprofiler.otlp import check_file, read_profiles
 from tests.commands import run_checked, run_command
-from tests.further import further_between
+from tests.further import further_between, further_of
 from tests.interpreters import find_pythons
 from tests.needs import LIBBPF
 
@@ -179,7 +179,10 @@ def half_a_cpu():
     made.rmdir()
 
 
-@pytest.mark.parametrize("cause", PROGRAMS)
+@pytest.mark.parametrize(
+    "cause",
+    further_of(PROGRAMS, ("sleep", "socket_receive", "futex", "disk", "run_queue", "throttled")),
+)
 def test_waits_in_each_test_program_have_the_expected_cause(cause, request, tmp_path):
     place = ""
     if cause in OF_FILES or cause == "file_lock":

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_kprofiler.symbols.python.line_table import NO_LINE, parse_line_table
+from tests.further import further_between
 from tests.interpreters import find_pythons
 
 FILES = int(os.environ.get("KPROFILER_PYTHON_FILES", "30"))
@@ -42,7 +43,7 @@ for path in paths[:int(sys.argv[1])]:
 PYTHONS = {python.minor: python for python in find_pythons()}
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", further_between(tuple(PYTHONS)))
 def test_every_standard_library_instruction_is_mapped_to_the_same_line_as_by_cpython(version):
     dump = PYTHONS[version].run("-W", "ignore", "-c", DUMP, str(FILES), check=True)
     rows = dump.stdout.splitlines()

@@ -271,6 +271,7 @@ def setup_lines(shown):
     return [line.removeprefix(b"setup: ") for line in shown.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_failing_step_aborts_the_setup(clone):
     (clone / "build.py").write_text("raise SystemExit('no build')\n")

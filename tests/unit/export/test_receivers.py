@@ -11,6 +11,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import exporter_from_environment
 from otel_kprofiler.model import LossCause, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
+from tests.further import further
 from tests.unit.export.answers import accept_only, partial_success, refuse
 from tests.waiting import wait_until
 from tests.windows import make_window
@@ -105,7 +106,7 @@ def test_errors_for_the_wrong_otlp_protocol_suggest_the_right_address(grpc_recei
     assert error.hint == f"{other} {http_receiver.endpoint}"
 
 
-@pytest.mark.parametrize("scheme", ["grpc", "http"])
+@pytest.mark.parametrize("scheme", ["grpc", *further("http")])
 def test_unreachable_and_unresponsive_servers_are_reported(scheme, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.cli.receivers._PROBE_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -26,6 +26,7 @@ from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.commands import run_python
+from tests.further import further
 from tests.fuse import mounted
 from tests.raising import raising
 from tests.raw_forks import raw_fork, run_in_child
@@ -171,7 +172,7 @@ def test_a_child_of_a_publishing_parent_exits_cleanly():
     run_python(code)
 
 
-@pytest.mark.parametrize("first", ["publish", "withdraw", "nothing"])
+@pytest.mark.parametrize("first", ["publish", *further("withdraw", "nothing")])
 def test_a_child_forked_by_c_code_does_not_modify_its_parents_context(first):
     publish_process_context({"service.name": "parent"})
 

@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     pack_python_stack,
 )
 from otel_kprofiler.symbols import PythonResolver, RawAddresses, StackResolver
+from tests.further import further
 
 
 def handler(request):
@@ -135,7 +136,9 @@ def test_a_code_description_without_a_line_table_still_yields_the_function_name(
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
+    ("shape", "most_mib"),
+    [*further(((20_000, 240, 0), 18)), ((700, 1, 4000), 7)],
+    ids=["names", "tables"],
 )
 def test_memory_usage_is_bounded_for_any_number_of_code_objects(codes, resolver, shape, most_mib):
     """Descriptions contain either the longest wide-character names or tables with the most runs."""

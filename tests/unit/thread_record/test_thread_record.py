@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import otel_kprofiler
+from tests.further import further
 from tests.servers import free_port
 from tests.thread_record import FOLDER
 
@@ -32,11 +33,12 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "nested", "threads", "contexts", "begin_in_a_context", "begin_after_a_failure", "loop",
-        "eager", "uvloop", "c_code", "c_code_in_part_of_a_page", "trio",
+        "nested", "threads", "contexts", "begin_after_a_failure", "loop",
+        "eager", "c_code", "c_code_in_part_of_a_page", "trio",
         "greenlets", "greenlets_are_traced_already",
         "interrupts", "no_python_code", "fork", "attributes", "endpoints",
         "ends", "c_fork", "subinterpreters", "start_in_a_subinterpreter",
+        *further("begin_in_a_context", "uvloop"),
     ],
 )  # fmt: skip
 def test_the_record_always_matches_the_current_span(name):

@@ -27,6 +27,7 @@ from otel_kprofiler.unwinding.go_frames import Shapes, find_text, make_tables
 from otel_kprofiler.unwinding.go_table import Code, Table, parse_sizes
 from otel_kprofiler.unwinding.indexing import Children, index_go
 from otel_kprofiler.unwinding.refusal import TableRefused
+from tests.further import further
 from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file, pack_sizes
 
 ADDRESS = 0x700000
@@ -260,7 +261,11 @@ X86, ARM64 = Target("amd64", "x86_64", RIP), Target("arm64", "aarch64", 30)
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 @pytest.mark.parametrize(
     ("target", "flags"),
-    [(X86, ()), (X86, ("-ldflags=-s",)), (X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))],
+    [
+        (X86, ()),
+        (X86, ("-ldflags=-s",)),
+        *further((X86, ("-buildmode=pie",)), (ARM64, ("-ldflags=-s",))),
+    ],
 )
 def test_unwind_rows_match_debug_frame(tmp_path, target, flags, children):
     """Go's compiler writes the same frame sizes to ``.debug_frame``."""

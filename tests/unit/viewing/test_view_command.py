@@ -20,6 +20,7 @@ from otel_kprofiler.cli.view import has_browser
 from otel_kprofiler.cli.view_sources import describe_endpoint
 from otel_kprofiler.model import PYTHON_SIDE, Frame, Line, Stack, WindowSample
 from tests import page
+from tests.further import further
 from tests.unit.viewing import http2
 from tests.waiting import wait_until
 from tests.windows import make_frame, make_window, write_otlp
@@ -248,7 +249,7 @@ def test_listening_on_a_non_loopback_address_prints_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), ("SIGHUP", 128 + 1)]
+    ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), *further(("SIGHUP", 128 + 1))]
 )
 def test_view_exits_on_signals_with_the_usual_status(profile, number, status):
     with view(profile) as (command, _):

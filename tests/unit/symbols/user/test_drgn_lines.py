@@ -19,6 +19,7 @@ from otel_kprofiler.symbols.user.lines import SymbolicLines
 from otel_kprofiler.symbols.user.lines_error import LinesError
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.symcache import SymCache
+from tests.further import further
 from tests.unit.symbols.user.elf_programs import tool
 
 pytestmark = pytest.mark.system
@@ -74,7 +75,7 @@ def places(table, address):
     return [(line.file, line.line) for line in table.lookup(address)]
 
 
-@pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
+@pytest.mark.parametrize("name", ["split", "packed", "shared", *further("split4")])
 def test_lines_read_by_drgn_match_full_dwarf(name, folder, opened):
     alternate = opened(folder / "common") if name == "shared" else None
     source = opened(folder / name)
