@@ -105,10 +105,8 @@ class Tables:
         entries = self.entries[table]
         entries.append(entry)
         self.size += len(entry)
-        try:
-            return self._first_tokens[len(entries)]
-        except IndexError:
-            return self._token(len(entries))
+        index, first_tokens = len(entries), self._first_tokens
+        return first_tokens[index] if index < len(first_tokens) else self._token(index)
 
     def intern(self, table: int, entry: bytes) -> Token:
         """Returns the token of an encoded entry, after adding the entry if it is new."""
@@ -118,10 +116,8 @@ class Tables:
             entries = self.entries[table]  # inlined add(): saves a call for each new entry
             entries.append(entry)
             self.size += len(entry)
-            try:
-                token = self._first_tokens[len(entries)]
-            except IndexError:
-                token = self._token(len(entries))
+            index, first_tokens = len(entries), self._first_tokens
+            token = first_tokens[index] if index < len(first_tokens) else self._token(index)
             known_tokens[entry] = token
         return token
 

@@ -32,8 +32,8 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp.account import account_attributes
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
-from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import JsonWriter
+from otel_kprofiler.otlp.order import intern_in_order
 from otel_kprofiler.otlp.pause import go_on
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.otlp.scope import Scope
@@ -241,8 +241,8 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
     If even the first sample is too large, returns ``(None, 1)``.
     """
     count = len(units)
-    # Until it is known how many samples fit, the most frequent entries cannot be determined.
-    batch, fitting = _encode(options, units, frequent_first=False)
+    # Until it is known how many samples fit, their locations cannot be ordered.
+    batch, fitting = _encode(options, units, in_order=False)
     while batch is None and fitting:
         count = fitting
         batch, fitting = _encode(options, units[:count])
@@ -267,7 +267,7 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 
 
 def _encode(
-    options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
+    options: _Options, units: Sequence[_Unit], *, in_order: bool = True
 ) -> tuple[Batch | None, int]:
     """Returns ``(batch, 0)`` with all samples, or ``(None, count)`` with a smaller count to try.
 
@@ -279,8 +279,8 @@ def _encode(
     envelopes = _envelopes(options, dictionary, [group.profile for group, _ in units])
     scope = _scope(options, dictionary)
     dictionary.key_values(units[0][0].owner.attributes)  # all resources share most attributes
-    if frequent_first:
-        intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
+    if in_order:
+        intern_in_order(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     # The first profile of each kind contains the sample and loss counts for that kind.
     accounts = {kind: options.accounts[kind] for kind in envelopes}

@@ -1,0 +1,87 @@
+"""Orders a request's locations so that the request is small and compresses well."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from operator import invert, itemgetter
+from typing import Final
+
+from otel_kprofiler.model import Frame, RawFrames, Stack
+from otel_kprofiler.otlp.dictionary import Dictionary
+
+_ONE_BYTE_INDICES: Final = 127
+"""Number of entries with one-byte indices, not counting the zero entry."""
+_STACKS_AT_ONCE: Final = 16
+_ADDRESS_BITS: Final = 64
+_ADDRESS: Final = itemgetter(Frame._fields.index("address"))
+
+
+def intern_in_order(
+    dictionary: Dictionary, stacks: Iterable[Stack], pause: Callable[[], None]
+) -> None:
+    """Intern the locations of stacks, before any other location is added.
+
+    The most frequent locations have one-byte indices. The other locations are sorted by module and
+    address, because compression removes what adjacent entries have in common.
+    """
+    distinct = list(dict.fromkeys(stacks))
+    raw = _RawAddresses()
+    uses = _count(distinct, raw, pause)
+    frequent = uses.most_common(_ONE_BYTE_INDICES) if len(uses) > _ONE_BYTE_INDICES else []
+    for key, _ in frequent:
+        if isinstance(key, Frame):
+            dictionary.frame(key)
+        else:
+            raw.intern(key, dictionary)
+        pause()
+    groups: dict[tuple[object, ...], list[Frame]] = {}
+    addresses: list[int] = []
+    for key in uses:
+        if isinstance(key, Frame):
+            module, _, _, _, side, unresolved, builtin, found_by = key
+            group = (id(module), side, unresolved, builtin, found_by)
+            groups.setdefault(group, []).append(key)
+        else:
+            addresses.append(key)
+        pause()
+    for frames in groups.values():
+        for frame in sorted(frames, key=_ADDRESS):
+            dictionary.frame(frame)
+            pause()
+    for key in sorted(addresses, reverse=True):
+        raw.intern(key, dictionary)
+        pause()
+
+
+def _count(
+    stacks: Sequence[Stack], raw: "_RawAddresses", pause: Callable[[], None]
+) -> Counter[int | Frame]:
+    """Counts the stacks' frames and raw addresses, in order of first use."""
+    uses: Counter[int | Frame] = Counter()
+    for start in range(0, len(stacks), _STACKS_AT_ONCE):
+        pause()
+        sides = [side for stack in stacks[start : start + _STACKS_AT_ONCE] for side in stack.sides]
+        for frames in [side.frames for side in sides]:
+            uses.update(raw.keys(frames) if isinstance(frames, RawFrames) else frames)
+    return uses
+
+
+class _RawAddresses:
+    """Represents raw addresses, each with its frame type and reason, as negative numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._examples: list[RawFrames] = []
+
+    def keys(self, frames: RawFrames) -> Iterable[int]:
+        """Returns the numbers of all addresses."""
+        number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
+        if number == len(self._examples):
+            self._examples.append(frames)
+        if number == 0:  # most requests have only this frame type and reason
+            return map(invert, frames.addresses)
+        return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
+
+    def intern(self, key: int, dictionary: Dictionary) -> None:
+        """Intern the location of the address that a number represents."""
+        number, address = divmod(-1 - key, 1 << _ADDRESS_BITS)
+        dictionary.raw_locations(self._examples[number])[address]
