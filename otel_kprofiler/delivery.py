@@ -410,7 +410,10 @@ def _account_only(window: Window, previous: Window | None) -> Window:
     else:
         groups = previous.profiles[0].resources if previous else [ResourceSamples(Resource({}), ())]
     end_ns = window.end_unix_ns
-    profiles = [replace(profile, resources=groups, taken=0, lost={}) for profile in window.profiles]
+    profiles = [
+        replace(profile, resources=groups, taken=0, lost={}, locks={})
+        for profile in window.profiles
+    ]
     return Window(end_ns, end_ns + 1, profiles)
 
 

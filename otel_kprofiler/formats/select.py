@@ -26,7 +26,7 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
             for group in profile.resources
             if (samples := [sample for sample in group.samples if matches(sample.stack)])
         ]
-        kept = replace(profile, resources=groups, lost={}, totals=None)
+        kept = replace(profile, resources=groups, lost={}, totals=None, locks={})
         return replace(kept, taken=kept.sample_count)
 
     return [replace(window, profiles=list(map(select, window.profiles))) for window in windows]

@@ -13,6 +13,7 @@ from otel_kprofiler.model import (
     AttributeForm,
     Batch,
     Form,
+    LockTotal,
     LossCause,
     ProfileSamples,
     Stack,
@@ -388,6 +389,20 @@ def test_the_final_request_contains_a_profile_of_each_kind():
     assert arrived == 0
     results = [profile.totals.lost for profile in last.profiles]
     assert results == [{LossCause.REJECTED: 5}, {LossCause.REJECTED: 1}]
+
+
+def test_the_final_request_does_not_repeat_lock_totals():
+    exporter = Refusing("a")
+    exporter.refused = {2}
+    reporter = Reporter([ExportQueue(exporter)])
+    locks = {"mutex": LockTotal(90, 700)}
+    for start in (1000, 2000):
+        window = window_of(5, start, stream(start // 200))
+        (profile,) = window.profiles
+        reporter(dataclasses.replace(window, profiles=[dataclasses.replace(profile, locks=locks)]))
+    reporter.shutdown(10_000)
+    decoded = decode_windows(batch.payload for batch in exporter.batches)
+    assert [window.profiles[0].locks for window in decoded] == [locks, locks, {}]
 
 
 def test_no_final_request_is_sent_if_there_are_no_new_losses():

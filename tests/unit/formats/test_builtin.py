@@ -1,9 +1,11 @@
 """Built-in modules can be encoded, shown in reports, and selected."""
 
+from dataclasses import replace
+
 import pytest
 
 from otel_kprofiler.formats import function_rows, select_modules, table
-from otel_kprofiler.model import Form, Stack, WindowSample
+from otel_kprofiler.model import Form, LockTotal, Stack, WindowSample
 from tests.unit.formats.conftest import DD, EXT4_READ, GAP, kernel
 from tests.windows import make_window, send
 
@@ -48,6 +50,9 @@ def test_reports_show_builtin_modules_in_brackets(built_in):
     ],
 )
 def test_a_kernel_module_can_be_selected_whether_built_in_or_loaded(built_in, names, found):
-    (window,) = select_modules([built_in], names)
+    (profile,) = built_in.profiles
+    profile = replace(profile, locks={"mutex": LockTotal(90, 700)})
+    (window,) = select_modules([replace(built_in, profiles=[profile])], names)
     assert [sample.stack.frames[0] for _, sample in window.samples] == found
-    assert (window.profiles[0].taken, window.profiles[0].lost) == (len(found), {})
+    (profile,) = window.profiles
+    assert (profile.taken, profile.lost, profile.locks) == (len(found), {}, {})
