@@ -1,4 +1,4 @@
-"""Parses rows written by the thread dump program (``dump.bpf.c``), and accesses its BPF maps."""
+"""Derives thread states from the rows of the thread dump program, and accesses its BPF maps."""
 
 import struct
 from typing import Final, NamedTuple

@@ -26,7 +26,7 @@ MAX_BYTES: Final = 256 * 1024
 """Maximum size of a configuration file, in bytes. The example file with every key is 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
-_EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
+_EXPORTER_ID: Final = re.compile(r"([a-z0-9_]+)(?:/(\S+))?")
 _HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
 """Matches header names such as ``authorization`` and ``X-Scope-OrgID``."""
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
