@@ -112,8 +112,10 @@ for at in range(8000): pages[(at * 7919 % 8192) * 4096]""",
     "run_queue": """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 others = [forked(spin_forever) for _ in range(2)]
+def count(): return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 named()
-while resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw < times * 3 // 4: pass
+until = count() + times * 3 // 4
+while count() < until: pass
 for other in others: os.kill(other, signal.SIGKILL)""",
     "throttled": """
 with open(path + "/cgroup.procs", "w") as file: file.write(str(os.getpid()))
