@@ -24,7 +24,11 @@ from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_p
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_process_context
 from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
-from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+from otel_kprofiler.sdk.process_context import (
+    publish_process_context,
+    publish_thread_keys,
+    withdraw_process_context,
+)
 from tests.commands import run_python
 from tests.further import further
 from tests.fuse import mounted
@@ -46,6 +50,7 @@ PAYLOAD_AT = 0x8000
 
 @pytest.fixture(autouse=True)
 def nothing_published():
+    publish_thread_keys(None)  # earlier tests in this process may have started thread contexts
     yield
     withdraw_process_context()
 
