@@ -1,7 +1,7 @@
 """Orders a request's locations so that the request is small and compresses well."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from operator import invert, itemgetter
 from typing import Final
 
@@ -10,7 +10,6 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, not counting the zero entry."""
-_STACKS_AT_ONCE: Final = 16
 _ADDRESS_BITS: Final = 64
 _ADDRESS: Final = itemgetter(Frame._fields.index("address"))
 
@@ -23,9 +22,8 @@ def intern_in_order(
     The most frequent locations have one-byte indices. The other locations are sorted by module and
     address, because compression removes what adjacent entries have in common.
     """
-    distinct = list(dict.fromkeys(stacks))
     raw = _RawAddresses()
-    uses = _count(distinct, raw, pause)
+    uses = _count(dict.fromkeys(stacks), raw, pause)
     frequent = uses.most_common(_ONE_BYTE_INDICES) if len(uses) > _ONE_BYTE_INDICES else []
     for key, _ in frequent:
         if isinstance(key, Frame):
@@ -47,21 +45,21 @@ def intern_in_order(
         for frame in sorted(frames, key=_ADDRESS):
             dictionary.frame(frame)
             pause()
-    for key in sorted(addresses, reverse=True):
+    for key in sorted(addresses, reverse=True):  # keys decrease as addresses increase
         raw.intern(key, dictionary)
         pause()
 
 
 def _count(
-    stacks: Sequence[Stack], raw: "_RawAddresses", pause: Callable[[], None]
+    stacks: Iterable[Stack], raw: "_RawAddresses", pause: Callable[[], None]
 ) -> Counter[int | Frame]:
     """Counts the stacks' frames and raw addresses, in order of first use."""
     uses: Counter[int | Frame] = Counter()
-    for start in range(0, len(stacks), _STACKS_AT_ONCE):
-        pause()
-        sides = [side for stack in stacks[start : start + _STACKS_AT_ONCE] for side in stack.sides]
-        for frames in [side.frames for side in sides]:
+    for stack in stacks:
+        for side in stack.sides:
+            frames = side.frames
             uses.update(raw.keys(frames) if isinstance(frames, RawFrames) else frames)
+        pause()
     return uses
 
 
