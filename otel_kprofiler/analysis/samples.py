@@ -254,9 +254,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
     profile = replace(origin.profile, resources=resources)
     if profile.sample_count == origin.sample_count:
         return profile
-    kept = [group._replace(waits=None) for group in resources if group.samples]
-    count = profile.sample_count
-    return replace(profile, resources=kept, taken=count, lost={}, totals=None, locks={})
+    return profile.select([group._replace(waits=None) for group in resources if group.samples])
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:

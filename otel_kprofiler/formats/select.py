@@ -21,13 +21,13 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
         return any(not wanted.isdisjoint(module_names(frame)) for frame in stack.frames)
 
     def select(profile: Profile) -> Profile:
-        groups = [
-            ResourceSamples(group.resource, samples)
-            for group in profile.resources
-            if (samples := [sample for sample in group.samples if matches(sample.stack)])
-        ]
-        kept = replace(profile, resources=groups, lost={}, totals=None, locks={})
-        return replace(kept, taken=kept.sample_count)
+        return profile.select(
+            [
+                ResourceSamples(group.resource, samples)
+                for group in profile.resources
+                if (samples := [sample for sample in group.samples if matches(sample.stack)])
+            ]
+        )
 
     return [replace(window, profiles=list(map(select, window.profiles))) for window in windows]
 

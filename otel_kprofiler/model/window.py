@@ -149,6 +149,11 @@ class Profile:
         """Returns the sum of the values of all samples, in the unit of ``kind``."""
         return sum(sample.weight for _, sample in self.samples)
 
+    def select(self, resources: Sequence[ResourceSamples]) -> Profile:
+        """Returns a profile with some of the samples. Its counts cover only these samples."""
+        selected = replace(self, resources=resources, lost={}, totals=None, locks={})
+        return replace(selected, taken=selected.sample_count)
+
     def measure(self, weight: int) -> int:
         """Returns a weight converted to the unit of ``kind.measure``."""
         return weight * self.period_ns if self.period_ns else weight
