@@ -38,7 +38,7 @@ test-fast:  ## unit tests without processes, sockets, compilers, privileges or l
 WORKERS ?= 3
 
 test: pythons  ## all tests that this machine can run but the long ones, three files at a time: WORKERS=3
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long'
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not long'
 
 test-long:  ## tests of eight seconds or more, and further cases of slow ones: other loaders, versions, protocols
 	$(PYTEST) -m long

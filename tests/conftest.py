@@ -7,12 +7,15 @@ import re
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.host_settings import hold_settings
 from tests.public import remove_copies
 
+HERE = Path(__file__).parent
+COMPUTING = ("docs", "fuzz", "property", "unit")
 KEPT = Counter(
     {
         "/memfd:OTEL_CTX (deleted)": 1,  # the published process context
@@ -47,6 +50,23 @@ def pytest_collection():
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items):
+    """Alternates files of tests that compute and files of tests that wait, to keep the CPUs busy.
+
+    Collector tests come last, because it takes minutes to build Collectors.
+    """
+    layers = {item.path: item.path.relative_to(HERE).parts[0] for item in items}
+    computing = [path for path, layer in layers.items() if layer in COMPUTING]
+    waiting = [path for path, layer in layers.items() if layer not in COMPUTING]
+    waiting.sort(key=lambda path: layers[path] == "collector")
+    places = {
+        path: place / len(files)
+        for files in (computing, waiting)
+        for place, path in enumerate(files)
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

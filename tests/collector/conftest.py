@@ -72,7 +72,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.collector)
             # The first test of each version waits until that version is built.
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
-    items.sort(key=lambda item: HERE in item.path.parents)  # run last, since builds take minutes
 
 
 def pytest_collection_finish(session):
