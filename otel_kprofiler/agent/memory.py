@@ -14,7 +14,7 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
-_YOUNG_OBJECTS: Final = 20_000
+_YOUNG_OBJECTS: Final = 100_000
 """Number of new objects that triggers a garbage collection. The number is high because most objects
 belong to samples, which live until their window closes."""
 
