@@ -4,6 +4,7 @@ from typing import Final
 
 BURST_NS: Final = 1_000_000_000
 """Default limit on a burst of CPU time after a quiet period, in nanoseconds."""
+_REFILL_NS: Final = 10_000_000
 
 
 class CpuShare:
@@ -23,6 +24,12 @@ class CpuShare:
         self._earned_ns = min(self._burst_ns, self._earned_ns + more_ns)
         self._refilled_ns = now_ns
         return 0 if self._earned_ns > 0 else 1 + int(-self._earned_ns / self._share)
+
+    def is_spent(self, now_ns: int) -> bool:
+        """Returns whether work must wait. Unless it must, adds earned time only every ten ms."""
+        if self._earned_ns > 0 and now_ns - self._refilled_ns < _REFILL_NS:
+            return False
+        return self.wait_ns(now_ns) > 0
 
     def spend(self, cpu_ns: int) -> None:
         """Deduct used CPU time from the budget.

@@ -27,6 +27,8 @@ from otel_kprofiler.processes.shared_resources import SharedResources
 from otel_kprofiler.processes.thread_contexts import decode_context, name_root
 from otel_kprofiler.text import decode_name
 
+_Place = tuple[int, int | None, int, int | None, int]
+"""The fields of a :class:`ProcessKey`, which is slower to create, and a cgroup id."""
 _IDLE: Final = "swapper"  # the idle tasks on all CPUs, which /proc does not list
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
@@ -151,7 +153,7 @@ class ProcessResources:
         self._on_new = on_new
         self._known = attributes_of or {}
         self._service_sources = tuple(service_sources)
-        self._resources: OrderedDict[tuple[ProcessKey, int], _Process] = OrderedDict()
+        self._resources: OrderedDict[_Place, _Process] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
         self._reads_threads = reads_threads
@@ -181,7 +183,7 @@ class ProcessResources:
         if resource is not None:
             return resource
         place = self._place(sample)
-        key = place[0]
+        key = ProcessKey(*place[:4])
         process = self._resources[place] = self._find(key, sample)
         self._newest[key.process] = process
         process.places += 1
@@ -214,11 +216,11 @@ class ProcessResources:
     def _make(self, attributes: Attributes) -> Resource:
         return Resource(self._complete({**self._base, **attributes}, {}), SCHEMA_URL)
 
-    def _place(self, sample: RawSample) -> tuple[ProcessKey, int]:
-        key = sample.process
-        if key.start_time_ns is None and key.tgid:
-            key = self._key_from_proc(key.tgid)
-        return key, sample.cgroup_id
+    def _place(self, sample: RawSample) -> _Place:
+        tgid, start_ns = sample.tgid, sample.start_time_ns
+        if start_ns is None and tgid:
+            return *self._key_from_proc(tgid), sample.cgroup_id
+        return tgid, start_ns, sample.exec_id, sample.owner, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
         """Returns the Resource of a process, even if the process has not been sampled.

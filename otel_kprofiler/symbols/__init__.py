@@ -62,7 +62,13 @@ from otel_kprofiler.symbols.kernel.timeline import (
 from otel_kprofiler.symbols.python.interleave import Interleaver
 from otel_kprofiler.symbols.python.resolver import PythonResolver
 from otel_kprofiler.symbols.resolution import Resolution, Resolver
-from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver, VariableSide
+from otel_kprofiler.symbols.resolver import (
+    RawAddresses,
+    SideResolver,
+    StackKey,
+    StackResolver,
+    VariableSide,
+)
 from otel_kprofiler.symbols.user.file import NamedAddress
 from otel_kprofiler.symbols.user.loader import CodeSink, SymbolLoader
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
@@ -153,6 +159,7 @@ __all__ = [
     "Resolver",
     "SideResolver",
     "Snapshot",
+    "StackKey",
     "StackResolver",
     "Symbol",
     "SymbolLoader",

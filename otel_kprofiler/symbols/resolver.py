@@ -32,7 +32,8 @@ StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # raw frames, status, resolver state
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # kinds, raw frames, resolver states
+StackKey = tuple[Collected, tuple[bytes, ...], Any]
+"""The kinds of a sample's frames, the raw frames, and the states of the resolvers."""
 
 
 class VariableSide(Protocol):
@@ -132,6 +133,7 @@ class StackResolver:
         self._sides = {
             kind: _cache_sides(kind, side_resolver)
             for kind, side_resolver in self._resolvers.items()
+            if kind is not USER_SIDE  # few user stacks recur in different stacks
         }
         with_state = {
             kind: side_resolver
@@ -140,25 +142,29 @@ class StackResolver:
         }
         self._with_state = tuple(with_state)
         self._state = _join([side_resolver.state for side_resolver in with_state.values()])
-        self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
+        self._stacks: BoundedCache[StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
             weigh=lambda key: sum(map(len, key[1])),
             max_weight=MAX_STACK_BYTES_CACHED,
         )
 
-    def resolve(self, sample: RawSample) -> Stack:
-        """Resolves a sample's stack as of the time of the sample.
+    def key(self, sample: RawSample) -> StackKey:
+        """Returns a key that is equal for samples whose stacks resolve to equal results."""
+        return sample.collected, sample.stacks, self._state(sample)
+
+    def find(self, key: StackKey) -> Stack | None:
+        """Returns the stack of a key; None if it is not cached, or varies between samples."""
+        stack = self._stacks.get(key)
+        return stack if isinstance(stack, Stack) else None
+
+    def resolve(self, sample: RawSample, key: StackKey | None = None) -> Stack:
+        """Resolves a sample's stack as of the time of the sample. ``key`` is the sample's key.
 
         Equal raw stacks resolve to the same object until the state of a resolver changes.
         """
-        stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
+        stack = self._stacks[key or self.key(sample)]
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
-
-    def find(self, sample: RawSample) -> Stack | None:
-        """Returns a sample's stack; None if it is not cached, or varies between samples."""
-        stack = self._stacks.get((sample.collected, sample.stacks, self._state(sample)))
-        return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
         """Advance all resolvers; return the ``CLOCK_BOOTTIME`` up to which they are complete."""
@@ -177,14 +183,19 @@ class StackResolver:
         for resolver in self._resolvers.values():
             resolver.close()
 
-    def _make_stack(self, key: _StackKey) -> Stack | _VariableStack:
+    def _make_stack(self, key: StackKey) -> Stack | _VariableStack:
         collected, stacks, state = key
         kinds, cached = self._with_state, self._sides
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
         sides: list[Side | VariableSide] = []
         resolved: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
-            side = cached[kind][words, status, states.get(kind)]
+            if kind is USER_SIDE:
+                # tuple.__new__ takes a third as long as RawSide(…).
+                raw = tuple.__new__(RawSide, (kind, words, status))
+                side = self._resolvers[kind].resolve(raw, states.get(kind))
+            else:
+                side = cached[kind][words, status, states.get(kind)]
             sides.append(side)
             if isinstance(side, Side):
                 resolved.append(side)

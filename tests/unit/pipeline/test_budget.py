@@ -52,14 +52,14 @@ class CostlyStacks:
 
     def __init__(self, time):
         self.stacks = StackResolver({})
-        self.find = self.stacks.find
+        self.key, self.find = self.stacks.key, self.stacks.find
         self.time, self.resolved = time, []
 
-    def resolve(self, sample):
-        if self.find(sample) is None:
+    def resolve(self, sample, key=None):
+        if self.find(self.key(sample)) is None:
             self.resolved.append(sample)
             self.time.ns += self.cost_ns
-        return self.stacks.resolve(sample)
+        return self.stacks.resolve(sample, key)
 
 
 class CostlyResources:
