@@ -132,8 +132,20 @@ viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
 bpf:  ## the eBPF objects, byte for byte the committed ones
 	otel_kprofiler/bpf/programs/build.sh
 
-thread-record:  ## the libraries of thread contexts, byte for byte the committed ones (gcc 12, headers of Python 3.11)
-	otel_kprofiler/thread_record/build.sh
+libraries:  ## the C libraries, byte for byte the committed ones (gcc 12, headers of Python 3.11)
+	otel_kprofiler/build_libraries.sh
+
+SANITIZED := build/sanitized
+
+.PHONY: libraries test-speedups-sanitized
+test-speedups-sanitized:  ## the C version of the speedups with AddressSanitizer and UBSan, against the Python version (needs gcc)
+	mkdir -p $(SANITIZED)
+	gcc -std=gnu11 -O1 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fsanitize=address,undefined \
+		-fno-sanitize-recover=undefined -I $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+		-shared otel_kprofiler/speedups/*.c -o $(SANITIZED)/_speedups_$$(uname -m).abi3.so
+	KPROFILER_SPEEDUPS_LIBRARY=$(SANITIZED)/_speedups_$$(uname -m).abi3.so PYTHONMALLOC=malloc \
+		LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		$(PYTEST) -m 'not system' tests/unit/speedups tests/property/test_speedups.py
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')

@@ -65,18 +65,40 @@ def measure(path: str) -> Costs:
     return Costs(resolving, encoding, sum(samples for *_, samples in ends[1:]))
 
 
+def measure_python(path: str) -> Costs:
+    """Replays the recording in an interpreter that does not load the C library."""
+    code = f"import benchmarks.bench_replay as b; print(*b.measure({path!r}))"
+    environment = {**os.environ, "KPROFILER_SPEEDUPS": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
+    )
+    resolving_s, encoding_s, samples = done.stdout.split()
+    return Costs(float(resolving_s), float(encoding_s), int(samples))
+
+
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields each stage's median CPU time per sample."""
+    """Yields each stage's median CPU time per sample, with the C library and without it."""
     path = os.environ.get("RECORDING")
+    costs, in_python = [], []
     with tempfile.TemporaryDirectory() as directory:
         if path is None:
             path = os.path.join(directory, "steady.raw")
             record(path, WINDOWS * WINDOW_NS / 1e9)
-        costs = [measure(path) for _ in range(3 if quick else 9)]
+        for _ in range(3 if quick else 9):
+            costs.append(measure(path))
+            in_python.append(measure_python(path))
     for what, seconds in (
         ("resolve and group", lambda cost: cost.resolving_s),
         ("encode", lambda cost: cost.encoding_s),
         ("resolve, group and encode", lambda cost: cost.resolving_s + cost.encoding_s),
     ):
-        spent = statistics.median([seconds(cost) / cost.samples for cost in costs])
-        yield Row(f"{what}, steady load, whole stacks with names", f"{spent * 1e6:.1f} µs a sample")
+        spent, beside = (
+            1e6 * statistics.median([seconds(cost) / cost.samples for cost in measured])
+            for measured in (costs, in_python)
+        )
+        yield Row(
+            f"{what}, steady load, whole stacks with names",
+            f"{spent:.1f} µs a sample",
+            f"{beside:.1f} µs without the C library",
+            spent / beside,
+        )

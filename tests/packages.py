@@ -47,14 +47,17 @@ PACKAGES = {
     "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
     "model": Package("Types shared by all packages: samples, stacks, windows, sample counts"),
+    "speedups": Package("Inner loops that run for each frame or record, in C and in Python"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
         "Inspects this host: files, capabilities, perf events, `doctor` checks", "errors model text"
     ),
-    "bpf": Package("bpf(2), BPF loaders and programs, ring buffers, BTF", "errors forks model"),
+    "bpf": Package(
+        "bpf(2), BPF loaders and programs, ring buffers, BTF", "errors forks model speedups"
+    ),
     "otlp": Package(
         "Encodes, decodes and checks OTLP profiles; performs no I/O",
-        "errors late model reading text version",
+        "errors late model reading speedups text version",
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, request sizes, spool, transports",
@@ -65,7 +68,8 @@ PACKAGES = {
     ),
     "symbols": Package(
         "Resolves kernel and user addresses to modules, file addresses, functions and lines",
-        "abortable checked clock elf errors forks host late model reading redact stopping version",
+        "abortable checked clock elf errors forks host late model reading redact speedups stopping "
+        "version",
     ),
     "perf_data": Package(
         "Reads `perf.data` files, and resolves addresses in files that this host also has",
@@ -134,8 +138,8 @@ PACKAGES = {
     "cli": Package(
         "Commands, one module each",
         "agent analysis bpf clickhouse clock config delivery elf errors export formats host "
-        "interpreters model otlp perf_data pipeline recording redact sampling serving symbols "
-        "text tracking version viewing",
+        "interpreters model otlp perf_data pipeline recording redact sampling serving speedups "
+        "symbols text tracking version viewing",
     ),
     "thread_context": Package("Publishes the current spans of a service, without sampling", "sdk"),
     "__init__": Package("The public names", "sdk version"),

@@ -70,7 +70,8 @@ from otel_kprofiler.cli import main
 sys.exit(main())
 END
 chmod 755 "$root$home/bin/otel-kprofiler"
-find "$packages" -name '*.so' ! -name '_record_*.abi3.so' -exec strip --strip-unneeded --remove-section=.comment {} +
+find "$packages" -name '*.so' ! -name '_record_*.abi3.so' ! -name '_speedups_*.abi3.so' \
+	-exec strip --strip-unneeded --remove-section=.comment {} +
 
 # Files outside the virtual environment.
 install -Dm644 "$here/agent.yaml" "$root/etc/otel-kprofiler/agent.yaml"

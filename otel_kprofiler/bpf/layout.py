@@ -1,14 +1,14 @@
-"""Defines the structs shared with sampler.bpf.c; change the two files together."""
+"""Defines the structs shared with sampler.bpf.c and speedups/records.c; change them together."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn
 
 from otel_kprofiler.bpf.locks import LOCK_PHASE
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.mapped_words import MappedWords
-from otel_kprofiler.bpf.ring import record_spans
+from otel_kprofiler.bpf.ring import next_record
 from otel_kprofiler.bpf.spans import SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets
 from otel_kprofiler.bpf.thread_contexts import PLACE_BYTES, parse_thread_context
@@ -26,8 +26,6 @@ from otel_kprofiler.model import (
     KINDS,
     MAX_FRAMES,
     PYTHON_SIDE,
-    STACK_OK,
-    STACK_TRUNCATED,
     STATUS_BY_END,
     STATUS_BY_PYTHON_END,
     USER_SIDE,
@@ -36,12 +34,14 @@ from otel_kprofiler.model import (
     LockWait,
     ProfileKind,
     RawSample,
+    SideKind,
     SpanLink,
     StackStatus,
     name_lock,
     python_stack_bytes,
     user_stack_bytes,
 )
+from otel_kprofiler.speedups import parse_samples
 
 RECORD_VERSION: Final = 6
 """Version of ``struct record``, which is stored in recordings."""
@@ -84,7 +84,6 @@ _RECORD_BYTES: Final = (
 )
 _NOT_COLLECTED: Final = -32768
 _NO_OWNER: Final = 0xFFFFFFFF
-_KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 _OWN_KINDS: Final = {kind.number: kind for kind in KINDS}
 
 _CPU_LINE_BYTES: Final = 128
@@ -227,7 +226,7 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 
 
-def number_kinds(events: Sequence[ProfileKind]) -> Mapping[int, ProfileKind]:
+def number_kinds(events: Sequence[ProfileKind]) -> dict[int, ProfileKind]:
     """Returns all sample kinds, including those for ``events``, by their number in records."""
     return {**_OWN_KINDS, **dict(enumerate(events, FIRST_EVENT))}
 
@@ -236,7 +235,7 @@ def parse_records(
     chunk: bytes,
     stack_limit: int = STACK_BYTES,
     waits: WaitRecords | None = None,
-    kinds: Mapping[int, ProfileKind] = _OWN_KINDS,
+    kinds: dict[int, ProfileKind] = _OWN_KINDS,
 ) -> list[RawSample]:
     """Parses all samples in a chunk of the ring. Appends wait records to ``waits``.
 
@@ -244,12 +243,37 @@ def parse_records(
     ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is malformed,
     or contains samples of an unknown kind.
     """
-    unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
-    of_waits = waits or WaitRecords([], [])
-    # Most stacks in a chunk repeat. If they were not shared, a backlog would use far more memory.
-    sides: dict[bytes, bytes] = {}
-    shared = sides.setdefault
-    for start, end in record_spans(chunk):
+    return _Parser(stack_limit, waits or WaitRecords([], []), kinds).parse(chunk)
+
+
+class _Parser:
+    """Parses the records in a chunk; the arguments are those of :func:`parse_records`."""
+
+    def __init__(self, stack_limit: int, waits: WaitRecords, kinds: dict[int, ProfileKind]) -> None:
+        self._stack_limit = stack_limit
+        self._waits = waits
+        self._kinds = kinds
+        # Most stacks in a chunk repeat. If they were not shared, a backlog would use far more
+        # memory.
+        self._shared: dict[bytes, bytes] = {}
+
+    def parse(self, chunk: bytes) -> list[RawSample]:
+        samples: list[RawSample] = []
+        shared, kinds, limit = self._shared, self._kinds, self._stack_limit
+        at = 0
+        while True:
+            if parse_samples:
+                at = parse_samples(chunk, at, samples, shared, kinds, _collect, limit, RawSample)
+            if at >= len(chunk):
+                return samples
+            start, end, at = next_record(chunk, at)
+            if end:
+                sample = self._parse(chunk, start, end)
+                if sample is not None:
+                    samples.append(sample)
+
+    def _parse(self, chunk: bytes, start: int, end: int) -> RawSample | None:
+        """Returns the sample in a record; None if the record was added to the wait records."""
         if end - start < RECORD_HEADER_BYTES:
             raise ValueError(f"the record at byte {start} is too short")
         (
@@ -257,12 +281,12 @@ def parse_records(
             stack_start, tgid, tid, exec_id, owner, cpu, number,
             kernel_bytes, user_bytes, python_bytes,
             phase, labels, comm, context_bytes,
-        ) = unpack(chunk, start)  # fmt: skip
+        ) = _RECORD.unpack_from(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         stacks_end = end - COMM_BYTES if phase >= LOCK_PHASE else end
         if phase == THREAD_ENDED:
-            of_waits.ended.extend(parse_threads(chunk[kernel:end], time_ns))
-            continue
+            self._waits.ended.extend(parse_threads(chunk[kernel:end], time_ns))
+            return None
         wait_end = parse_wait_end(chunk, kernel, end) if phase == WAIT_ENDED else None
         kernel += WAIT_END_BYTES if wait_end else 0
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
@@ -274,27 +298,13 @@ def parse_records(
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"
             raise ValueError(f"the {side} stack in the record at byte {start} is malformed")
-        kind = kinds.get(number) or _refuse_kind(number)
-        kernel_words = shared(words := chunk[kernel:user], words)
-        if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:
-            collected: Collected = _KERNEL
-            stacks: tuple[bytes, ...] = (kernel_words,)
-        else:
-            user_words = shared(words := chunk[user:python], words)
-            if 0 <= kernel_bytes < stack_limit and user_bytes > 0 and not chunk[user]:
-                collected = _BOTH  # both stacks are complete
-                stacks = (kernel_words, user_words)
-            else:
-                collected, stacks = _keep(
-                    (
-                        _status(kernel_bytes, stack_limit),
-                        _user_status(user_bytes, stack_limit, user_words),
-                    ),
-                    (kernel_words, user_words),
-                )
+        stacks: tuple[bytes, ...] = ()
+        if kernel_bytes != _NOT_COLLECTED:
+            stacks = (chunk[kernel:user],)
+        if user_bytes != _NOT_COLLECTED:
+            stacks = (*stacks, chunk[user:python])
         if python_bytes > 0:
-            collected = _with_python(collected, chunk[python])
-            stacks = (*stacks, shared(words := chunk[python:last], words))
+            stacks = (*stacks, chunk[python:last])
         has_span = span_id or context_bytes
         link, context = (
             _find_span(trace_high, trace_low, span_id, chunk[last:stacks_end])
@@ -303,7 +313,7 @@ def parse_records(
         )
         lock = _find_lock(phase, chunk, start, stacks_end) if phase >= LOCK_PHASE else None
         fields = (
-            kind,
+            self._kinds.get(number) or _refuse_kind(number),
             value,
             time_ns,
             cpu,
@@ -312,22 +322,27 @@ def parse_records(
             start_time_ns or None,
             cgroup_id,
             comm[: comm.find(b"\0")],
-            collected,
-            stacks,
+            _collect(
+                kernel_bytes >= self._stack_limit if kernel_bytes > 0 else kernel_bytes,
+                chunk[user] if user_bytes > 0 else user_bytes,
+                chunk[python] if python_bytes > 0 else -1,
+            ),
+            tuple([self._shared.setdefault(words, words) for words in stacks]),
             link,
             labels,
             lock,
             exec_id,
             owner if owner != _NO_OWNER else None,
             stack_start,
-            shared(context, context),
+            self._shared.setdefault(context, context),
         )
-        sample = new(RawSample, fields)  # takes a third as long as RawSample(*fields)
+        sample: RawSample = tuple.__new__(
+            RawSample, fields
+        )  # takes a third as long as RawSample(…)
         if phase and lock is None:
-            of_waits.waits.append(WaitRecord(sample, wait_end))
-        else:
-            samples.append(sample)
-    return samples
+            self._waits.waits.append(WaitRecord(sample, wait_end))
+            return None
+        return sample
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
@@ -353,36 +368,20 @@ def _find_span(
     return SpanLink(trace_id, span_id.to_bytes(8, "big")), b""
 
 
-def _keep(
-    statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
-) -> tuple[Collected, tuple[bytes, ...]]:
-    """Returns the statuses and words of the stacks that were collected."""
-    kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
-    return _collected(*statuses), tuple(kept)
-
-
 @lru_cache(256)
-def _collected(*statuses: StackStatus | None) -> Collected:
-    sides = zip(_KINDS, statuses, strict=True)
-    return tuple([(kind, status) for kind, status in sides if status is not None])
+def _collect(kernel: int, user: int, python: int) -> Collected:
+    """Returns the kinds of the collected stacks, each with its outcome.
 
-
-_KERNEL: Final = _collected(STACK_OK, None)
-_BOTH: Final = _collected(STACK_OK, STACK_OK)
-
-
-@lru_cache(256)
-def _with_python(collected: Collected, end: int) -> Collected:
-    return (*collected, (PYTHON_SIDE, STATUS_BY_PYTHON_END[end]))
-
-
-def _user_status(stack_bytes: int, stack_limit: int, words: bytes) -> StackStatus | None:
-    return STATUS_BY_END[words[0]] if words else _status(stack_bytes, stack_limit)
-
-
-def _status(stack_bytes: int, stack_limit: int) -> StackStatus | None:
-    if stack_bytes == _NOT_COLLECTED:
-        return None
-    if stack_bytes < 0:
-        return StackStatus(stack_bytes)
-    return STACK_OK if stack_bytes < stack_limit else STACK_TRUNCATED
+    Args:
+        kernel: whether the kernel stack is truncated; a negative ``errno``; or not collected.
+        user: number of the user stack's end; a negative ``errno``; or not collected.
+        python: number of the Python stack's end; -1 if not collected.
+    """
+    sides: list[tuple[SideKind, StackStatus]] = []
+    if kernel != _NOT_COLLECTED:
+        sides.append((KERNEL_SIDE, StackStatus(int(kernel))))
+    if user != _NOT_COLLECTED:
+        sides.append((USER_SIDE, STATUS_BY_END[user] if user >= 0 else StackStatus(user)))
+    if python >= 0:
+        sides.append((PYTHON_SIDE, STATUS_BY_PYTHON_END[python]))
+    return tuple(sides)

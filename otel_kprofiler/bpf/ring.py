@@ -136,17 +136,28 @@ class RingReader:
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
     """Yields the bounds of submitted records. Raises ``ValueError`` if a record is truncated."""
-    at, end = 0, len(data)
-    while at < end:
-        if end - at < RECORD_OVERHEAD:
-            raise ValueError(f"a record's header is truncated at byte {at}")
-        (length,) = _U32.unpack_from(data, at)
-        following = at + RECORD_OVERHEAD + ((length & _LENGTH) + 7 & ~7)
-        if following > end or length & _BUSY:
-            raise ValueError(f"the record at byte {at} is truncated")
-        if not length & _DISCARD:
-            yield at + RECORD_OVERHEAD, at + RECORD_OVERHEAD + (length & _LENGTH)
-        at = following
+    at = 0
+    while at < len(data):
+        start, end, at = next_record(data, at)
+        if end:
+            yield start, end
+
+
+def next_record(data: bytes, at: int) -> tuple[int, int, int]:
+    """Returns the bounds of a record whose header is at ``data[at]``, and the next header's offset.
+
+    The bounds of a discarded record are zeros. Raises ``ValueError`` if the record is truncated.
+    """
+    if len(data) - at < RECORD_OVERHEAD:
+        raise ValueError(f"a record's header is truncated at byte {at}")
+    (length,) = _U32.unpack_from(data, at)
+    start = at + RECORD_OVERHEAD
+    following = start + ((length & _LENGTH) + 7 & ~7)
+    if following > len(data) or length & _BUSY:
+        raise ValueError(f"the record at byte {at} is truncated")
+    return (
+        (0, 0, following) if length & _DISCARD else (start, start + (length & _LENGTH), following)
+    )
 
 
 def ring_bytes(wanted: int) -> int:

@@ -16,6 +16,7 @@ from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.interpreters import InterpreterRefused, open_own
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.speedups import library_problem
 from otel_kprofiler.tracking import find_hidden_symbols, find_ksymbol_method
 
 _MARKS = {Level.OK: "ok  ", Level.INFO: "info", Level.WARN: "WARN", Level.FAIL: "FAIL"}
@@ -37,7 +38,7 @@ def command(*, as_json: bool) -> None:
     }
     trial = _Trial()
     findings = doctor(access, loaders=loaders, try_sampler=trial.run)
-    findings += trial.findings
+    findings += [*trial.findings, _find_speedups()]
     if not is_in_user_namespace(access):  # in a user namespace, other findings would be redundant
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
@@ -158,6 +159,14 @@ def _find_off_cpu() -> Finding:
         f"counted for {describe_count(processes, 'process', 'processes')}",
         required,
     )
+
+
+def _find_speedups() -> Finding:
+    check, required = "inner loops", "the C library of this package, for a lower CPU time"
+    if library_problem is None:
+        return Finding(check, Level.OK, "in C", required)
+    fix = "use CPython 3.11 or later on x86-64 or arm64, and unset KPROFILER_SPEEDUPS"
+    return Finding(check, Level.INFO, f"in Python: {library_problem}", required, fix)
 
 
 def _find_python_frames(problem: str | None) -> Iterator[Finding]:

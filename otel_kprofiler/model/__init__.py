@@ -126,6 +126,7 @@ from otel_kprofiler.model.user_stack import (
     mark_trampolines,
     pack_user_stack,
     parse_user_stack,
+    split_mappings,
     split_user_stack,
     user_stack_bytes,
 )
@@ -277,6 +278,7 @@ __all__ = [
     "parse_python_word",
     "parse_user_stack",
     "python_stack_bytes",
+    "split_mappings",
     "split_python_stack",
     "split_user_stack",
     "subtract_lock_totals",

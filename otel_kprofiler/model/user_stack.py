@@ -9,7 +9,7 @@ import enum
 import errno
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model.stack import STACK_OK, STACK_TRUNCATED, StackStatus
@@ -166,7 +166,7 @@ def find_user_addresses(raw: bytes) -> array[int]:
     )
 
 
-def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
+def mark_trampolines(words: memoryview[int]) -> memoryview[int] | array[int]:
     """Marks each signal trampoline as a frame with an exact address.
 
     A signal handler returns to the first instruction of a trampoline. No call precedes that
@@ -216,15 +216,21 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     :data:`NO_MAPPING` if there is no mapping), and the frame source (four bits, including the
     :data:`IN_MOVED_TEXT` flag). Raises ``ValueError`` if the stack is malformed.
     """
+    mappings, start = split_mappings(raw)
+    return raw[0] if raw else StackEnd.COMPLETE, mappings, memoryview(raw)[start:].cast("Q")
+
+
+def split_mappings(raw: bytes) -> tuple[bytes, int]:
+    """Returns a user stack's mappings and the offset of its first word, as in split_user_stack."""
     if not raw:
-        return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")
+        return b"", 0
     if len(raw) < _HEAD.size:
         raise ValueError("the user stack is malformed")
-    end, mappings, frames, version, marker = _HEAD.unpack_from(raw)
-    first = _HEAD.size + mappings * _MAPPING.size
-    if (version, marker, len(raw)) != (_VERSION, _MARKER, first + frames * _WORD_BYTES):
+    _, mappings, frames, version, marker = _HEAD.unpack_from(raw)
+    start = _HEAD.size + mappings * _MAPPING.size
+    if (version, marker, len(raw)) != (_VERSION, _MARKER, start + frames * _WORD_BYTES):
         raise ValueError("the user stack is malformed")
-    return end, raw[_HEAD.size : first], memoryview(raw)[first:].cast("Q")
+    return raw[_HEAD.size : start], start
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:

@@ -10,6 +10,7 @@ from otel_kprofiler.model import (
     AddressRange,
     AttributeForm,
     AttributeValue,
+    Form,
     Frame,
     Line,
     Module,
@@ -40,6 +41,7 @@ from otel_kprofiler.otlp.conventions import (
     UNRESOLVED,
 )
 from otel_kprofiler.otlp.wait_attributes import wait_attributes
+from otel_kprofiler.otlp.wire import MASK_64
 from otel_kprofiler.otlp.writer import (
     ATTRIBUTE,
     FUNCTION,
@@ -52,6 +54,7 @@ from otel_kprofiler.otlp.writer import (
     Token,
     Writer,
 )
+from otel_kprofiler.speedups import FrameTokens, encode_locations
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
@@ -167,12 +170,13 @@ class Dictionary:
     ) -> None:
         self._writer = writer
         self._names_all = unnamed_frames is UnnamedFrames.NAMES
+        self._is_simple = writer.form is Form.PROTOBUF and not self._names_all
         self._by_reference = attribute_form is AttributeForm.REFERENCES
         self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
         self._attributes: dict[type, dict[tuple[str, AttributeValue], Token]] = {str: {}, int: {}}
         self._functions: dict[_FunctionKey, Token] = {}
-        self._frames: dict[Frame, Token] = {}  # keyed by the frame's identity
+        self.frame_tokens: FrameTokens[Frame] = FrameTokens()
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[Stack, Token] = {}
         self._mappings: dict[int, _ModuleMappings] = {}
@@ -229,13 +233,13 @@ class Dictionary:
 
     def sample_head(self, sample: WindowSample) -> bytes:
         """Encode a sample except for its timestamps and values."""
-        stack, tid, thread_name, cpu, link = sample[:5]
+        stack, tid, thread_name, cpu, link, _, _, labels, wait = sample
         token = self._stacks.get(stack)
         if token is None:
             token = self._add_stack(stack)
         statuses = self._statuses.get(stack, ()) if self._statuses else ()
         root = link.local_root if link else ""
-        shortcut = (tid, thread_name, cpu, statuses, root, sample.labels, sample.wait)
+        shortcut = (tid, thread_name, cpu, statuses, root, labels, wait)
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
             attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
@@ -262,38 +266,51 @@ class Dictionary:
     def _add_stack(self, stack: Stack) -> Token:
         """Returns the token for a stack; a stack without frames has index 0."""
         parts: list[bytes] = []
-        run: list[Frame] = []
+        frame_tokens, separator = self.frame_tokens, self._writer.separator
         for kind, frames, status, *_ in stack.sides:
-            if not isinstance(frames, RawFrames):
-                run += frames
-            elif frames.addresses:  # without addresses, the attributes would never be referenced
-                if run:
-                    parts.append(self._locations(run))
-                    run = []
-                parts.append(
-                    self._join(map(self.raw_locations(frames).__getitem__, frames.addresses))
-                )
+            if frames:  # without frames, the attributes would never be referenced
+                if isinstance(frames, RawFrames):
+                    locations = self.raw_locations(frames)
+                    parts.append(self._join(map(locations.__getitem__, frames.addresses)))
+                else:
+                    parts.append(frame_tokens.join(frames, separator, self.frame))
             if status:
                 others = self._statuses.get(stack, ())
                 self._statuses[stack] = (*others, (kind, status))
-        if run:
-            parts.append(self._locations(run))
         token = b""
         if parts:
             token = self.tables.intern(STACK, self._writer.stack(self._join(parts)))
         self._stacks[stack] = token
         return token
 
-    def _locations(self, frames: Sequence[Frame]) -> bytes:
-        known_tokens = self._frames
-        return self._join([known_tokens.get(frame) or self.frame(frame) for frame in frames])
-
     def frame(self, frame: Frame) -> Token:
         """Returns the token of a frame's location."""
-        token = self._frames.get(frame)
+        token = self.frame_tokens.get(frame)
         if token is None:
-            token = self._frames[frame] = self._add_frame(frame)
+            token = self.frame_tokens[frame] = self._add_frame(frame)
         return token
+
+    def add_frames(self, frames: list[Frame]) -> None:
+        """Add the locations of frames that differ only in their addresses, lines and offsets.
+
+        The result is the same as that of :meth:`frame` for each frame.
+        """
+        self.frame(frames[0])  # adds the mapping and the attributes
+        module, _, _, _, side, unresolved, builtin, found_by = frames[0]
+        start, end, mapping = 0, MASK_64, b""
+        if module:
+            mappings = self._mappings[id(module)]
+            start, end, mapping = mappings.start, mappings.end, mappings.tokens[True]
+            end = end if mapping else start
+        attributes = self._shortcuts.get((side, unresolved, builtin, found_by, None))
+        entries: Sequence[bytes | None] = [None] * len(frames)
+        if encode_locations and self._is_simple and attributes and unresolved is not _NO_NAME:
+            entries = encode_locations(frames, start, end, mapping, attributes, self._functions)
+        for frame, entry in zip(frames, entries, strict=True):
+            if entry is None:
+                self.frame(frame)
+            else:
+                self.frame_tokens[frame] = self.tables.intern(LOCATION, entry)
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
         """Maps each raw address to the token of its location."""

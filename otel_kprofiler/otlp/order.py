@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from heapq import nlargest
 from operator import invert, itemgetter
 from typing import Final
 
@@ -11,6 +12,8 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, not counting the zero entry."""
 _ADDRESS_BITS: Final = 64
+_FRAMES_BETWEEN_PAUSES: Final = 64
+_COUNT: Final = itemgetter(1)
 _ADDRESS: Final = itemgetter(Frame._fields.index("address"))
 
 
@@ -23,17 +26,17 @@ def intern_in_order(
     address, because compression removes what adjacent entries have in common.
     """
     raw = _RawAddresses()
-    uses = _count(dict.fromkeys(stacks), raw, pause)
-    frequent = uses.most_common(_ONE_BYTE_INDICES) if len(uses) > _ONE_BYTE_INDICES else []
-    for key, _ in frequent:
-        if isinstance(key, Frame):
-            dictionary.frame(key)
-        else:
-            raw.intern(key, dictionary)
-        pause()
+    uses: list[tuple[int | Frame, int]] = _count(dictionary, dict.fromkeys(stacks), raw, pause)
+    if len(uses) > _ONE_BYTE_INDICES:
+        for key, _ in nlargest(_ONE_BYTE_INDICES, uses, key=_COUNT):
+            if isinstance(key, Frame):
+                dictionary.frame(key)
+            else:
+                raw.intern(key, dictionary)
+            pause()
     groups: dict[tuple[object, ...], list[Frame]] = {}
     addresses: list[int] = []
-    for key in uses:
+    for key, _ in uses:
         if isinstance(key, Frame):
             module, _, _, _, side, unresolved, builtin, found_by = key
             group = (id(module), side, unresolved, builtin, found_by)
@@ -42,8 +45,9 @@ def intern_in_order(
             addresses.append(key)
         pause()
     for frames in groups.values():
-        for frame in sorted(frames, key=_ADDRESS):
-            dictionary.frame(frame)
+        frames.sort(key=_ADDRESS)
+        for at in range(0, len(frames), _FRAMES_BETWEEN_PAUSES):
+            dictionary.add_frames(frames[at : at + _FRAMES_BETWEEN_PAUSES])
             pause()
     for key in sorted(addresses, reverse=True):  # keys decrease as addresses increase
         raw.intern(key, dictionary)
@@ -51,16 +55,23 @@ def intern_in_order(
 
 
 def _count(
-    stacks: Iterable[Stack], raw: "_RawAddresses", pause: Callable[[], None]
-) -> Counter[int | Frame]:
-    """Counts the stacks' frames and raw addresses, in order of first use."""
-    uses: Counter[int | Frame] = Counter()
+    dictionary: Dictionary,
+    stacks: Iterable[Stack],
+    raw: "_RawAddresses",
+    pause: Callable[[], None],
+) -> list[tuple[int | Frame, int]]:
+    """Counts the stacks' frames, in order of first use, and then their raw addresses."""
+    frame_tokens = dictionary.frame_tokens
+    raw_uses: Counter[int] = Counter()
     for stack in stacks:
         for side in stack.sides:
             frames = side.frames
-            uses.update(raw.keys(frames) if isinstance(frames, RawFrames) else frames)
+            if isinstance(frames, RawFrames):
+                raw_uses.update(raw.keys(frames))
+            else:
+                frame_tokens.count(frames)
         pause()
-    return uses
+    return [*frame_tokens.counts(), *raw_uses.items()]
 
 
 class _RawAddresses:

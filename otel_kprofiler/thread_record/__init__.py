@@ -1,7 +1,7 @@
 """Loads the library that publishes the current span of each thread (source: ``record.c``).
 
-``build.sh`` compiles the library for each architecture. The binaries are committed, like the eBPF
-objects.
+``build_libraries.sh`` compiles the library for each architecture. The binaries are committed, like
+the eBPF objects.
 """
 
 import importlib

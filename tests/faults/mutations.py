@@ -329,7 +329,7 @@ MUTATIONS = [
     Mutation("a process makes new stacks all the time", PROCESS_BUDGET, "sample = _without_user_frames(sample)\n", "pass\n", f"{BUDGETS}::test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a process executes programs all the time", PROCESS_BUDGET, 'if _is_spent(shares, began_ns):\n            self.coarse["resource"]', 'if False:\n            self.coarse["resource"]', f"{BUDGETS}::test_a_process_that_execs_constantly_keeps_the_same_resource"),
     Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample, resource)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_is_named_after_its_executable"),
-    Mutation("resolving is not charged", PROCESS_BUDGET, "stack = self._stacks.resolve(sample)\n        _spend(shares, self._now_ns() - began_ns)\n", "stack = self._stacks.resolve(sample)\n", f"{BUDGETS}::test_the_long_term_cost_of_a_process_is_limited_to_its_budget"),
+    Mutation("resolving is not charged", PROCESS_BUDGET, "stack = self._stacks.resolve(sample, key)\n        _spend(shares, self._now_ns() - began_ns)\n", "stack = self._stacks.resolve(sample, key)\n", f"{BUDGETS}::test_the_long_term_cost_of_a_process_is_limited_to_its_budget"),
     Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._shares.get(sample.tgid)", "share = self._shares.get(0)", f"{BUDGETS}::test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a thread publishes large attributes that differ all the time", PROCESS_BUDGET, "max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context))", "GROUP_NS", f"{BUDGETS}::test_thread_context_attributes_are_charged_to_the_budget_by_size"),
     Mutation("a storm of processes, each with a budget", PROCESS_BUDGET, "return share, group\n", "return share, share\n", f"{BUDGETS}::test_short_lived_processes_share_a_budget"),
@@ -374,12 +374,22 @@ MUTATIONS = [
     Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[1] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_samples_are_not_linked_to_a_published_span_that_is_not_sampled"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_unrelocated_got_entries_yield_no_tls_location"),
+    Mutation("a frame that replaces another", "otel_kprofiler/speedups/frame_cache.c", "	Py_XDECREF(earlier);\n", "", "tests/unit/speedups/test_speedups.py::test_tables_release_all_references"),
+    Mutation("frames of a file at another address", "otel_kprofiler/speedups/frame_cache.c", "(word & ADDRESS_MASK) - 1 - bias", "(word & ADDRESS_MASK) - bias", "tests/property/test_speedups.py::test_frame_caches_contain_and_find_the_same_frames"),
+    Mutation("a cache of frames that grows", "otel_kprofiler/speedups/frame_cache.c", "*find_slot(cache, old[at].key) = old[at];", "slots[at] = old[at];", "tests/property/test_speedups.py::test_large_frame_caches_find_all_frames"),
+    Mutation("the kind of the last sample in a chunk", "otel_kprofiler/speedups/records.c", "	Py_XDECREF(parser.kind);\n", "", "tests/unit/speedups/test_speedups.py::test_samples_own_the_references_that_parsing_took"),
+    Mutation("a record with a span", "otel_kprofiler/speedups/records.c", "record.span_id || ", "", "tests/unit/speedups/test_speedups.py::test_other_records_are_left_to_the_caller"),
+    Mutation("a stack that equals an earlier one", "otel_kprofiler/speedups/records.c", "	return Py_NewRef(earlier);\n", "	return PyBytes_FromStringAndSize(bytes, size);\n", "tests/property/test_speedups.py::test_records_are_parsed_alike"),
+    Mutation("a frame without a token", "otel_kprofiler/speedups/frame_tokens.c", "		if (!use || !use->token_bytes) {\n", "		if (!use) {\n", "tests/unit/speedups/test_speedups.py::test_a_token_that_is_not_stored_is_rejected"),
 ]  # fmt: skip
 
 
 def compile_programs(changed: Path) -> None:
     if changed.suffix in {".c", ".h"}:
-        subprocess.run(["sh", changed.with_name("build.sh")], check=True)
+        script = changed.with_name("build.sh")
+        if not script.exists():
+            script = changed.parents[1] / "build_libraries.sh"
+        subprocess.run(["sh", script], check=True)
 
 
 def survives(mutation: Mutation, copy: Path) -> str:

@@ -40,7 +40,11 @@ def bound_names(package: str) -> set[str]:
         match node:
             case ast.ImportFrom(module=str(name)) if name.startswith(f"otel_kprofiler.{package}."):
                 names |= {alias.name for alias in node.names}
-            case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
+            case (
+                ast.AnnAssign(target=ast.Name(id=name))
+                | ast.Assign(targets=[ast.Name(id=name)])
+                | ast.FunctionDef(name=name)
+            ):
                 names.add(name)
     return {name for name in names if not name.startswith("_")}
 

@@ -28,8 +28,9 @@ from otel_kprofiler.model import (
     Unresolved,
     mapping_fields,
     mark_trampolines,
-    split_user_stack,
+    split_mappings,
 )
+from otel_kprofiler.speedups import FrameCache
 from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
@@ -40,22 +41,25 @@ MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
-_BY_TABLE: Final = int(FrameSource.TABLE)
-_SIGNAL: Final = int(FrameSource.SIGNAL)
-_EXACT: Final = (int(FrameSource.REGISTERS), _SIGNAL)
+_MOVED_TEXT: Final = "moved_text"
 _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.FRAME_POINTER: "frame_pointer",
     FrameSource.GUESS: "guess",
     FrameSource.DISASSEMBLY: "disassembly",
 }
 """Names of unwind methods that may report the wrong caller."""
-_MOVED_TEXT: Final = "moved_text"
+_METHODS: Final = tuple(
+    _FOUND_BY.get(source & ~IN_MOVED_TEXT, _MOVED_TEXT if source & IN_MOVED_TEXT else "")
+    for source in range(1 << 64 - SOURCE_BITS)
+)
+"""Names of unwind methods, by a word's source; empty if the caller is certain."""
+_ADJUSTMENTS: Final = tuple(
+    int(source & ~IN_MOVED_TEXT not in (FrameSource.REGISTERS, FrameSource.SIGNAL))
+    for source in range(1 << 64 - SOURCE_BITS)
+)
+"""Bytes to subtract from a word's address, by its source: 1 from return addresses."""
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
-
-
-_Place = int | tuple[int, str]
-"""A file offset, with the unwind method if that method may return a wrong caller."""
 
 
 class UserNames(Protocol):
@@ -95,33 +99,36 @@ class _KnownFile:
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
         # Final frames used since the last call to forget(), and final frames last used before it.
-        self.final: dict[_Place, Frame] = {}
-        self._earlier: dict[_Place, Frame] = {}
+        # The keys are file offsets; the source inverts upper bits if the caller may be wrong.
+        self.final: FrameCache[Frame] = FrameCache()
+        self._earlier: FrameCache[Frame] = FrameCache()
+        self._last: Frame | None = None  # the last frame that was added to either
         # Likewise, interim frames, whose names or source lines may still be read.
-        self._interim: dict[_Place, Frame] = {}
-        self._earlier_interim: dict[_Place, Frame] = {}
+        self._interim: dict[int, Frame] = {}
+        self._earlier_interim: dict[int, Frame] = {}
 
-    def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
-        """Returns the frame at a file offset, and whether it is final.
+    def frame(self, offset: int, source: int) -> tuple[Frame, bool]:
+        """Returns the frame at a file offset with a word's source, and whether it is final.
 
         Outside segments, and in non-ELF files, uses the offset as the address (SVMA).
         """
-        key = (offset, found_by) if found_by else offset
-        frame = self.final.get(key)
+        found_by = _METHODS[source]
+        place = source << SOURCE_BITS ^ offset if found_by else offset
+        frame = self.final.get(place)
         if frame is not None:
             return frame, True
-        frame = self._earlier.get(key)
+        frame = self._earlier.get(place)
         if frame is not None and frame.unresolved is not Unresolved.SYMBOLS_DROPPED:
-            self.final[key] = frame
+            self._last = self.final[place] = frame
             return frame, True
         module, address = self._whole, offset
         for text, part in self._parts:
             if 0 <= offset - text.offset < text.size:
                 module, address = part, text.address + offset - text.offset
         named = self._name(address) if self._name else NOT_ASKED
-        interim = self._interim.get(key) or self._earlier_interim.get(key)
+        interim = self._interim.get(place) or self._earlier_interim.get(place)
         if interim is not None and named.unresolved in _AWAITED:
-            self._interim[key] = interim
+            self._last = self._interim[place] = interim
             return interim, False
         fields = (
             module, address, named.lines, named.offset(address), USER_SIDE,
@@ -129,9 +136,9 @@ class _KnownFile:
         )  # fmt: skip
         frame = tuple.__new__(Frame, fields)  # takes half as long as Frame(…)
         if named.is_interim:
-            self._interim[key] = frame
+            self._last = self._interim[place] = frame
         elif named.unresolved is not Unresolved.SYMBOLS_PENDING:
-            self.final[key] = frame
+            self._last = self.final[place] = frame
             return frame, True
         return frame, False
 
@@ -140,10 +147,10 @@ class _KnownFile:
 
         Repeats the lookup of one used frame, so that the symbols of its file remain loaded.
         """
-        used = self.final or self._interim
-        if self._name and used:
-            self._name(next(iter(used.values())).address)
-        self._earlier, self.final = self.final, {}
+        if self._name and self._last:
+            self._name(self._last.address)
+        self._last = None
+        self._earlier, self.final = self.final, FrameCache()
         self._earlier_interim, self._interim = self._interim, {}
         return len(self._earlier) + len(self._earlier_interim)
 
@@ -154,16 +161,16 @@ class _Mapping(NamedTuple):
     reason: Unresolved
 
     def frame(self, word: int) -> tuple[Frame, bool]:
-        source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
-        place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
-        found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
+        """Returns the frame of a word, and whether it is final."""
+        source = word >> SOURCE_BITS
+        offset = (word & _ADDRESS_MASK) - _ADJUSTMENTS[source] - self.bias & _WORD_MASK
         if self.file is not None:
-            return self.file.frame(place, found_by)
-        frame = Frame(None, place, (), 0, USER_SIDE, self.reason, found_by=found_by)
+            return self.file.frame(offset, source)
+        frame = Frame(None, offset, (), 0, USER_SIDE, self.reason, found_by=_METHODS[source])
         return frame, self.reason not in _PENDING
 
 
-class _Words(dict[int, Frame]):
+class _Words:
     """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
@@ -172,35 +179,40 @@ class _Words(dict[int, Frame]):
         has_signals: whether a signal interrupted any frame.
     """
 
-    __slots__ = ("_mappings", "has_signals", "may_have_code", "pending")
+    __slots__ = ("_files", "_frames", "_mappings", "has_signals", "may_have_code", "pending")
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
-        super().__init__()
         # If there are too many mappings, a frame without a mapping may still be in a mapped file.
         is_complete = has_files and len(mappings) < NO_MAPPING
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
+        # A new process maps its files at new addresses, but most frames in these files are
+        # already cached.
+        self._files = tuple([
+            (mapping.file.final, mapping.bias) if mapping.file else None
+            for mapping in self._mappings
+        ])  # fmt: skip
+        self._frames: FrameCache[Frame] = FrameCache()
         self.pending = 0
         self.may_have_code = False
         self.has_signals = False
 
-    def __missing__(self, word: int) -> Frame:
-        mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
-        if word >> SOURCE_BITS == _BY_TABLE and mapping.file:
-            # A new process maps its files at new addresses, but most frames in these files are
-            # already cached.
-            offset = (word & _ADDRESS_MASK) - 1 - mapping.bias & _WORD_MASK
-            frame = mapping.file.final.get(offset)
-            if frame is not None:
-                self[word] = frame
-                return frame
-        frame, is_final = mapping.frame(word)
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def find(self, raw: bytes, start: int) -> tuple[Frame, ...]:
+        """Returns the frames of the words that begin at ``raw[start]``."""
+        self.pending = 0
+        return self._frames.find(raw, start, self._files, self._add)
+
+    def _add(self, word: int) -> Frame:
+        frame, is_final = self._mappings[word >> ADDRESS_BITS & NO_MAPPING].frame(word)
         if frame.module is None:
             self.may_have_code = True
-        if word >> SOURCE_BITS & ~IN_MOVED_TEXT == _SIGNAL:
+        if word >> SOURCE_BITS & ~IN_MOVED_TEXT == FrameSource.SIGNAL:
             self.has_signals = True
         if is_final:
-            self[word] = frame
+            self._frames[word] = frame
         else:
             self.pending += 1
         return frame
@@ -327,15 +339,16 @@ class UserResolver(Stateless):
         if not self._has_files and self._known.version:
             self._has_files = True
             self._forget()
-        _, mappings, words = split_user_stack(raw.words)
+        stack, new = raw.words, tuple.__new__
+        mappings, start = split_mappings(stack)
         cached = self._words.get(mappings)
         if cached is None:
             cached = self._map_all(mappings)
-        cached.pending, old_count = 0, len(cached)
-        frames, new = tuple(map(cached.__getitem__, words)), tuple.__new__
+        old_count = len(cached)
+        frames = cached.find(stack, start)
         if cached.has_signals:
-            cached.pending = 0
-            frames = tuple(map(cached.__getitem__, mark_trampolines(words)))
+            words = mark_trampolines(memoryview(stack)[start:].cast("Q"))
+            frames = cached.find(words.tobytes(), 0)
         self._kept += len(cached) - old_count
         # tuple.__new__ takes a third as long as Side(…).
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached

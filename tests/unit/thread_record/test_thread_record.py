@@ -4,30 +4,25 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
 import pytest
 
-import otel_kprofiler
+from tests.emulated import ROOT, run_on_arm64
 from tests.further import further
 from tests.servers import free_port
-from tests.thread_record import FOLDER
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="interpreters are for x86-64"),
 ]
-LIBRARIES = sorted(FOLDER.glob("*.so"))
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 CAPTURED = {"capture_output": True, "text": True, "timeout": 300}
 PLACE = Path(__file__).with_name("place.py")
-ROOT = Path(otel_kprofiler.__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -63,18 +58,6 @@ EMULATED = [
 """Scenarios without third-party C code, excluding `c_fork` because qemu lacks MADV_DONTFORK."""
 
 
-def run_on_arm64(*arguments):
-    """Runs Python 3.11 or later from the arm64 root file system `KPROFILER_ARM64_ROOT`."""
-    qemu, root = shutil.which("qemu-aarch64-static"), os.environ.get("KPROFILER_ARM64_ROOT")
-    if not qemu or not root:
-        pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, an arm64 root file system")
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}"}
-    command = [qemu, "-L", root, f"{root}/usr/bin/python3", *arguments]
-    done = subprocess.run(command, env=environ, **CAPTURED)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def compile_helper(compiler, folder):
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
@@ -104,45 +87,6 @@ def test_the_arm64_record_always_matches_the_current_span(name):
     checked, linked = map(int, run_on_arm64(SCENARIOS, name).split())
     assert 0 <= linked <= checked
     assert linked or name in {"attributes", "endpoints"}
-
-
-def test_the_library_build_is_reproducible(tmp_path):
-    compilers = ("x86_64-linux-gnu-gcc-12", "aarch64-linux-gnu-gcc-12")
-    if any(read_version(compiler) != "12.2.0" for compiler in compilers):
-        pytest.skip("needs gcc 12.2.0 for x86-64 and arm64")
-    if not Path("/usr/include/python3.11/Python.h").exists():
-        pytest.skip("needs the headers of Python 3.11")
-    for name in ("record.c", "imports.c", "imports.h", "build.sh"):
-        shutil.copy(FOLDER / name, tmp_path)
-    subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
-    for library in LIBRARIES:
-        assert (tmp_path / library.name).read_bytes() == library.read_bytes()
-
-
-def read_version(compiler):
-    if shutil.which(compiler) is None:
-        return None
-    return subprocess.check_output([compiler, "-dumpfullversion"], text=True).strip()
-
-
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-def test_the_library_has_no_dependencies_and_exports_the_variable(library):
-    if shutil.which("readelf") is None:
-        pytest.skip("needs readelf")
-    text = subprocess.check_output(["readelf", "-dW", "-r", "--dyn-syms", library], text=True)
-    assert "(NEEDED)" not in text
-    assert re.search(r"R_(X86_64|AARCH64)_TLSDESC .* otel_thread_ctx_v1", text)
-    assert any("TLS" in line and line.endswith(" otel_thread_ctx_v1") for line in text.splitlines())
-
-
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-def test_the_library_imports_only_python_and_portable_c_functions(library):
-    if shutil.which("readelf") is None:
-        pytest.skip("needs readelf")
-    text = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
-    needed = {line.split()[-1] for line in text.splitlines() if " UND " in line}
-    others = {name for name in needed if not name.startswith(("Py", "_Py"))} - {"UND"}
-    assert others <= {"dl_iterate_phdr", "getpid", "memcpy", "mprotect", "syscall", "sysconf"}
 
 
 APPLICATION = """

@@ -136,6 +136,12 @@ def test_frames_unwound_without_tables_record_the_unwinding_method(resolve):
     assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
 
 
+def test_return_addresses_at_the_start_of_a_file_keep_their_unwinding_methods(resolve):
+    """The address to look up is the byte before the file, whose offset is negative."""
+    side = resolve(raw((0, LIBC, GUESS), (0, LIBC, POINTER), (0, LIBC, TABLE)))
+    assert [frame.found_by for frame in side.frames] == ["guess", "frame_pointer", ""]
+
+
 def test_frames_in_moved_text_are_marked_but_resolved_as_usual(resolve):
     moved = resolve(
         raw((0x30000, LIBC, REGISTERS | IN_MOVED_TEXT), (0x30020, LIBC, GUESS | IN_MOVED_TEXT))

@@ -1,0 +1,113 @@
+"""Python versions of the types that are also written in C."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar, cast
+
+FrameT = TypeVar("FrameT")
+
+_ADDRESS_BITS: Final = 56
+_ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
+_SOURCE_BITS: Final = 60
+_BY_TABLE: Final = 1
+_MAPPING_MASK: Final = 15
+_WORD_BYTES: Final = 8
+_WORD_MASK: Final = (1 << 64) - 1
+
+
+class FrameCache(Generic[FrameT]):
+    """Maps 64-bit words to frames. Not thread-safe."""
+
+    __slots__ = ("_frames",)
+
+    def __init__(self) -> None:
+        self._frames: dict[int, FrameT] = {}
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __setitem__(self, word: int, frame: FrameT) -> None:
+        """Store the frame of a word, which is below 2**64."""
+        self._frames[word] = frame
+
+    def get(self, word: int) -> FrameT | None:
+        """Returns the frame of a word; None if there is none."""
+        return self._frames.get(word)
+
+    def find(
+        self,
+        raw: bytes,
+        start: int,
+        files: "_Files[FrameT]",
+        missing: Callable[[int], FrameT],
+    ) -> tuple[FrameT, ...]:
+        """Returns the frames of the words that begin at ``raw[start]``.
+
+        The words have the format of :func:`~otel_kprofiler.model.split_user_stack`. ``files`` has
+        an item for each of the 16 mapping indices in a word: the cache of the mapping's file and
+        the mapping's bias, or None. Callers unwound by an unwind table are looked up by file offset
+        in the file's cache if this cache does not contain their word. ``missing`` is called with
+        each word that neither cache contains; it may store the frame that it returns.
+
+        Raises ``ValueError`` if the words are not whole.
+        """
+        if not 0 <= start <= len(raw) or (len(raw) - start) % _WORD_BYTES:
+            raise ValueError("the stack does not consist of whole words")
+        words, get = memoryview(raw)[start:].cast("Q"), self._frames.get
+        frames = tuple(map(get, words))
+        if all(frames):
+            return cast(tuple[FrameT, ...], frames)
+        # A word's first use may have stored the frame of its next uses.
+        return tuple([
+            get(word) or self._find_in_file(word, files) or missing(word) for word in words
+        ])  # fmt: skip
+
+    def _find_in_file(self, word: int, files: "_Files[FrameT]") -> FrameT | None:
+        file = files[word >> _ADDRESS_BITS & _MAPPING_MASK]
+        if word >> _SOURCE_BITS != _BY_TABLE or file is None:
+            return None
+        cache, bias = file
+        frame = cache.get((word & _ADDRESS_MASK) - 1 - bias & _WORD_MASK)
+        if frame is not None:
+            self._frames[word] = frame
+        return frame
+
+
+_Files = Sequence[tuple[FrameCache[FrameT], int] | None]
+
+
+class FrameTokens(Generic[FrameT]):
+    """Counts the uses of frames, and maps frames to tokens. Frames are compared by identity."""
+
+    __slots__ = ("_counts", "_tokens")
+
+    def __init__(self) -> None:
+        self._counts: Counter[FrameT] = Counter()
+        self._tokens: dict[FrameT, bytes] = {}
+
+    def count(self, frames: tuple[FrameT, ...]) -> None:
+        """Count one more use of each frame."""
+        self._counts.update(frames)
+
+    def counts(self) -> list[tuple[FrameT, int]]:
+        """Returns the counted frames and their uses, in the order in which they were added."""
+        return [(frame, count) for frame, count in self._counts.items() if count]
+
+    def get(self, frame: FrameT) -> bytes | None:
+        """Returns the token of a frame; None if it has none."""
+        return self._tokens.get(frame)
+
+    def __setitem__(self, frame: FrameT, token: bytes) -> None:
+        """Store a frame's token of 1 to 11 bytes."""
+        self._counts.setdefault(frame, 0)
+        self._tokens[frame] = token
+
+    def join(
+        self,
+        frames: tuple[FrameT, ...],
+        separator: bytes,
+        missing: Callable[[FrameT], bytes],
+    ) -> bytes:
+        """Returns the tokens of frames, separated. ``missing`` stores and returns a new token."""
+        tokens = self._tokens
+        return separator.join([tokens.get(frame) or missing(frame) for frame in frames])

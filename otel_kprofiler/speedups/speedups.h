@@ -1,0 +1,23 @@
+/* Replaces the inner loops of the profiler that run for each frame or record. */
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stdint.h>
+
+extern PyType_Spec frame_cache_spec, frame_tokens_spec;
+extern const char parse_samples_text[], encode_locations_text[];
+PyObject *parse_samples(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *encode_locations(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+
+int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected);
+int check_type(const char *name, int has_type, const char *type);
+void free_object(PyObject *self);
+
+/* Hashes a key so that its low bits depend on all bits. The multiplier is 2^64 / phi (Knuth). */
+static inline uint64_t hash(uint64_t key)
+{
+	key ^= key >> 32;
+	key *= 0x9E3779B97F4A7C15;
+	return key ^ key >> 32;
+}

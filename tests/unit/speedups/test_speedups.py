@@ -1,0 +1,531 @@
+"""The C version of the speedups checks its arguments, keeps no references, and can be replaced."""
+
+import copy
+import gc
+import os
+import platform
+import re
+import struct
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import number_kinds
+from otel_kprofiler.bpf.layout import _collect
+from otel_kprofiler.bpf.wait_maps import WAIT_BEGUN
+from otel_kprofiler.model import (
+    ADDRESS_BITS,
+    KERNEL_SIDE,
+    NO_MAPPING,
+    ON_CPU,
+    SOURCE_BITS,
+    FileKey,
+    Frame,
+    FrameSource,
+    Line,
+    PythonEnd,
+    RawSample,
+    StackEnd,
+    StackMapping,
+    pack_python_stack,
+    pack_user_stack,
+)
+from otel_kprofiler.otlp.json_form import JsonWriter
+from otel_kprofiler.otlp.protobuf import ProtobufWriter
+from otel_kprofiler.speedups import library_problem, pure
+from tests.commands import run_python
+from tests.emulated import run_on_arm64
+from tests.interpreters import VERSIONS, require_pythons
+from tests.records import in_ring, pack_record
+from tests.speedups import load_compiled
+
+compiled = load_compiled()
+FILES = (None,) * 16
+FRAME = Frame(None, 1, (), 0, KERNEL_SIDE)
+LINE = Line("function", "", "file.c", 3, 1)
+KEY = ("function", "", "file.c", 1)
+KINDS = number_kinds([])
+BY_TABLE = FrameSource.TABLE << SOURCE_BITS
+SUPPORTED = platform.machine() in {"x86_64", "aarch64"}
+HERE = Path(__file__).parent
+
+
+def word(value):
+    return struct.pack("<Q", value)
+
+
+def use(*items):
+    """Returns a cache with frames, the tokens of the same frames, and the frames."""
+    cache, tokens = compiled.FrameCache(), compiled.FrameTokens()
+    for at, frame in enumerate(items):
+        cache[at] = frame
+        tokens[frame] = b"%d" % at
+    return cache, tokens
+
+
+def parse(chunk, at=0, **changes):
+    arguments = {
+        "samples": [], "shared": {}, "kinds": KINDS, "collect": _collect, "limit": 1016,
+        "type": RawSample, **changes,
+    }  # fmt: skip
+    return compiled.parse_samples(chunk, at, *arguments.values())
+
+
+def plain(**fields):
+    """Returns a sample of a running thread with all stacks, as in the ring."""
+    mappings = (StackMapping(FileKey(1, 2, 3), 4),)
+    user = pack_user_stack(StackEnd.COMPLETE, [(3, 0, FrameSource.TABLE)], mappings)
+    python = pack_python_stack(PythonEnd.COMPLETE, [(7, 2, True)])
+    record = pack_record(9, (1, 2), user=len(user), python=len(python), **fields)
+    return in_ring(record + user + python)
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="there is no library for this processor")
+def test_the_library_is_used_unless_it_is_disabled():
+    is_off = os.environ.get("KPROFILER_SPEEDUPS") == "off"
+    assert library_problem == ("KPROFILER_SPEEDUPS is off" if is_off else None)
+
+
+def test_words_have_the_format_of_user_stacks():
+    assert (pure._ADDRESS_BITS, pure._SOURCE_BITS) == (ADDRESS_BITS, SOURCE_BITS)
+    assert (pure._BY_TABLE, pure._MAPPING_MASK) == (FrameSource.TABLE, NO_MAPPING)
+
+
+@pytest.mark.parametrize("writer", [JsonWriter(), ProtobufWriter()], ids=["json", "protobuf"])
+def test_tokens_of_all_valid_indices_fit(writer):
+    """Indices are of type int32 (profiles.proto)."""
+    token = writer.token(2**31 - 1)
+    tokens = compiled.FrameTokens()
+    tokens[FRAME] = token
+    assert tokens.get(FRAME) == token
+
+
+@pytest.mark.parametrize("version", [compiled, pure], ids=["C", "Python"])
+def test_a_frame_stored_for_a_word_is_found_again_in_the_same_stack(version):
+    cache, calls = version.FrameCache(), []
+
+    def add(value):
+        calls.append(value)
+        cache[value] = frame = object()
+        return frame
+
+    first, second = cache.find(word(5) * 2, 0, FILES, add)
+    assert first is second
+    assert calls == [5]
+
+
+@pytest.mark.parametrize("fields", [{}, {"labels": 7, "owner": 5}, {"kernel": 16, "start_ns": 0}])
+def test_samples_of_running_threads_are_parsed_in_c(fields):
+    samples = []
+    chunk = plain(**fields) * 3
+    assert parse(chunk, samples=samples) == len(chunk)
+    assert len(samples) == 3
+    assert samples[0].stacks[1] is samples[2].stacks[1]
+    assert samples[0].collected is samples[2].collected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        plain(span=7), plain(context=b"c" * 28), plain(phase=WAIT_BEGUN), plain(kind=77),
+        plain(kernel=8), plain()[:-8], plain()[:100], plain()[:4], b"\0\0\0\x80" + plain()[4:],
+    ],
+)  # fmt: skip
+def test_other_records_are_left_to_the_caller(other):
+    samples, chunk = [], plain() * 2
+    discarded = struct.pack("<II", 5 | 1 << 30, 0) + bytes(8)
+    assert parse(chunk + discarded + other, samples=samples) == len(chunk + discarded)
+    assert len(samples) == 2
+    assert parse(chunk, len(chunk)) == len(chunk)
+    assert parse(chunk, len(chunk) + 8) == len(chunk) + 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), TypeError), ((b"",), TypeError), ((b"", 0, FILES, str, 5), TypeError),
+        (("text", 0, FILES, str), TypeError), ((bytearray(8), 0, FILES, str), TypeError),
+        ((b"", "0", FILES, str), TypeError), ((b"", 2**70, FILES, str), OverflowError),
+        ((b"", 0, [None] * 16, str), TypeError), ((b"", 0, None, str), TypeError),
+        ((bytes(7), 0, FILES, str), ValueError), ((bytes(8), 9, FILES, str), ValueError),
+        ((bytes(8), -8, FILES, str), ValueError), ((bytes(8), 0, FILES, None), TypeError),
+        ((word(BY_TABLE), 0, (), str), IndexError),
+        ((word(BY_TABLE), 0, (5, *FILES[1:]), str), TypeError),
+        ((word(BY_TABLE), 0, ((1, 2), *FILES[1:]), str), TypeError),
+        ((word(BY_TABLE), 0, ((pure.FrameCache(), 2), *FILES[1:]), str), TypeError),
+        ((word(BY_TABLE), 0, ((compiled.FrameCache(),), *FILES[1:]), str), TypeError),
+        ((word(BY_TABLE), 0, ((compiled.FrameCache(), "0"), *FILES[1:]), str), TypeError),
+        ((word(BY_TABLE), 0, ((compiled.FrameCache(), -1), *FILES[1:]), str), OverflowError),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_find_are_rejected(arguments, error):
+    with pytest.raises(error):
+        compiled.FrameCache().find(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [(-1, OverflowError), (2**64, OverflowError), ("1", TypeError), (1.0, TypeError)],
+)
+def test_words_are_unsigned_64_bit_numbers(key, error):
+    cache = compiled.FrameCache()
+    cache[2**64 - 1] = FRAME
+    assert cache.get(2**64 - 1) is FRAME
+    with pytest.raises(error):
+        cache.get(key)
+    with pytest.raises(error):
+        cache[key] = FRAME
+    assert len(cache) == 1
+
+
+def test_frames_and_tokens_cannot_be_removed():
+    cache, tokens = use(FRAME)
+    for table, key in ((cache, 0), (tokens, FRAME)):
+        with pytest.raises(TypeError, match="cannot be removed"):
+            del table[key]
+    assert (cache.get(0), tokens.get(FRAME)) == (FRAME, b"0")
+
+
+@pytest.mark.parametrize("make", [compiled.FrameCache, compiled.FrameTokens])
+def test_tables_take_no_arguments_and_cannot_be_extended_or_copied(make):
+    for arguments, keywords in (((1,), {}), ((), {"size": 1})):
+        with pytest.raises(TypeError):
+            make(*arguments, **keywords)
+    with pytest.raises(TypeError):
+        type("Further", (make,), {})
+    with pytest.raises(TypeError):
+        copy.copy(make())
+    with pytest.raises(TypeError):
+        make.get = None
+
+
+@pytest.mark.parametrize(
+    ("token", "error"),
+    [(b"", ValueError), (b"123456789012", ValueError), ("1", TypeError), (None, TypeError)],
+)
+def test_invalid_tokens_are_rejected(token, error):
+    tokens = compiled.FrameTokens()
+    with pytest.raises(error):
+        tokens[FRAME] = token
+    assert tokens.get(FRAME) is None
+    assert tokens.counts() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), ((FRAME,), b""), ((FRAME,), b"", str, 4), ([FRAME], b"", str), (None, b"", str),
+        ((FRAME,), "", str), ((FRAME,), b"", None),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_join_are_rejected(arguments):
+    with pytest.raises(TypeError):
+        compiled.FrameTokens().join(*arguments)
+
+
+def test_only_tuples_of_frames_are_counted():
+    for frames in ([FRAME], None, "frames"):
+        with pytest.raises(TypeError, match="frames must be a tuple"):
+            compiled.FrameTokens().count(frames)
+
+
+def test_a_token_that_is_not_stored_is_rejected():
+    tokens = compiled.FrameTokens()
+    for frames in ((FRAME,), (FRAME,) * 1000):
+        with pytest.raises(ValueError, match="the frame still has no token"):
+            tokens.join(frames, b",", lambda _: b"5")
+    tokens.count((FRAME,))
+    with pytest.raises(ValueError, match="the frame still has no token"):
+        tokens.join((FRAME,), b",", lambda _: b"5")
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_errors_of_called_functions_are_raised(size):
+    def fail(*_):
+        raise LookupError("refused")
+
+    cache, tokens = use(FRAME)
+    with pytest.raises(LookupError, match="refused"):
+        cache.find(word(0) + word(1) * size, 0, FILES, fail)
+    with pytest.raises(LookupError, match="refused"):
+        tokens.join((FRAME, *[object() for _ in range(size)]), b"", fail)
+    samples = []
+    with pytest.raises(LookupError, match="refused"):
+        parse(plain() * size, samples=samples, collect=fail)
+    assert samples == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"at": -1}, TypeError), ({"at": "0"}, TypeError), ({"at": 2**70}, OverflowError),
+        ({"samples": ()}, TypeError), ({"shared": []}, TypeError), ({"kinds": []}, TypeError),
+        ({"limit": "8"}, TypeError), ({"limit": 2**70}, OverflowError), ({"type": 5}, TypeError),
+        ({"type": list}, TypeError), ({"collect": None}, TypeError),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_parse_samples_are_rejected(changes, error):
+    with pytest.raises(error):
+        parse(plain(), **changes)
+
+
+def test_parse_samples_requires_bytes_and_all_arguments():
+    with pytest.raises(TypeError):
+        parse(bytearray(plain()))
+    with pytest.raises(TypeError, match=r"parse_samples\(\) takes 8 arguments, not 1"):
+        compiled.parse_samples(b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), TypeError), (((FRAME,), 0, 9, b"", b"", {}), TypeError),
+        (([FRAME], -1, 9, b"", b"", {}), OverflowError),
+        (([FRAME], 0, 2**64, b"", b"", {}), OverflowError),
+        (([FRAME], 0, 9, "", b"", {}), TypeError), (([FRAME], 0, 9, b"", None, {}), TypeError),
+        (([FRAME], 0, 9, b"", b"", None), TypeError),
+        (([FRAME._replace(lines=(LINE,))], 0, 9, b"", b"", {KEY: "2"}), TypeError),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_encode_locations_are_rejected(arguments, error):
+    with pytest.raises(error):
+        compiled.encode_locations(*arguments)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        5, (), (None, 1), FRAME._replace(address=9), FRAME._replace(address=-1),
+        FRAME._replace(address=None), FRAME._replace(lines=None), FRAME._replace(lines=(5,)),
+        FRAME._replace(lines=(LINE[:4],)), FRAME._replace(lines=(LINE._replace(line=-1),)),
+        FRAME._replace(lines=(LINE._replace(function="no token"),)),
+        FRAME._replace(lines=(LINE,) * 5), FRAME._replace(lines=(LINE._replace(line=None),)),
+    ],
+)  # fmt: skip
+def test_frames_that_cannot_be_encoded_are_left_to_the_caller(frame):
+    simple = FRAME._replace(lines=(LINE,))
+    entry = b"\x12\x0d\x08\x05\x10\x01\x1a\x04\x08\x02\x10\x03\x22\x01\x06"
+    frames, kind = [simple, frame, simple], (b"\x05", b"\x22\x01\x06")
+    assert compiled.encode_locations(frames, 0, 9, *kind, {KEY: b"\x02"}) == [entry, None, entry]
+
+
+def test_a_stack_limit_beyond_32_bits_does_not_overflow():
+    samples = []
+    parse(plain(), samples=samples, limit=1 << 32)
+    assert samples[0].sides[0].status == 0
+
+
+def count(*items):
+    """Returns the reference counts of objects that are not shared between interpreters."""
+    return [sys.getrefcount(item) for item in items]
+
+
+def test_tables_release_all_references():
+    items = [object() for _ in range(1000)]
+    everything = (*items, compiled.FrameCache, compiled.FrameTokens)
+    first = count(*everything)
+    for _ in range(3):
+        cache, tokens = use(*items)
+        for at, item in enumerate(reversed(items)):
+            cache[at] = item  # replaces another frame
+        tokens.count(tuple(items))
+        tokens.count(tuple(items))
+        found = cache.find(b"".join(map(word, range(1000))), 0, FILES, str)
+        other = compiled.FrameCache()
+        files = ((cache, 2**64 - 1), *FILES[1:])
+        found += other.find(b"".join(word(BY_TABLE | at) for at in range(1000)), 0, files, str)
+        assert len(other) == 1000
+        joined = tokens.join(tuple(items), b",", str)
+        assert joined == b",".join(b"%d" % at for at in range(1000))
+        uses = tokens.counts()
+        assert uses == [(item, 2) for item in items]
+        del cache, tokens, other, files, found, uses, item
+        assert count(*everything) == first
+
+
+def test_failures_release_all_references():
+    items = [object() for _ in range(5)]
+    first = count(*items)
+    for _ in range(100):
+        use_in_failing_calls(items)
+    gc.collect()
+    assert count(*items) == first
+
+
+def use_in_failing_calls(items):
+    cache, tokens = use(*items)
+
+    def fail_later(value):
+        if value == 7:
+            raise LookupError
+        return items[0]
+
+    def fail_to_collect(*_):
+        raise LookupError(items[0])
+
+    for call in (
+        lambda: cache.find(word(0) + word(6) + word(7), 0, FILES, fail_later),
+        lambda: tokens.join((*items, object()), b"", lambda _: items[0]),
+        lambda: tokens.join((*items, object()) * 1000, b"", lambda _: items[0]),
+        lambda: tokens.__setitem__(items[0], b""),
+        lambda: cache.__setitem__(-1, items[0]),
+        lambda: parse(plain(), kinds={1: items[0]}, collect=fail_to_collect),
+        lambda: parse(plain(), kinds={1: items[0]}, type=items[1]),
+        lambda: compiled.encode_locations(
+            [FRAME, items[0], (items[1], 1, (LINE,))], 0, 9, b"", b"", {KEY: items[2]}
+        ),
+    ):
+        with pytest.raises((LookupError, ValueError, OverflowError, TypeError)):
+            call()
+
+
+def test_samples_own_the_references_that_parsing_took():
+    kind, collected, shared = object(), (object(),), {}
+    first = count(kind, collected, RawSample)
+    samples = []
+    chunk = plain() * 10
+    kinds = {1: kind}
+    parse(chunk, samples=samples, shared=shared, kinds=kinds, collect=lambda *_: collected)
+    kinds.clear()
+    parts = [part for part in shared if len(part) > 1]
+    assert count(kind, collected, RawSample) == [number + 10 for number in first]
+    references = count(*parts)
+    samples.clear()
+    assert count(kind, collected, RawSample) == first
+    assert count(*parts) == [number - 10 for number in references]
+    shared.clear()
+    assert count(*parts) == count(*[bytes(9) for _ in parts])
+
+
+def test_the_kind_may_be_replaced_while_a_sample_is_parsed():
+    kinds = {1: ON_CPU._replace(name="temporary")}
+
+    def collect(*_):
+        kinds.clear()
+        gc.collect()
+        return ()
+
+    samples = []
+    parse(plain(), samples=samples, kinds=kinds, collect=collect)
+    assert samples[0].kind.name == "temporary"
+
+
+def test_missing_may_use_the_table_that_it_is_called_for():
+    cache, tokens = compiled.FrameCache(), compiled.FrameTokens()
+
+    def add(value):
+        for at in range(1000):
+            cache[value * 1000 + at] = (value, at)
+        return cache.find(word(value * 1000 + 5), 0, FILES, str)[0]
+
+    def add_token(frame):
+        many = tuple(object() for _ in range(1000))
+        tokens.count(many)
+        tokens[frame] = b"%d" % frame
+        return tokens.join((*many[:2], frame), b"", store)[2:]
+
+    def store(item):
+        tokens[item] = b"x"
+        return b"x"
+
+    raw = b"".join(map(word, range(50, 100)))
+    assert cache.find(raw, 0, FILES, add) == tuple((value, 5) for value in range(50, 100))
+    frames = tuple(range(1000, 1500))
+    assert tokens.join(frames, b",", add_token) == b",".join(b"%d" % frame for frame in frames)
+
+
+def test_deleting_a_frame_may_use_the_table_that_contained_it():
+    cache = compiled.FrameCache()
+
+    class Deleted:
+        def __del__(self):
+            for at in range(100):
+                cache[at] = at
+
+    cache[5] = Deleted()
+    cache[5] = "replaced"
+    assert (cache.get(5), len(cache)) == (5, 100)
+
+
+@pytest.mark.system
+def test_parsing_and_looking_up_leaks_no_memory():
+    cache, tokens = use(*map(str, range(50)))
+    chunk, raw = plain() * 3 + plain(owner=7), b"".join(map(word, range(50)))
+    frames = cache.find(raw, 0, FILES, str)
+
+    def work():
+        for _ in range(10_000):
+            parse(chunk)
+            cache.find(raw, 0, FILES, str)
+            tokens.join(frames, b",", str)
+            tokens.count(frames)
+            compiled.FrameCache()[5] = "frame"
+            compiled.FrameTokens()["frame"] = b"7"
+
+    work()
+    tracemalloc.start()
+    try:
+        work()
+        gc.collect()
+        start, _ = tracemalloc.get_traced_memory()
+        work()
+        gc.collect()
+        end, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert end - start < 10_000  # a leak of a byte in each round would exceed this
+
+
+FALLBACK = """
+import os, platform, sys
+machine = sys.argv[1]
+platform.machine = lambda: machine
+from otel_kprofiler import speedups
+from otel_kprofiler.speedups import pure
+is_python = speedups.FrameCache is pure.FrameCache
+assert is_python == (speedups.parse_samples is None) == (speedups.encode_locations is None)
+print(speedups.library_problem)
+assert is_python == (speedups.library_problem is not None)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not SUPPORTED, reason="there is no library for this processor")
+@pytest.mark.parametrize(
+    ("machine", "choice", "expected"),
+    [
+        (platform.machine(), "", "None"),
+        (platform.machine(), "off", "KPROFILER_SPEEDUPS is off"),
+        ("riscv64", "", "No module named .*_speedups_riscv64"),
+        ("aarch64" if platform.machine() == "x86_64" else "x86_64", "", ".*_speedups_.*"),
+    ],
+    ids=["library", "disabled", "missing library", "library for another processor"],
+)
+def test_the_python_version_replaces_a_library_that_cannot_be_loaded(machine, choice, expected):
+    environ = {**os.environ, "KPROFILER_SPEEDUPS": choice, "PYTHONPATH": str(HERE.parents[2])}
+    assert re.match(expected, run_python(FALLBACK, machine, env=environ))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("minor", VERSIONS[:4])
+def test_both_versions_agree_in_each_python(minor):
+    for python in require_pythons(minor):
+        done = python.run(HERE / "agree.py")
+        assert (done.stdout, done.stderr) == ("600\n", ""), python
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("minor", VERSIONS[1:4])
+def test_subinterpreters_with_a_separate_gil_use_the_python_version(minor):
+    for python in require_pythons(minor):
+        done = python.run(HERE / "isolated.py")
+        expected = "True True False False" if minor >= "3.13" else "True True"
+        assert (done.stdout.strip(), done.stderr) == (expected, ""), python
+
+
+@pytest.mark.system
+@pytest.mark.long
+def test_both_versions_agree_on_arm64():
+    assert run_on_arm64(HERE / "agree.py") == "600\n"
