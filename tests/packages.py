@@ -85,7 +85,7 @@ PACKAGES = {
     ),
     "unwinding": Package(
         "Loads and verifies the unwind tables of binaries, and fills the BPF program's maps",
-        "bpf elf forks host model stopping",
+        "bpf elf forks host model speedups stopping",
     ),
     "sampling": Package(
         "Loads and attaches the sampler, and drains its ring into `RawSample`s",

@@ -52,11 +52,14 @@ static int execute(PyObject *module)
 	return add_type(module, &frame_cache_spec) || add_type(module, &frame_tokens_spec) ? -1 : 0;
 }
 
+#define FUNCTION(name) \
+	{#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_text}
+
 static PyMethodDef functions[] = {
-	{"encode_locations", (PyCFunction)(void (*)(void))encode_locations, METH_FASTCALL,
-	 encode_locations_text},
-	{"parse_samples", (PyCFunction)(void (*)(void))parse_samples, METH_FASTCALL,
-	 parse_samples_text},
+	FUNCTION(encode_locations),
+	FUNCTION(parse_samples),
+	FUNCTION(add_go_functions),
+	FUNCTION(pack_pairs),
 	{NULL, NULL, 0, NULL},
 };
 
@@ -65,7 +68,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "speedups",
-	.m_doc = "Inner loops that run for each frame or record.",
+	.m_doc = "Inner loops that run for each frame, record or function.",
 	.m_methods = functions,
 	.m_slots = slots,
 };

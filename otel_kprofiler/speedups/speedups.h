@@ -1,4 +1,4 @@
-/* Replaces the inner loops of the profiler that run for each frame or record. */
+/* Replaces the inner loops of the profiler that run for each frame, record or function. */
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -6,9 +6,15 @@
 #include <stdint.h>
 
 extern PyType_Spec frame_cache_spec, frame_tokens_spec;
-extern const char parse_samples_text[], encode_locations_text[];
-PyObject *parse_samples(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
-PyObject *encode_locations(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+
+#define DECLARE(name) \
+	extern const char name##_text[]; \
+	PyObject *name(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+
+DECLARE(add_go_functions);
+DECLARE(encode_locations);
+DECLARE(pack_pairs);
+DECLARE(parse_samples);
 
 int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected);
 int check_type(const char *name, int has_type, const char *type);

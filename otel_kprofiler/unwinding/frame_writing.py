@@ -145,5 +145,6 @@ def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
 
 def write_all(result: bytes) -> None:
     """Write all bytes to standard output."""
-    while result:
-        result = result[os.write(1, result) :]
+    view = memoryview(result)
+    while view:
+        view = view[os.write(1, view) :]

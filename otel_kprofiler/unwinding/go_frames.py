@@ -21,8 +21,11 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from otel_kprofiler.speedups import MAX_SEGMENTS, add_go_functions, pack_pairs
 from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
+    COUNT,
+    PAIR,
     Segment,
     make_program,
     pack_cie,
@@ -42,6 +45,9 @@ _CHECKED, _FIT = 200, 0.9
 _MAX_KEPT: Final = 1 << 15
 _MAX_KEPT_BYTES: Final = 256
 """Maximum number of shapes cached across files, and maximum length of their keys, in bytes."""
+_PAIR: Final = struct.Struct("<QQ")
+_MAX_ADDRESS: Final = 1 << 62
+"""Upper bound on addresses in the compiled loop, which computes with 64 bits."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """The classes that generate rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 _kept: Final[dict[type[X86 | Arm64], dict[bytes, Shape]]] = {}
@@ -90,7 +96,37 @@ class FrameMaker:
         cies = [pack_cie(letters, machine.CIE_REST) for letters in (b"zR", b"zRS")]
         self._signal_cie_at = len(cies[0])
         self.frames = bytearray(b"".join(cies))
-        self.pairs: list[tuple[int, int]] = []
+        self.packed_pairs = bytearray()
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Returns each function's start and the address of its entry."""
+        return list(_PAIR.iter_unpack(self.packed_pairs))
+
+    def add_all(self, most_bytes: int) -> None:
+        """Add entries for all functions of the table. For errors, see :meth:`add`."""
+        table, code = self._table, self._code
+        if (
+            add_go_functions is None
+            or not isinstance(self._machine, X86)
+            or not code.is_plain(MAX_SEGMENTS)
+            or max(self._text, self._address) >= _MAX_ADDRESS
+        ):
+            self.add(table.functions(), most_bytes)
+            return
+        apart = tuple(self._injected | self._special)
+        layout = (*table.layout, self._text, self._address, most_bytes, self._special_flags)
+        index = 0
+        while True:
+            index = add_go_functions(
+                table.data, code.file, self._sigreturn, layout, index, code.segments, apart,
+                self.frames, self.packed_pairs,
+            )  # fmt: skip
+            if index >= table.count:
+                break
+            self.add([table.function(index)], most_bytes)
+            index += 1
+        self._check_size(most_bytes)
 
     def add(self, functions: Iterable[tuple[int, int, int, int]], most_bytes: int) -> None:
         """Add entries for functions, each given as the fields of a :class:`Function`.
@@ -98,7 +134,7 @@ class FrameMaker:
         Raises the same exceptions as :class:`Table`, and ``ValueError`` if the entries exceed
         ``most_bytes``.
         """
-        shapes, read, frames, pairs = self._shapes, self._code.read, self.frames, self.pairs
+        shapes, read, frames, pairs = self._shapes, self._code.read, self.frames, self.packed_pairs
         for offset, name, place, flags in functions:
             if not place:
                 continue  # not Go code
@@ -119,10 +155,13 @@ class FrameMaker:
             address = self._address + at
             back = at + 4 - self._signal_cie_at * (name in self._injected)
             frames += pack_entry(back, start, address, size, program)
-            pairs.append((start, address))
+            pairs += _PAIR.pack(start, address)
             if at > most_bytes:
                 break
-        if len(frames) > most_bytes:
+        self._check_size(most_bytes)
+
+    def _check_size(self, most_bytes: int) -> None:
+        if len(self.frames) > most_bytes:
             raise ValueError("the unwind entries are larger than .gopclntab")
 
     def _make_program(self, function: Function, code: bytes) -> bytes | None:
@@ -179,7 +218,7 @@ def make_tables(
     try:
         text = find_text(table, table_at.address, code, start, shapes)
         maker = FrameMaker(table, code, text, address, shapes)
-        maker.add(table.functions(), table_at.size + _SPARE_BYTES)
+        maker.add_all(table_at.size + _SPARE_BYTES)
     except (IndexError, struct.error) as error:
         raise ValueError(f"the row for a function is malformed: {error}") from error
     return maker
@@ -194,6 +233,9 @@ def main() -> None:
         pairs, table, text, *segments = parts
         maker = make_tables(file, table, text.address, segments, address, machine=machine)
         others = file[pairs.offset : pairs.offset + pairs.size]
-        return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
+        search = pack_pairs(maker.packed_pairs, origin) if pack_pairs and not others else None
+        if search is None:
+            return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
+        return b"".join((COUNT.pack(len(search) // PAIR.size), search, maker.frames))
 
     serve_tables(make)

@@ -4,6 +4,7 @@ Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` (Go 1.21 
 child process, so it imports only a few modules from this package.
 """
 
+import itertools
 import mmap
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +70,7 @@ class Table:
             )
         if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
             raise ValueError(".gopclntab is truncated")
-        self._data, self._sizes_at, self._rows_at = data, sizes, rows
+        self.data, self._sizes_at, self._rows_at = data, sizes, rows
         self._quantum = quantum
         self.count: int = count
         self.names_at: int = names
@@ -80,23 +81,33 @@ class Table:
 
         Raises ``struct.error`` if a row is malformed.
         """
-        data, rows_at = self._data, self._rows_at
+        data, rows_at = self.data, self._rows_at
         rows = struct.unpack_from(f"<{2 * self.count}I", data, rows_at)[1 :: 2 * step]
         return (_FUNCTION.unpack_from(data, rows_at + row) for row in rows)
 
+    def function(self, index: int) -> tuple[int, int, int, int]:
+        """Returns the fields of a function. For errors, see :meth:`functions`."""
+        _, row = _ROW.unpack_from(self.data, self._rows_at + index * _ROW.size)
+        return _FUNCTION.unpack_from(self.data, self._rows_at + row)
+
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """Returns the offset of the rows, their number, and the offset of the frame sizes."""
+        return self._rows_at, self.count, self._sizes_at
+
     def number(self, name: bytes) -> int:
         """Returns the offset of a function name; -1 if the table does not contain the name."""
-        at = self._data.find(b"\0" + name + b"\0", self.names_at)
+        at = self.data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
         """Returns the frame sizes; raises ``IndexError`` or ``ValueError`` if malformed."""
-        return parse_sizes(self._data, at + self._sizes_at, self._quantum)
+        return parse_sizes(self.data, at + self._sizes_at, self._quantum)
 
     def packed_sizes(self, at: int) -> bytes:
         """Returns the encoded frame sizes through the first zero byte, usually the terminator."""
         at += self._sizes_at
-        return self._data[at : self._data.find(b"\0", at) + 1]
+        return self.data[at : self.data.find(b"\0", at) + 1]
 
 
 def parse_sizes(data: bytes, at: int, quantum: int) -> Sizes:
@@ -131,7 +142,7 @@ class Code:
     """Reads the contents of a file by virtual address."""
 
     def __init__(self, file: File, segments: Iterable[Segment]) -> None:
-        self._file, self._segments = file, list(segments)
+        self.file, self.segments = file, tuple(segments)
         self._start = self._end = self._offset = 0  # the segment that was read last
 
     def read(self, address: int, size: int) -> bytes:
@@ -139,10 +150,18 @@ class Code:
         if not self._start <= address < self._end and not self._select(address):
             return b""
         at = address - self._start + self._offset
-        return self._file[at : at + size]
+        return self.file[at : at + size]
+
+    def is_plain(self, most: int) -> bool:
+        """Returns whether there are at most ``most`` segments, and no two of them overlap."""
+        rows = sorted(self.segments, key=lambda segment: segment.address)
+        ends = itertools.accumulate((row.address + row.size for row in rows), max)
+        return len(rows) <= most and all(
+            end <= row.address for end, row in zip(ends, rows[1:], strict=False)
+        )
 
     def _select(self, address: int) -> bool:
-        for offset, size, start in self._segments:
+        for offset, size, start in self.segments:
             if start <= address < start + size:
                 self._start, self._end, self._offset = start, start + size, offset
                 return True
@@ -151,9 +170,9 @@ class Code:
     def find_texts(self, table: int) -> Iterator[int]:
         """Yields the ``text`` word of each possible ``moduledata`` that points to the table."""
         wanted = _TEXT.pack(table)
-        for segment in self._segments:
+        for segment in self.segments:
             at, end = segment.offset, segment.offset + segment.size
-            while (at := self._file.find(wanted, at, end)) >= 0:
+            while (at := self.file.find(wanted, at, end)) >= 0:
                 word = self.read(segment.address + at - segment.offset + _TEXT_AT, _TEXT.size)
                 if len(word) == _TEXT.size:
                     yield from _TEXT.unpack(word)

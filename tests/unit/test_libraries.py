@@ -12,7 +12,7 @@ from tests.sources import PACKAGE
 pytestmark = pytest.mark.system
 LIBRARIES = sorted(PACKAGE.glob("*/*.abi3.so"))
 C_FUNCTIONS = {
-    "speedups": {"memcpy"},
+    "speedups": {"memchr", "memcmp", "memcpy"},
     "thread_record": {
         "dl_iterate_phdr", "getpid", "memcpy", "mprotect", "syscall", "sysconf",
     },

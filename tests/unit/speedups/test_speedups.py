@@ -479,9 +479,9 @@ def test_parsing_and_looking_up_leaks_no_memory():
 
 
 FALLBACK = """
-import os, platform, sys
-machine = sys.argv[1]
-platform.machine = lambda: machine
+import os, sys, types
+machine = types.SimpleNamespace(machine=sys.argv[1])
+os.uname = lambda: machine
 from otel_kprofiler import speedups
 from otel_kprofiler.speedups import pure
 is_python = speedups.FrameCache is pure.FrameCache

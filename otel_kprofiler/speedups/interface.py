@@ -1,0 +1,96 @@
+"""Types of the C functions."""
+
+from collections.abc import Callable, Sequence
+from mmap import mmap
+from typing import Protocol, TypeVar
+
+SampleT = TypeVar("SampleT")
+KindT = TypeVar("KindT")
+FrameT = TypeVar("FrameT")
+
+
+class SampleParser(Protocol):
+    """Parses samples of running threads and events."""
+
+    def __call__(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        chunk: bytes,
+        at: int,
+        samples: list[SampleT],
+        shared: dict[bytes, bytes],
+        kinds: dict[int, KindT],
+        collect: Callable[[int, int, int], object],
+        stack_limit: int,
+        sample_type: type[SampleT],
+        /,
+    ) -> int:
+        """Parses records from ``chunk[at]`` on, and returns the offset of the first that it leaves.
+
+        Leaves wait and lock records, records with spans or contexts, and malformed records. The
+        other arguments are those of the code in ``bpf/layout.py`` that parses any record.
+        """
+
+
+class LocationEncoder(Protocol):
+    """Encodes entries of ``location_table`` as protobuf."""
+
+    def __call__(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        frames: list[FrameT],
+        start: int,
+        end: int,
+        mapping: bytes,
+        attributes: bytes,
+        functions: dict[tuple[str, str, str, int], bytes],
+        /,
+    ) -> Sequence[bytes | None]:
+        """Returns an entry for each frame; None for each frame that it leaves.
+
+        Leaves frames outside of ``start`` to ``end``, frames with functions that have no token, and
+        entries of more than 129 bytes.
+
+        Args:
+            frames: frames with the same mapping and attributes.
+            mapping: token of the mapping; empty if there is none.
+            attributes: the encoded attributes.
+            functions: tokens by function, system name, file and first line.
+        """
+
+
+class GoFrameMaker(Protocol):
+    """Adds the unwind entries of x86-64 Go functions."""
+
+    def __call__(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        table: bytes | mmap,
+        file: bytes | mmap,
+        trampoline: bytes,
+        layout: tuple[int, int, int, int, int, int, int],
+        index: int,
+        segments: tuple[tuple[int, int, int], ...],
+        apart: tuple[int, ...],
+        frames: bytearray,
+        pairs: bytearray,
+        /,
+    ) -> int:
+        """Returns the index of the first function that it leaves.
+
+        Leaves functions whose unwind rules depend on their code, and malformed data.
+
+        Args:
+            trampoline: code of functions that get no entry.
+            layout: offsets of the rows in ``table``, their number, the offset of the frame sizes;
+                the addresses of the code and of ``frames``; the size of ``frames`` after which to
+                stop; the flags of functions to leave.
+            segments: up to ``MAX_SEGMENTS`` parts of the file that do not overlap, each with its
+                offset, size and address.
+            apart: names of functions to leave, up to eight.
+            pairs: the start and the entry of each function, as 64-bit addresses.
+        """
+
+
+class PairPacker(Protocol):
+    """Packs a search table from the pairs of :class:`GoFrameMaker`."""
+
+    def __call__(self, pairs: bytes | bytearray, origin: int, /) -> bytes | None:
+        """Returns None if the pairs are not sorted, or too far from ``origin``."""
