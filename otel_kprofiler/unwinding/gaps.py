@@ -1,12 +1,20 @@
 """Finds code without unwind rules, such as musl's code in a statically linked program."""
 
+import bisect
+import operator
 import re
 import struct
 from collections.abc import Iterator
 from typing import Final
 
-from otel_kprofiler.elf import ElfError, ElfFile, Source, find_offset, read_dynamic_linker
-from otel_kprofiler.unwinding.frame_writing import PAIR
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ImageSource,
+    Source,
+    find_offset,
+    read_dynamic_linker,
+)
 from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
@@ -96,23 +104,36 @@ def _covered(
     near = [at - origin for at in starts]
     first: int | None = None
     last = last_entry = 0
-    for start, entry in _pairs(source, tables):
+    for functions, entries in _columns(source, tables):
+        previous = [last, *functions[:-1]]
+        distances = map(operator.sub, functions, previous)
+        breaks = {index for index, distance in enumerate(distances) if distance > far_bytes}
+        for at in near:
+            index = bisect.bisect_right(functions, at)
+            if index < len(functions) and previous[index] <= at:
+                breaks.add(index)
         if first is None:
-            first = start
-        elif start - last > far_bytes or any(last <= at < start for at in near):
-            yield origin + first, origin + last + _size(source, elf, origin + last_entry)
-            first = start
-        last, last_entry = start, entry
+            first = functions[0]
+            breaks.discard(0)
+        for index in sorted(breaks):
+            entry = entries[index - 1] if index else last_entry
+            yield origin + first, origin + previous[index] + _size(source, elf, origin + entry)
+            first = functions[index]
+        last, last_entry = functions[-1], entries[-1]
     if first is not None:
         yield origin + first, origin + last + _size(source, elf, origin + last_entry)
 
 
-def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    if tables.search_offset is None:
-        yield from PAIR.iter_unpack(tables.made)
-        return
-    for chunk in read_chunks(source, tables.search_offset, tables.search_bytes):
-        yield from PAIR.iter_unpack(chunk)
+def _columns(source: Source, tables: Tables) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the starts and the entries of some pairs at a time."""
+    chunks = (
+        read_chunks(ImageSource(tables.made), 0, len(tables.made))
+        if tables.search_offset is None
+        else read_chunks(source, tables.search_offset, tables.search_bytes)
+    )
+    for chunk in chunks:
+        numbers = memoryview(chunk).cast("i")
+        yield numbers[::2].tolist(), numbers[1::2].tolist()
 
 
 def _size(source: Source, elf: ElfFile, entry: int) -> int:
