@@ -16,6 +16,7 @@ import mmap
 import re
 import struct
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -115,8 +116,11 @@ def follow(
     symbols = Symbols(file, parts)
     texts = [(text.address, file[text.offset : text.offset + text.size]) for text in parts["text"]]
 
+    bounds = join_gaps(gaps)
+    first, last = (bounds[0], bounds[-1]) if bounds else (0, 0)
+
     def within(addresses: Iterable[int]) -> set[int]:
-        return {at for at in addresses if any(start <= at < end for start, end in gaps)}
+        return {at for at in addresses if first <= at < last and bisect_right(bounds, at) & 1}
 
     # Code in a non-PIE executable may contain absolute addresses as immediate operands.
     is_fixed = min(part.address for part in (*parts["text"], *parts.get("data", ()))) > 0
@@ -129,22 +133,36 @@ def follow(
     flow = Flow(texts, gaps, starts[0], frozenset(symbols.endless_slots()))
     flow.add_functions(within({*starts, *symbols.functions()}))
     flow.add_functions(within(references(flow)))
-    flow.add_candidates(within(_called(texts, gaps)))
+    flow.add_candidates(within(_called(texts, bounds)))
     flow.add_candidates(within({*symbols.pointers(), *flow.absolutes()}))
     flow.add_functions(within(references(flow)))
     flow.add_rest()
     return flow
 
 
-def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps (or bytes that look like them) outside gaps."""
+def join_gaps(gaps: Iterable[Gap]) -> list[int]:
+    """Returns the start and end of each gap, in order. Joins gaps that overlap or touch."""
+    bounds: list[int] = []
+    for start, end in sorted(gap for gap in gaps if gap[0] < gap[1]):
+        if bounds and start <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], end)
+        else:
+            bounds += start, end
+    return bounds
+
+
+def _called(texts: Sequence[tuple[int, bytes]], bounds: Sequence[int]) -> Iterator[int]:
+    """Yields the targets of calls and jumps (or bytes that look like them) outside gaps.
+
+    ``bounds`` are the bounds of the gaps, from :func:`join_gaps`.
+    """
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
             place = address + match.start()
-            behind = next((end for start, end in gaps if start <= place < end), 0)
-            if behind:
-                at = behind - address
+            index = bisect_right(bounds, place)
+            if index & 1:
+                at = bounds[index] - address
                 continue
             at = match.start() + 1
             yield place + _CALL_BYTES + int.from_bytes(match[1], "little", signed=True)
