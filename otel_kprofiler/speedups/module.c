@@ -60,6 +60,7 @@ static PyMethodDef functions[] = {
 	FUNCTION(parse_samples),
 	FUNCTION(add_go_functions),
 	FUNCTION(pack_pairs),
+	FUNCTION(find_btf_types),
 	{NULL, NULL, 0, NULL},
 };
 
@@ -68,7 +69,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "speedups",
-	.m_doc = "Inner loops that run for each frame, record or function.",
+	.m_doc = "Inner loops that run for each frame, record, function or type.",
 	.m_methods = functions,
 	.m_slots = slots,
 };

@@ -1,5 +1,6 @@
-"""Python versions of the types that are also written in C."""
+"""Python versions of the types, and of a function, that are also written in C."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar, cast
@@ -111,3 +112,20 @@ class FrameTokens(Generic[FrameT]):
         """Returns the tokens of frames, separated. ``missing`` stores and returns a new token."""
         tokens = self._tokens
         return separator.join([tokens.get(frame) or missing(frame) for frame in frames])
+
+
+def find_btf_types(types: bytes, fixed: bytes, each: bytes) -> bytes:
+    """Returns the offset of each type in BTF's type section, as 32-bit numbers.
+
+    The items of ``fixed`` and ``each`` are the sizes of the 32 kinds of types, in words of 4 bytes:
+    the size of a type without members, which is not 0, and of each member.
+    """
+    words = memoryview(types[: len(types) & ~3]).cast("I")
+    places = array("I")
+    add, at, end = places.append, 0, len(words) - 2
+    while at < end:
+        add(at * 4)
+        info = words[at + 1]
+        kind = info >> 24 & 31
+        at += fixed[kind] + each[kind] * (info & 0xFFFF)
+    return places.tobytes()

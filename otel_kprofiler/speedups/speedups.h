@@ -1,4 +1,4 @@
-/* Replaces the inner loops of the profiler that run for each frame, record or function. */
+/* Replaces the inner loops of the profiler that run for each frame, record, function or type. */
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -13,6 +13,7 @@ extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 
 DECLARE(add_go_functions);
 DECLARE(encode_locations);
+DECLARE(find_btf_types);
 DECLARE(pack_pairs);
 DECLARE(parse_samples);
 
