@@ -15,7 +15,6 @@ from otel_kprofiler.config import PendingConfig
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent import AgentConfig
-    from otel_kprofiler.config import Config
 
 _PRINT_TIMEOUT_S: Final = 1.0
 _FOREIGN: Final = (
@@ -46,12 +45,14 @@ def command(debug: bool, path: str) -> None:
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
-    pending = PendingConfig(path, _convert, fork=True)
-    # Import the other modules while a child process reads the configuration.
+    # The child process needs these modules, too.
+    from otel_kprofiler.agent import agent_config  # noqa: PLC0415
+
+    pending = PendingConfig(path, agent_config, fork=True)
+    # Import the other modules while the child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415
         Agent,
         JsonFormatter,
-        agent_config,
         configure_logging,
         hold_logging,
         make_account_record,
@@ -92,12 +93,6 @@ def _end() -> NoReturn:
     """Exit without finalizing the interpreter; finalization is unsafe while gRPC threads run."""
     logging.shutdown()
     os._exit(0)
-
-
-def _convert(config: Config) -> AgentConfig:
-    from otel_kprofiler.agent import agent_config  # noqa: PLC0415 - runs in the child
-
-    return agent_config(config)
 
 
 def _print(text: str) -> None:
