@@ -33,7 +33,8 @@ class Section(BaseModel):
     ``unsupported`` maps unsupported keys in related configuration formats to alternatives.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # A nested section is compiled with the section that contains it.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
 
 
