@@ -4,6 +4,7 @@ pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. There
 libraries are loaded only in a child process.
 """
 
+import gc
 import logging
 import os
 import pickle
@@ -122,6 +123,7 @@ def main(convert: Convert[object]) -> None:
 
 
 def _read(path: str, convert: Convert[object]) -> bytes:
+    gc.disable()  # the process ends soon
     from otel_kprofiler.host import limit_resources  # noqa: PLC0415
 
     limit_resources(_LIMITS)
