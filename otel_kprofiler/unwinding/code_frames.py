@@ -1,8 +1,10 @@
 """Generates ``.eh_frame`` for x86-64 code without it, such as musl, from its instructions.
 
-:func:`main` runs in a child process that imports only a few modules of this package:
+:func:`main` runs in a child process that imports only a few modules of this package. The child
+receives files, and replies with the number of pairs, the pairs and the frames. Each file is sent
+with these arguments:
 
-ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
+ADDRESS ORIGIN STARTS GAPS PARTS
 
 - ADDRESS: address of the new ``.eh_frame``.
 - ORIGIN: base for the pairs in the search table.
@@ -15,13 +17,13 @@ ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 import mmap
 import re
 import struct
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.unwinding.code_flow import Flow
 from otel_kprofiler.unwinding.code_state import OUTERMOST, UNKNOWN, State
+from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
     BY_RSP,
     CIE_REST,
@@ -35,7 +37,6 @@ from otel_kprofiler.unwinding.frame_writing import (
     pack_entry,
     pack_number,
     pack_tables,
-    write_tables,
 )
 
 # D: the rules are derived from code
@@ -253,18 +254,22 @@ def make_frames(
 
 
 def main() -> None:
-    """Build the tables for a file; see :func:`write_tables`."""
-    address, origin = map(int, sys.argv[1:3])
-    starts = list(map(int, sys.argv[3].split(",")))
-    gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]
-    parts = {}
-    for word in sys.argv[5:]:
-        name, _, places = word.partition("=")
-        parts[name] = [Segment(*map(int, place.split(":"))) for place in places.split(",") if place]
+    """Build the tables for each received file; see :func:`serve_tables`."""
 
-    def make(file: mmap.mmap) -> bytes:
+    def make(words: list[str], file: mmap.mmap) -> bytes:
+        address, origin = map(int, words[:2])
+        starts = list(map(int, words[2].split(",")))
+        gaps = [
+            (int(start), int(end)) for start, end in (w.split(":") for w in words[3].split(","))
+        ]
+        parts = {}
+        for word in words[4:]:
+            name, _, places = word.partition("=")
+            parts[name] = [
+                Segment(*map(int, place.split(":"))) for place in places.split(",") if place
+            ]
         maker = make_frames(file, parts, starts, gaps, address)
         pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
         return pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
 
-    write_tables(make)
+    serve_tables(make)

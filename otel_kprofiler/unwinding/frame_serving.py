@@ -25,7 +25,7 @@ def serve_tables(make: Callable[[list[str], mmap.mmap], bytes]) -> None:
 
     Each request contains arguments for ``make`` and the file's descriptor. Each response is the
     size of the tables, followed by the tables. Returns when the socket is closed. For errors, see
-    ``write_tables``.
+    ``make_tables``.
     """
     limit_memory()
     with socket.socket(fileno=0) as requests:

@@ -115,17 +115,6 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
     return COUNT.pack(len(rows)) + search + frames
 
 
-def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
-    """Map the file opened as standard input, and write its tables to standard output.
-
-    Limits this process's memory. ``make`` returns the packed tables of the mapped file. If ``make``
-    fails, ``SystemExit`` is raised with the reason, which Python prints to standard error.
-    """
-    limit_memory()
-    write_all(make_tables(0, make))
-    os.write(2, b"\x04")  # ``DONE`` in host/limited_children.py
-
-
 def limit_memory() -> None:
     """Limit the address space of this process to ``MEMORY_BYTES``."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -135,7 +124,10 @@ def limit_memory() -> None:
 
 
 def make_tables(fd: int, make: Callable[[mmap.mmap], bytes]) -> bytes:
-    """Maps a file and returns tables generated from it. For errors, see :func:`write_tables`."""
+    """Maps a file, and returns the tables that ``make`` generates from it.
+
+    If ``make`` fails, raises ``SystemExit`` with the reason, which Python prints to standard error.
+    """
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
             return make(file)

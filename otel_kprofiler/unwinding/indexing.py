@@ -71,32 +71,20 @@ class Children(LimitedChildren):
         ``fd`` becomes the script's standard input. Raises :class:`TableRefused` if the script
         failed, took too long, or was stopped.
         """
-        return self._run([script, *map(str, arguments)], fd, limits)
-
-    def run_module(
-        self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
-    ) -> bytes:
-        """Run a module's ``main`` as a script.
-
-        The module may import only modules from its own package. For arguments and errors, see
-        :meth:`run_script`.
-        """
-        return self._run([*_run_module(module), *map(str, arguments)], fd, limits)
+        with _refusing():
+            return self.run([*_PYTHON, script, *map(str, arguments)], fd, limits)
 
     def serve_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
         """Pass a file to a module's ``main``, and return the reply; see ``LimitedChildren.serve``.
 
-        For the module and errors, see :meth:`run_module`.
+        The module may import only modules from its own package and ``speedups``. For errors, see
+        :meth:`run_script`.
         """
         command = [*_PYTHON, *_run_module(module)]
         with _refusing():
             return self.serve(command, list(map(str, arguments)), fd, limits)
-
-    def _run(self, words: list[str], fd: int, limits: ChildLimits) -> bytes:
-        with _refusing():
-            return self.run([*_PYTHON, *words], fd, limits)
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
@@ -216,7 +204,7 @@ def index_code(
         words.append(f"{name}=" + ",".join(":".join(map(str, place)) for place in places))
     with children.trying_once(fd, "code"):
         limits = ChildLimits(MEMORY_BYTES, CODE_CPU.grant(size), CODE_TIMEOUT_S)
-        made = children.run_module(_CODE_FRAMES, fd, [*arguments, *words], limits)
+        made = children.serve_module(_CODE_FRAMES, fd, [*arguments, *words], limits)
         return _parse_made(made, tables)
 
 
