@@ -230,7 +230,9 @@ kernel_stacks = st.lists(st.integers(1, 3), max_size=4).map(
     lambda at: struct.pack(f"<{len(at)}Q", *at)
 )
 user_stacks = st.builds(
-    pack_user_stack,
+    lambda end, frames, mappings: (
+        bytes((end,)) + pack_user_stack(StackEnd.COMPLETE, frames, mappings)[1:]
+    ),
     st.sampled_from(StackEnd) | ends,
     st.lists(st.tuples(stack_words, st.none(), st.sampled_from(FrameSource)), max_size=3),
     st.lists(st.just(StackMapping(FileKey(1, 2, 3), 4096)), max_size=2).map(tuple),

@@ -10,7 +10,7 @@ from array import array
 
 from otel_kprofiler import speedups
 from otel_kprofiler.bpf import layout
-from otel_kprofiler.model import FrameSource, pack_python_stack, pack_user_stack
+from otel_kprofiler.model import FrameSource, StackEnd, pack_python_stack, pack_user_stack
 from otel_kprofiler.speedups import pure
 from tests.records import in_ring, pack_record
 
@@ -61,7 +61,7 @@ def draw_chunk():
     records = []
     for _ in range(chance.randrange(10)):
         user = pack_user_stack(
-            chance.randrange(12), [(chance.randrange(9), None, FrameSource.TABLE)]
+            StackEnd(chance.randrange(12)), [(chance.randrange(9), None, FrameSource.TABLE)]
         )
         python = pack_python_stack(chance.randrange(3), [(1, 2, True)]) * chance.randrange(2)
         record = pack_record(
@@ -94,7 +94,7 @@ def main():
         same(use_tokens, tuple(chance.choices(FRAMES, k=600)))
         same(parse, draw_chunk())
     samples, shared = [], {}
-    chunk = in_ring(pack_record(1, (2, 3), user=8) + pack_user_stack(0, []))
+    chunk = in_ring(pack_record(1, (2, 3), user=8) + pack_user_stack(StackEnd.COMPLETE, []))
     arguments = (layout._OWN_KINDS, layout._collect, 1016, layout.RawSample)
     assert speedups.parse_samples(chunk, 0, samples, shared, *arguments) == len(chunk)
     assert samples[0].stacks[0] == struct.pack("<2Q", 2, 3)
