@@ -301,10 +301,10 @@ class Dictionary:
         if module:
             mappings = self._mappings[id(module)]
             start, end, mapping = mappings.start, mappings.end, mappings.tokens[True]
-            end = end if mapping else start
         attributes = self._shortcuts.get((side, unresolved, builtin, found_by, None))
         entries: Sequence[bytes | None] = [None] * len(frames)
-        if encode_locations and self._is_simple and attributes and unresolved is not _NO_NAME:
+        can_encode = self._is_simple and unresolved is not _NO_NAME and (mapping or not module)
+        if encode_locations and attributes and can_encode:
             entries = encode_locations(frames, start, end, mapping, attributes, self._functions)
         for frame, entry in zip(frames, entries, strict=True):
             if entry is None:

@@ -131,9 +131,8 @@ class StackResolver:
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         self._sides = {
-            kind: _cache_sides(kind, side_resolver)
+            kind: _find_sides(kind, side_resolver)
             for kind, side_resolver in self._resolvers.items()
-            if kind is not USER_SIDE  # few user stacks recur in different stacks
         }
         with_state = {
             kind: side_resolver
@@ -185,17 +184,12 @@ class StackResolver:
 
     def _make_stack(self, key: StackKey) -> Stack | _VariableStack:
         collected, stacks, state = key
-        kinds, cached = self._with_state, self._sides
+        kinds, find = self._with_state, self._sides
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
         sides: list[Side | VariableSide] = []
         resolved: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
-            if kind is USER_SIDE:
-                # tuple.__new__ takes a third as long as RawSide(…).
-                raw = tuple.__new__(RawSide, (kind, words, status))
-                side = self._resolvers[kind].resolve(raw, states.get(kind))
-            else:
-                side = cached[kind][words, status, states.get(kind)]
+            side = find[kind]((words, status, states.get(kind)))
             sides.append(side)
             if isinstance(side, Side):
                 resolved.append(side)
@@ -204,17 +198,25 @@ class StackResolver:
         return _VariableStack(sides, self._arrange)
 
 
-def _cache_sides(
+def _find_sides(
     kind: SideKind, resolver: SideResolver[Any]
-) -> BoundedCache[_SideKey, Side | VariableSide]:
+) -> Callable[[_SideKey], Side | VariableSide]:
+    """Returns a function that resolves frames, cached except for native user frames."""
     resolve, new = resolver.resolve, tuple.__new__
-    return BoundedCache(
-        MAX_STACKS_CACHED,
+
+    def find(key: _SideKey) -> Side | VariableSide:
         # tuple.__new__ takes a third as long as RawSide(…).
-        lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
+        return resolve(new(RawSide, (kind, key[0], key[1])), key[2])
+
+    if kind is USER_SIDE:
+        return find  # few user stacks recur with other kernel frames
+    cache = BoundedCache(
+        MAX_STACKS_CACHED,
+        find,
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
     )
+    return cache.__getitem__
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
