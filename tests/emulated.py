@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-import otel_kprofiler
+from tests.sources import PACKAGE
 
-ROOT = Path(otel_kprofiler.__file__).parents[1]
+ROOT = PACKAGE.parent
 
 
 def run_on_arm64(*arguments):

@@ -47,7 +47,7 @@ PACKAGES = {
     "reading": Package("Reads files and streams up to a size limit"),
     "text": Package("Text for terminals and files: escapes untrusted names, and formats counts"),
     "model": Package("Types shared by all packages: samples, stacks, windows, sample counts"),
-    "speedups": Package("Inner loops that run for each frame or record, in C and in Python"),
+    "speedups": Package("Inner loops, in C and in Python"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
         "Inspects this host: files, capabilities, perf events, `doctor` checks", "errors model text"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(importlib.util.find_spec("otel_kprofiler.speedups").origin).parent
+from tests.sources import PACKAGE
+
 LIBRARY = Path(
     os.environ.get("KPROFILER_SPEEDUPS_LIBRARY")  # a build with sanitizers
-    or FOLDER / f"_speedups_{platform.machine()}.abi3.so"
+    or PACKAGE / f"speedups/_speedups_{platform.machine()}.abi3.so"
 ).absolute()
 
 

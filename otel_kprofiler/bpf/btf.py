@@ -1,7 +1,7 @@
 """Reads BTF, the type information for the kernel and for BPF programs.
 
 Format: Documentation/bpf/btf.rst. Types refer to each other by type ID, so all types are indexed
-once (about 130,000 kernel types in 1 ms).
+once (about 130,000 kernel types, in 1 ms in C and 20 ms in Python).
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 
 static PyMethodDef methods[] = {
 	{"get", get, METH_O, "Returns the frame of a word; None if there is none."},
-	{"find", (PyCFunction)(void (*)(void))find, METH_FASTCALL,
+	{"find", FAST(find),
 	 "Returns the frames of all words in a raw stack."},
 	{NULL, NULL, 0, NULL},
 };

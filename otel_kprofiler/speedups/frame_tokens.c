@@ -218,7 +218,7 @@ static PyMethodDef methods[] = {
 	{"counts", counts, METH_NOARGS,
 	 "Returns the counted frames and their uses, in the order in which they were added."},
 	{"get", get, METH_O, "Returns the token of a frame; None if it has none."},
-	{"join", (PyCFunction)(void (*)(void))join, METH_FASTCALL,
+	{"join", FAST(join),
 	 "Returns the tokens of the frames in a tuple, separated."},
 	{NULL, NULL, 0, NULL},
 };

@@ -88,12 +88,9 @@ static void advance(struct program *program, uint32_t distance)
 
 static void change_frame(struct program *program, int64_t size, int64_t after)
 {
-	uint64_t offset = (uint64_t)after + 8;
-
 	put(program, CFA_OFFSET);
-	for (; offset >= LONG; offset >>= 7)
-		put(program, (uint8_t)(offset | LONG));
-	put(program, (uint8_t)offset);
+	program->bytes = write_varint(program->code + program->bytes, (uint64_t)after + 8) -
+			 program->code;
 	if (!size) { /* offset rbp 2 */
 		put(program, 0x86);
 		put(program, 2);

@@ -19,16 +19,6 @@ struct text { /* encoded fields that are the same in several locations */
 	Py_ssize_t size;
 };
 
-static uint8_t *write_varint(uint8_t *to, uint64_t value)
-{
-	while (value > 127) {
-		*to++ = (uint8_t)(value | 128);
-		value >>= 7;
-	}
-	*to++ = (uint8_t)value;
-	return to;
-}
-
 static uint8_t *write_bytes(uint8_t *to, const struct text *text)
 {
 	memcpy(to, text->bytes, text->size);

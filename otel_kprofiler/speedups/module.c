@@ -52,8 +52,7 @@ static int execute(PyObject *module)
 	return add_type(module, &frame_cache_spec) || add_type(module, &frame_tokens_spec) ? -1 : 0;
 }
 
-#define FUNCTION(name) \
-	{#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_text}
+#define FUNCTION(name) {#name, FAST(name), name##_text}
 
 static PyMethodDef functions[] = {
 	FUNCTION(encode_locations),

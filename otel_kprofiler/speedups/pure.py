@@ -1,4 +1,4 @@
-"""Python versions of the types, and of a function, that are also written in C."""
+"""Python versions of types and functions that are also written in C."""
 
 from array import array
 from collections import Counter

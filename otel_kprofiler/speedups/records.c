@@ -38,7 +38,7 @@ struct python_head { /* as in programs/python_types.bpf.h */
 };
 
 struct parser {
-	PyObject *chunk, *shared, *kinds, *collect, *sample_type;
+	PyObject *shared, *kinds, *collect, *sample_type;
 	newfunc new_tuple;
 	long stack_limit;
 	/* The last result of `collect`, and its arguments. */

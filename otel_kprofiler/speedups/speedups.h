@@ -5,6 +5,9 @@
 #include <Python.h>
 #include <stdint.h>
 
+/* A METH_FASTCALL function, as the type that PyMethodDef requires. */
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
+
 extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 
 #define DECLARE(name) \
@@ -27,4 +30,15 @@ static inline uint64_t hash(uint64_t key)
 	key ^= key >> 32;
 	key *= 0x9E3779B97F4A7C15;
 	return key ^ key >> 32;
+}
+
+/* Writes a varint (ULEB128) of up to 10 bytes, and returns the position after it. */
+static inline uint8_t *write_varint(uint8_t *to, uint64_t value)
+{
+	while (value > 127) {
+		*to++ = (uint8_t)(value | 128);
+		value >>= 7;
+	}
+	*to++ = (uint8_t)value;
+	return to;
 }

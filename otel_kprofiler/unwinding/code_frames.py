@@ -117,7 +117,7 @@ def follow(
     symbols = Symbols(file, parts)
     texts = [(text.address, file[text.offset : text.offset + text.size]) for text in parts["text"]]
 
-    bounds = join_gaps(gaps)
+    bounds = _join_gaps(gaps)
     first, last = (bounds[0], bounds[-1]) if bounds else (0, 0)
 
     def within(addresses: Iterable[int]) -> set[int]:
@@ -141,7 +141,7 @@ def follow(
     return flow
 
 
-def join_gaps(gaps: Iterable[Gap]) -> list[int]:
+def _join_gaps(gaps: Iterable[Gap]) -> list[int]:
     """Returns the start and end of each gap, in order. Joins gaps that overlap or touch."""
     bounds: list[int] = []
     for start, end in sorted(gap for gap in gaps if gap[0] < gap[1]):
@@ -155,7 +155,7 @@ def join_gaps(gaps: Iterable[Gap]) -> list[int]:
 def _called(texts: Sequence[tuple[int, bytes]], bounds: Sequence[int]) -> Iterator[int]:
     """Yields the targets of calls and jumps (or bytes that look like them) outside gaps.
 
-    ``bounds`` are the bounds of the gaps, from :func:`join_gaps`.
+    ``bounds`` are the bounds of the gaps, from :func:`_join_gaps`.
     """
     for address, code in texts:
         at = 0

@@ -112,7 +112,12 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
         search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:
         raise ValueError("a function is too far from the search table") from error
-    return COUNT.pack(len(rows)) + search + frames
+    return join_tables(search, frames)
+
+
+def join_tables(search: bytes, frames: bytes | bytearray) -> bytes:
+    """Joins a search table and the entries, after the number of pairs."""
+    return b"".join((COUNT.pack(len(search) // PAIR.size), search, frames))
 
 
 def limit_memory() -> None:

@@ -125,7 +125,7 @@ def _covered(
 
 
 def _columns(source: Source, tables: Tables) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields the starts and the entries of some pairs at a time."""
+    """Yields the starts and the entries of pairs, a chunk at a time."""
     chunks = (
         read_chunks(ImageSource(tables.made), 0, len(tables.made))
         if tables.search_offset is None

@@ -24,9 +24,8 @@ from typing import Final
 from otel_kprofiler.speedups import MAX_SEGMENTS, add_go_functions, pack_pairs
 from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
-    COUNT,
-    PAIR,
     Segment,
+    join_tables,
     make_program,
     pack_cie,
     pack_entry,
@@ -236,6 +235,6 @@ def main() -> None:
         search = pack_pairs(maker.packed_pairs, origin) if pack_pairs and not others else None
         if search is None:
             return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
-        return b"".join((COUNT.pack(len(search) // PAIR.size), search, maker.frames))
+        return join_tables(search, maker.frames)
 
     serve_tables(make)

@@ -35,7 +35,7 @@ def functions(draw):
 
 @st.composite
 def go_files(draw):
-    """Draws a Go file, some of which have a damaged table, and an address for its entries."""
+    """Draws a Go file, whose table may be damaged, and the address of its unwind entries."""
     file, table, segments = go_file(
         [*[ORDINARY] * 8, *draw(st.lists(functions(), min_size=1, max_size=6))]
     )
