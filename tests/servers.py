@@ -56,7 +56,12 @@ class HttpRequest(BaseHTTPRequestHandler):
     do_GET = do_CONNECT = do_POST  # noqa: N815 - names of http.server
 
     def reply(self, status=200, body=b"", **headers) -> None:
-        """Sends a response, with ``_`` in header names replaced by ``-``."""
+        """Sends a response, with ``_`` in header names replaced by ``-``.
+
+        Announces if ``close_connection`` is set, so that clients do not reuse the connection.
+        """
+        if self.close_connection:
+            headers["Connection"] = "close"
         self.send_response(status)
         for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)

@@ -34,9 +34,9 @@ def accept_only(receiver, fits, status=413, text=b""):
             body = gzip.decompress(body)
         if fits(body):
             taken.append(body)
-            handler.reply(200, Connection="close")
+            handler.reply(200)
         else:
-            handler.reply(status, text, Content_Type="text/plain", Connection="close")
+            handler.reply(status, text, Content_Type="text/plain")
 
     receiver.answer(answer)
     return taken

@@ -98,8 +98,8 @@ class HttpReceiver(Receiver):
         self.requests.append((request.path, request.headers, request.body))
         answer = self.next_answer((200, {}, b""))
         if callable(answer):
-            answer(request)
             request.close_connection = True
+            answer(request)
             return
         status, headers, content = answer
         request.reply(status, content, **{name.replace("-", "_"): v for name, v in headers.items()})

@@ -83,8 +83,8 @@ def test_several_batches_are_sent_over_one_connection(http_receiver, open_export
 
     def answer(handler):
         ports.add(handler.client_address[1])
+        handler.close_connection = False
         handler.reply(200)
-        handler.handle_one_request()
 
     exporter = open_exporter()
     http_receiver.answer(answer)
