@@ -228,7 +228,7 @@ def split_mappings(raw: bytes) -> tuple[bytes, int]:
         raise ValueError("the user stack is malformed")
     _, mappings, frames, version, marker = _HEAD.unpack_from(raw)
     start = _HEAD.size + mappings * _MAPPING.size
-    if (version, marker, len(raw)) != (_VERSION, _MARKER, start + frames * _WORD_BYTES):
+    if version != _VERSION or marker != _MARKER or len(raw) != start + frames * _WORD_BYTES:
         raise ValueError("the user stack is malformed")
     return raw[_HEAD.size : start], start
 

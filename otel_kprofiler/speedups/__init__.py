@@ -31,9 +31,11 @@ else:
         library_problem = str(error)
 
 FrameCache = _library.FrameCache
+FramePattern = pure.FramePattern
 FrameTokens = _library.FrameTokens
 find_btf_types = _library.find_btf_types
 add_go_functions: "interface.GoFrameMaker | None" = getattr(_library, "add_go_functions", None)
 encode_locations: "interface.LocationEncoder | None" = getattr(_library, "encode_locations", None)
+find_user_frames: "interface.UserFrameFinder | None" = getattr(_library, "find_user_frames", None)
 pack_pairs: "interface.PairPacker | None" = getattr(_library, "pack_pairs", None)
 parse_samples: "interface.SampleParser | None" = getattr(_library, "parse_samples", None)

@@ -1,4 +1,4 @@
-/* Maps 64-bit words to frames: a hash table with open addressing and linear probing. */
+/* Maps 64-bit words to frames: hash tables with open addressing and linear probing. */
 #include "speedups.h"
 #include <string.h>
 
@@ -6,54 +6,52 @@
 #define ADDRESS_BITS 56
 #define ADDRESS_MASK ((1ULL << ADDRESS_BITS) - 1)
 #define SOURCE_BITS 60
-#define BY_TABLE 1
+#define BY_TABLE 1 /* 0: the leaf, or a signal trampoline */
 #define MAPPINGS 16
 
 #define LEAST_SLOTS 16
-#define WORD_BYTES 8
 
 struct slot {
 	uint64_t key;
 	PyObject *frame; /* NULL if the slot is empty */
 };
 
-struct frame_cache {
-	PyObject_HEAD
+struct table {
 	struct slot *slots;
 	size_t size; /* number of slots: 0, or a power of 2 */
 	size_t used;
 };
 
-static struct slot *find_slot(const struct frame_cache *cache, uint64_t key)
-{
-	size_t at = hash(key) & (cache->size - 1);
+struct frame_cache {
+	PyObject_HEAD
+	struct table recent; /* frames used since the last call of age() */
+	struct table earlier; /* frames last used before it */
+};
 
-	while (cache->slots[at].frame && cache->slots[at].key != key)
-		at = (at + 1) & (cache->size - 1);
-	return &cache->slots[at];
+static struct slot *find_slot(const struct table *table, uint64_t key)
+{
+	size_t at = hash(key) & (table->size - 1);
+
+	while (table->slots[at].frame && table->slots[at].key != key)
+		at = (at + 1) & (table->size - 1);
+	return &table->slots[at];
 }
 
-/* Returns a borrowed reference; NULL if the cache does not contain the key. */
-static PyObject *look_up(const struct frame_cache *cache, uint64_t key)
+static int grow(struct table *table)
 {
-	return cache->size ? find_slot(cache, key)->frame : NULL;
-}
-
-static int grow(struct frame_cache *cache)
-{
-	struct slot *old = cache->slots;
-	size_t old_size = cache->size, size = old_size ? 2 * old_size : LEAST_SLOTS;
+	struct slot *old = table->slots;
+	size_t old_size = table->size, size = old_size ? 2 * old_size : LEAST_SLOTS;
 	struct slot *slots = PyMem_Calloc(size, sizeof(*slots));
 
 	if (!slots) {
 		PyErr_NoMemory();
 		return -1;
 	}
-	cache->slots = slots;
-	cache->size = size;
+	table->slots = slots;
+	table->size = size;
 	for (size_t at = 0; at < old_size; at++) {
 		if (old[at].frame)
-			*find_slot(cache, old[at].key) = old[at];
+			*find_slot(table, old[at].key) = old[at];
 	}
 	PyMem_Free(old);
 	return 0;
@@ -61,29 +59,74 @@ static int grow(struct frame_cache *cache)
 
 static int store(struct frame_cache *cache, uint64_t key, PyObject *frame)
 {
+	struct table *table = &cache->recent;
 	struct slot *slot;
-	PyObject *earlier;
+	PyObject *replaced;
 
-	if (4 * (cache->used + 1) > 3 * cache->size && grow(cache))
+	if (4 * (table->used + 1) > 3 * table->size && grow(table))
 		return -1;
-	slot = find_slot(cache, key);
-	earlier = slot->frame;
+	slot = find_slot(table, key);
+	replaced = slot->frame;
 	slot->key = key;
 	slot->frame = Py_NewRef(frame);
-	if (!earlier)
-		cache->used++;
-	Py_XDECREF(earlier);
+	if (!replaced)
+		table->used++;
+	Py_XDECREF(replaced);
 	return 0;
+}
+
+/* Returns a borrowed reference. Returns NULL if the cache does not contain the key, or on failure. */
+static PyObject *look_up(struct frame_cache *cache, uint64_t key)
+{
+	PyObject *frame = cache->recent.size ? find_slot(&cache->recent, key)->frame : NULL;
+
+	if (!frame && cache->earlier.size) {
+		frame = find_slot(&cache->earlier, key)->frame;
+		if (frame && store(cache, key, frame))
+			return NULL;
+	}
+	return frame;
+}
+
+static void clear(struct table *table)
+{
+	struct table cleared = *table;
+
+	memset(table, 0, sizeof(*table));
+	for (size_t at = 0; at < cleared.size; at++)
+		Py_XDECREF(cleared.slots[at].frame);
+	PyMem_Free(cleared.slots);
 }
 
 static void deallocate(PyObject *self)
 {
-	struct frame_cache *cache = (struct frame_cache *)self;
-
-	for (size_t at = 0; at < cache->size; at++)
-		Py_XDECREF(cache->slots[at].frame);
-	PyMem_Free(cache->slots);
+	clear(&((struct frame_cache *)self)->recent);
+	clear(&((struct frame_cache *)self)->earlier);
 	free_object(self);
+}
+
+static PyObject *age(PyObject *self, PyObject *unused)
+{
+	struct frame_cache *cache = (struct frame_cache *)self;
+	struct table recent = cache->recent;
+
+	(void)unused;
+	memset(&cache->recent, 0, sizeof(cache->recent));
+	clear(&cache->earlier);
+	cache->earlier = recent;
+	return PyLong_FromSize_t(recent.used);
+}
+
+static PyObject *get_any(PyObject *self, PyObject *unused)
+{
+	const struct table *table = &((struct frame_cache *)self)->recent;
+
+	(void)unused;
+	for (size_t at = 0; at < table->size; at++) {
+		if (table->slots[at].frame)
+			return Py_NewRef(table->slots[at].frame);
+	}
+	Py_RETURN_NONE;
 }
 
 static int read_key(PyObject *number, uint64_t *key)
@@ -100,7 +143,7 @@ static PyObject *get(PyObject *self, PyObject *number)
 	if (read_key(number, &key))
 		return NULL;
 	frame = look_up((struct frame_cache *)self, key);
-	return Py_NewRef(frame ? frame : Py_None);
+	return frame || !PyErr_Occurred() ? Py_NewRef(frame ? frame : Py_None) : NULL;
 }
 
 static int set_item(PyObject *self, PyObject *number, PyObject *frame)
@@ -118,42 +161,105 @@ static int set_item(PyObject *self, PyObject *number, PyObject *frame)
 
 static Py_ssize_t length(PyObject *self)
 {
-	return (Py_ssize_t)((struct frame_cache *)self)->used;
+	return (Py_ssize_t)((struct frame_cache *)self)->recent.used;
 }
 
-/* Returns a borrowed reference to the frame of a word in its file's cache. Returns NULL if there is
- * none, or on failure. */
-static PyObject *look_up_in_file(uint64_t word, PyObject *files, PyTypeObject *type)
+/* Reads a field of a tuple as an unsigned integer. */
+static int read_field(PyObject *tuple, Py_ssize_t at, uint64_t *number)
+{
+	PyObject *field = PyTuple_GetItem(tuple, at);
+
+	return field ? read_key(field, number) : -1;
+}
+
+/* Returns the frame of code in a file: a new reference; NULL on failure. */
+static PyObject *make_frame(PyObject *pattern, uint64_t offset)
+{
+	PyObject *type, *segments, *module, *rest, *fields, *number;
+	uint64_t address = offset;
+	Py_ssize_t count;
+
+	if (!PyArg_ParseTuple(pattern, "OO!OO!:pattern", &type, &PyTuple_Type, &segments, &module,
+			      &PyTuple_Type, &rest))
+		return NULL;
+	for (Py_ssize_t at = 0; at < PyTuple_Size(segments); at++) {
+		uint64_t start, size, segment_address;
+		PyObject *segment = PyTuple_GetItem(segments, at);
+
+		if (check_type("a segment", PyTuple_Check(segment), "tuple") ||
+		    read_field(segment, 0, &start) || read_field(segment, 1, &size) ||
+		    read_field(segment, 2, &segment_address) || !PyTuple_GetItem(segment, 3))
+			return NULL;
+		if (offset >= start && offset - start < size) {
+			address = segment_address + (offset - start);
+			module = PyTuple_GetItem(segment, 3);
+		}
+	}
+	number = PyLong_FromUnsignedLongLong(address);
+	count = PyTuple_Size(rest);
+	fields = number ? PyTuple_New(2 + count) : NULL;
+	if (!fields) {
+		Py_XDECREF(number);
+		return NULL;
+	}
+	PyTuple_SetItem(fields, 0, Py_NewRef(module));
+	PyTuple_SetItem(fields, 1, number);
+	for (Py_ssize_t at = 0; at < count; at++)
+		PyTuple_SetItem(fields, 2 + at, Py_NewRef(PyTuple_GetItem(rest, at)));
+	return new_record(type, fields);
+}
+
+/* Finds or makes the frame of a word in its file. Returns a new reference. Returns NULL, without an
+ * exception, if the word is left to `missing`. */
+static PyObject *find_in_file(uint64_t word, PyObject *files, PyTypeObject *type)
 {
 	PyObject *file = PyTuple_GetItem(files, word >> ADDRESS_BITS & (MAPPINGS - 1));
-	uint64_t bias;
+	struct frame_cache *cache;
+	PyObject *frame, *pattern;
+	uint64_t bias, offset;
 
 	if (!file || file == Py_None)
 		return NULL;
-	if (!PyTuple_Check(file) || PyTuple_Size(file) != 2 ||
+	if (!PyTuple_Check(file) || PyTuple_Size(file) != 3 ||
 	    Py_TYPE(PyTuple_GetItem(file, 0)) != type) {
-		PyErr_SetString(PyExc_TypeError, "a file is a FrameCache and a bias, or None");
+		PyErr_SetString(PyExc_TypeError,
+				"a file is a FrameCache, a bias and a pattern, or None");
 		return NULL;
 	}
-	if (read_key(PyTuple_GetItem(file, 1), &bias))
+	if (read_field(file, 1, &bias))
 		return NULL;
-	return look_up((struct frame_cache *)PyTuple_GetItem(file, 0),
-		       (word & ADDRESS_MASK) - 1 - bias);
+	cache = (struct frame_cache *)PyTuple_GetItem(file, 0);
+	offset = (word & ADDRESS_MASK) - (word >> SOURCE_BITS) - bias; /* 1 less for callers */
+	frame = look_up(cache, offset);
+	if (frame || PyErr_Occurred())
+		return Py_XNewRef(frame);
+	pattern = PyTuple_GetItem(file, 2);
+	if (pattern == Py_None)
+		return NULL;
+	if (check_type("a pattern", PyTuple_Check(pattern), "tuple"))
+		return NULL;
+	frame = make_frame(pattern, offset);
+	if (frame && store(cache, offset, frame))
+		Py_CLEAR(frame);
+	return frame;
 }
 
-/* Returns a new reference; NULL on failure. */
+/* Returns a new reference. Returns NULL on failure, and without an exception if the frame is neither found
+ * nor made, and `missing` is NULL. */
 static PyObject *find_frame(struct frame_cache *cache, uint64_t word, PyObject *files,
 			    PyObject *missing)
 {
 	PyObject *number, *frame = look_up(cache, word);
 
-	if (!frame && word >> SOURCE_BITS == BY_TABLE) {
-		frame = look_up_in_file(word, files, Py_TYPE((PyObject *)cache));
-		if (frame ? store(cache, word, frame) : PyErr_Occurred() != NULL)
-			return NULL;
-	}
 	if (frame)
 		return Py_NewRef(frame);
+	if (!PyErr_Occurred() && word >> SOURCE_BITS <= BY_TABLE) {
+		frame = find_in_file(word, files, Py_TYPE((PyObject *)cache));
+		if (frame && store(cache, word, frame))
+			Py_CLEAR(frame);
+	}
+	if (frame || !missing || PyErr_Occurred())
+		return frame;
 	number = PyLong_FromUnsignedLongLong(word);
 	if (!number)
 		return NULL;
@@ -162,9 +268,27 @@ static PyObject *find_frame(struct frame_cache *cache, uint64_t word, PyObject *
 	return frame;
 }
 
+/* Returns the frames of all words. If a frame is neither found nor made, calls `missing`, or returns NULL
+ * without an exception if `missing` is NULL. Returns NULL on failure. */
+static PyObject *find_all(struct frame_cache *cache, const char *words, Py_ssize_t size,
+			  PyObject *files, PyObject *missing)
+{
+	PyObject *frames = PyTuple_New(size / WORD_BYTES);
+
+	for (Py_ssize_t at = 0; frames && at < size / WORD_BYTES; at++) {
+		PyObject *frame;
+		uint64_t word;
+
+		memcpy(&word, words + at * WORD_BYTES, WORD_BYTES);
+		frame = find_frame(cache, word, files, missing);
+		if (!frame || PyTuple_SetItem(frames, at, frame))
+			Py_CLEAR(frames);
+	}
+	return frames;
+}
+
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
-	PyObject *frames;
 	Py_ssize_t size, start;
 	char *raw;
 
@@ -178,21 +302,48 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 		PyErr_SetString(PyExc_ValueError, "the stack does not consist of whole words");
 		return NULL;
 	}
-	frames = PyTuple_New((size - start) / WORD_BYTES);
-	for (Py_ssize_t at = start; frames && at < size; at += WORD_BYTES) {
-		PyObject *frame;
-		uint64_t word;
+	return find_all((struct frame_cache *)self, raw + start, size - start, arguments[2],
+			arguments[3]);
+}
 
-		memcpy(&word, raw + at, WORD_BYTES);
-		frame = find_frame((struct frame_cache *)self, word, arguments[2], arguments[3]);
-		if (!frame || PyTuple_SetItem(frames, (at - start) / WORD_BYTES, frame))
-			Py_CLEAR(frames);
+const char find_user_frames_text[] = "Returns the frames of a user stack; None if it is left.";
+
+PyObject *find_user_frames(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	PyObject *mappings, *table, *frames;
+	Py_ssize_t size, start;
+	char *raw;
+
+	(void)module;
+	if (check_count("find_user_frames", count, 2) ||
+	    PyBytes_AsStringAndSize(arguments[0], &raw, &size) ||
+	    check_type("tables", PyDict_Check(arguments[1]), "dict"))
+		return NULL;
+	start = size < USER_HEAD_BYTES ? 0 : USER_HEAD_BYTES + (uint8_t)raw[1] * MAPPING_BYTES;
+	if (!start || start > size || (size - start) % WORD_BYTES)
+		Py_RETURN_NONE;
+	mappings = PyBytes_FromStringAndSize(raw + USER_HEAD_BYTES, start - USER_HEAD_BYTES);
+	if (!mappings)
+		return NULL;
+	table = PyDict_GetItemWithError(arguments[1], mappings);
+	Py_DECREF(mappings);
+	if (!table)
+		return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+	if (!PyTuple_Check(table) || PyTuple_Size(table) != 2 ||
+	    PyType_GetSlot(Py_TYPE(PyTuple_GetItem(table, 0)), Py_tp_dealloc) != deallocate ||
+	    !PyTuple_Check(PyTuple_GetItem(table, 1))) {
+		PyErr_SetString(PyExc_TypeError, "a table is a FrameCache and its files");
+		return NULL;
 	}
-	return frames;
+	frames = find_all((struct frame_cache *)PyTuple_GetItem(table, 0), raw + start,
+			  size - start, PyTuple_GetItem(table, 1), NULL);
+	return frames || PyErr_Occurred() ? frames : Py_NewRef(Py_None);
 }
 
 static PyMethodDef methods[] = {
 	{"get", get, METH_O, "Returns the frame of a word; None if there is none."},
+	{"get_any", get_any, METH_NOARGS, "Returns a frame used since the last call of age()."},
+	{"age", age, METH_NOARGS, "Drops the frames not used since the last call."},
 	{"find", FAST(find),
 	 "Returns the frames of all words in a raw stack."},
 	{NULL, NULL, 0, NULL},

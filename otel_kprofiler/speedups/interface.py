@@ -1,8 +1,10 @@
 """Types of the C functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from mmap import mmap
 from typing import Protocol, TypeVar
+
+from otel_kprofiler.speedups.pure import FrameCache
 
 SampleT = TypeVar("SampleT")
 KindT = TypeVar("KindT")
@@ -28,6 +30,22 @@ class SampleParser(Protocol):
 
         Leaves wait and lock records, records with spans or contexts, and malformed records. The
         other arguments are those of the code in ``bpf/layout.py`` that parses any record.
+        """
+
+
+class UserFrameFinder(Protocol):
+    """Finds the frames of user stacks whose files are known."""
+
+    def __call__(
+        self, raw: bytes, tables: Mapping[bytes, tuple[FrameCache[FrameT], object]], /
+    ) -> tuple[FrameT, ...] | None:
+        """Returns the frames of a user stack, leaf first; None if it leaves the stack.
+
+        Leaves malformed stacks, and those with a frame that is neither found nor made.
+
+        Args:
+            tables: the cache of the words, and the ``files``, for each value of the mappings in a
+                stack; see :meth:`FrameCache.find`.
         """
 
 

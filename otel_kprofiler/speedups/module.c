@@ -28,6 +28,27 @@ int check_type(const char *name, int has_type, const char *type)
 	return -1;
 }
 
+/* Returns an object of a tuple type, such as a named tuple, and releases the tuple of its fields.
+ * Returns NULL on failure. */
+PyObject *new_record(PyObject *type, PyObject *fields)
+{
+	newfunc new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
+	PyObject *arguments, *record = NULL;
+
+	if (!PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+		PyErr_SetString(PyExc_TypeError, "the type must be a subtype of tuple");
+		Py_DECREF(fields);
+		return NULL;
+	}
+	arguments = PyTuple_Pack(1, fields);
+	if (arguments) {
+		record = new_tuple((PyTypeObject *)type, arguments, NULL);
+		Py_DECREF(arguments);
+	}
+	Py_DECREF(fields);
+	return record;
+}
+
 /* Frees an object whose contents have been released. */
 void free_object(PyObject *self)
 {
@@ -60,6 +81,7 @@ static PyMethodDef functions[] = {
 	FUNCTION(add_go_functions),
 	FUNCTION(pack_pairs),
 	FUNCTION(find_btf_types),
+	FUNCTION(find_user_frames),
 	{NULL, NULL, 0, NULL},
 };
 

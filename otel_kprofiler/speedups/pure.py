@@ -3,7 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 FrameT = TypeVar("FrameT")
 
@@ -19,21 +19,34 @@ _WORD_MASK: Final = (1 << 64) - 1
 class FrameCache(Generic[FrameT]):
     """Maps 64-bit words to frames. Not thread-safe."""
 
-    __slots__ = ("_frames",)
+    __slots__ = ("_earlier", "_recent")
 
     def __init__(self) -> None:
-        self._frames: dict[int, FrameT] = {}
+        self._recent: dict[int, FrameT] = {}
+        self._earlier: dict[int, FrameT] = {}
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._recent)
 
     def __setitem__(self, word: int, frame: FrameT) -> None:
         """Store the frame of a word, which is below 2**64."""
-        self._frames[word] = frame
+        self._recent[word] = frame
 
     def get(self, word: int) -> FrameT | None:
         """Returns the frame of a word; None if there is none."""
-        return self._frames.get(word)
+        frame = self._recent.get(word)
+        if frame is None and (frame := self._earlier.get(word)) is not None:
+            self._recent[word] = frame
+        return frame
+
+    def get_any(self) -> FrameT | None:
+        """Returns a frame used since the last call of :meth:`age`; None if there is none."""
+        return next(iter(self._recent.values()), None)
+
+    def age(self) -> int:
+        """Drop the frames not used since the last call, and return the number of those left."""
+        self._earlier, self._recent = self._recent, {}
+        return len(self._earlier)
 
     def find(
         self,
@@ -45,36 +58,71 @@ class FrameCache(Generic[FrameT]):
         """Returns the frames of the words that begin at ``raw[start]``.
 
         The words have the format of :func:`~otel_kprofiler.model.split_user_stack`. ``files`` has
-        an item for each of the 16 mapping indices in a word: the cache of the mapping's file and
-        the mapping's bias, or None. Callers unwound by an unwind table are looked up by file offset
-        in the file's cache if this cache does not contain their word. ``missing`` is called with
-        each word that neither cache contains; it may store the frame that it returns.
+        an item for each of the 16 mapping indices in a word: the cache of the mapping's file, the
+        mapping's bias, and a pattern for new frames or None; or None if there is no file. Leaves,
+        and callers unwound by an unwind table, are looked up by file offset in the file's cache if
+        this cache does not contain their word. If the file has a pattern, and neither cache
+        contains the frame, the frame is made. ``missing`` is called with each remaining word; it
+        may store the frame that it returns.
 
         Raises ``ValueError`` if the words are not whole.
         """
         if not 0 <= start <= len(raw) or (len(raw) - start) % _WORD_BYTES:
             raise ValueError("the stack does not consist of whole words")
-        words, get = memoryview(raw)[start:].cast("Q"), self._frames.get
+        words, get = memoryview(raw)[start:].cast("Q"), self._recent.get
         frames = tuple(map(get, words))
         if all(frames):
             return cast(tuple[FrameT, ...], frames)
         # A word's first use may have stored the frame of its next uses.
         return tuple([
-            get(word) or self._find_in_file(word, files) or missing(word) for word in words
+            self.get(word) or self._find_in_file(word, files) or missing(word) for word in words
         ])  # fmt: skip
 
     def _find_in_file(self, word: int, files: "_Files[FrameT]") -> FrameT | None:
         file = files[word >> _ADDRESS_BITS & _MAPPING_MASK]
-        if word >> _SOURCE_BITS != _BY_TABLE or file is None:
+        adjustment = word >> _SOURCE_BITS  # 0: the leaf, or a signal trampoline
+        if adjustment > _BY_TABLE or file is None:
             return None
-        cache, bias = file
-        frame = cache.get((word & _ADDRESS_MASK) - 1 - bias & _WORD_MASK)
+        cache, bias, pattern = file
+        offset = (word & _ADDRESS_MASK) - adjustment - bias & _WORD_MASK
+        frame = cache.get(offset)
+        if frame is None and pattern is not None:
+            frame = cache[offset] = pattern.make(offset)
         if frame is not None:
-            self._frames[word] = frame
+            self._recent[word] = frame
         return frame
 
 
-_Files = Sequence[tuple[FrameCache[FrameT], int] | None]
+class FramePattern(NamedTuple, Generic[FrameT]):
+    """The frames of a file whose symbols are not read.
+
+    Attributes:
+        frame_type: a named tuple, whose first two fields are the module and the address.
+        segments: the file offset, size, address and module of each segment that contains code.
+        module: the module of code outside segments, whose address is its file offset.
+        rest: the fields after the address.
+    """
+
+    frame_type: type[Any]
+    segments: tuple[tuple[int, int, int, object], ...]
+    module: object
+    rest: tuple[object, ...]
+
+    def locate(self, offset: int) -> tuple[object, int]:
+        """Returns the module and the address of the code at a file offset."""
+        module, address = self.module, offset
+        for start, size, segment_address, segment_module in self.segments:
+            if 0 <= offset - start < size:
+                module, address = segment_module, segment_address + offset - start & _WORD_MASK
+        return module, address
+
+    def make(self, offset: int) -> FrameT:
+        """Returns the frame of the code at a file offset."""
+        frame: FrameT = tuple.__new__(self.frame_type, (*self.locate(offset), *self.rest))
+        return frame
+
+
+_Files = Sequence[tuple[FrameCache[FrameT], int, FramePattern[FrameT] | None] | None]
 
 
 class FrameTokens(Generic[FrameT]):

@@ -8,8 +8,6 @@
 #define LENGTH (DISCARD - 1)
 #define NOT_COLLECTED INT16_MIN
 #define NO_OWNER UINT32_MAX
-#define WORD_BYTES 8
-#define MAPPING_BYTES 24
 #define USER_VERSION 1
 #define USER_MARKER 0xFFFF
 #define PYTHON_VERSION 1
@@ -39,7 +37,6 @@ struct python_head { /* as in programs/python_types.bpf.h */
 
 struct parser {
 	PyObject *shared, *kinds, *collect, *sample_type;
-	newfunc new_tuple;
 	long stack_limit;
 	/* The last result of `collect`, and its arguments. */
 	PyObject *collected;
@@ -180,7 +177,7 @@ static Py_ssize_t name_bytes(const char *comm)
 /* Returns a RawSample; NULL on failure. The fields are in the order of RawSample. */
 static PyObject *make_sample(struct parser *parser, const struct record *record, PyObject *stacks)
 {
-	PyObject *fields, *arguments, *sample = NULL;
+	PyObject *fields;
 	PyObject *start = record->start_time_ns ? PyLong_FromUnsignedLongLong(record->start_time_ns) :
 						  Py_NewRef(Py_None);
 	PyObject *owner = record->owner != NO_OWNER ? PyLong_FromUnsignedLong(record->owner) :
@@ -192,13 +189,7 @@ static PyObject *make_sample(struct parser *parser, const struct record *record,
 			       record->comm, name_bytes(record->comm), parser->collected, stacks,
 			       Py_None, record->labels, Py_None, record->exec_id, owner,
 			       record->stack_start, "");
-	arguments = fields ? PyTuple_Pack(1, fields) : NULL;
-	if (arguments) {
-		sample = parser->new_tuple((PyTypeObject *)parser->sample_type, arguments, NULL);
-		Py_DECREF(arguments);
-	}
-	Py_XDECREF(fields);
-	return sample;
+	return fields ? new_record(parser->sample_type, fields) : NULL;
 }
 
 /* Parses a record and stores its sample. Returns 0 if the record is left to the caller, -1 on
@@ -260,10 +251,8 @@ PyObject *parse_samples(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	if (parser.stack_limit == -1 && PyErr_Occurred())
 		return NULL;
 	parser.sample_type = arguments[7];
-	parser.new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
-	if (at < 0 || !PyType_Check(parser.sample_type) ||
-	    !PyType_IsSubtype((PyTypeObject *)parser.sample_type, &PyTuple_Type)) {
-		PyErr_SetString(PyExc_TypeError, "the offset or the type of samples is invalid");
+	if (at < 0) {
+		PyErr_SetString(PyExc_ValueError, "the offset is negative");
 		return NULL;
 	}
 	while (at < end && end - at >= RECORD_OVERHEAD) {

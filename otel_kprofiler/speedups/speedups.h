@@ -8,6 +8,11 @@
 /* A METH_FASTCALL function, as the type that PyMethodDef requires. */
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 
+/* Sizes of the parts of a user stack, as in programs/user_stack.bpf.h. */
+#define USER_HEAD_BYTES 8
+#define MAPPING_BYTES 24
+#define WORD_BYTES 8
+
 extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 
 #define DECLARE(name) \
@@ -17,12 +22,14 @@ extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 DECLARE(add_go_functions);
 DECLARE(encode_locations);
 DECLARE(find_btf_types);
+DECLARE(find_user_frames);
 DECLARE(pack_pairs);
 DECLARE(parse_samples);
 
 int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected);
 int check_type(const char *name, int has_type, const char *type);
 void free_object(PyObject *self);
+PyObject *new_record(PyObject *type, PyObject *fields);
 
 /* Hashes a key so that its low bits depend on all bits. The multiplier is 2^64 / phi (Knuth). */
 static inline uint64_t hash(uint64_t key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from otel_kprofiler.model import (
     SIDES,
@@ -130,16 +130,18 @@ class StackResolver:
         self._arrange = arrange or tuple
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
-        self._sides = {
-            kind: _find_sides(kind, side_resolver)
-            for kind, side_resolver in self._resolvers.items()
-        }
         with_state = {
             kind: side_resolver
             for kind, side_resolver in resolvers.items()
             if not isinstance(side_resolver, Stateless)
         }
-        self._with_state = tuple(with_state)
+        # The last state, None, is that of the resolvers without a state.
+        numbers = {kind: number for number, kind in enumerate(with_state)}
+        self._has_one_state = len(numbers) == 1
+        self._sides = {
+            kind: (_find_sides(kind, side_resolver), numbers.get(kind, -1))
+            for kind, side_resolver in self._resolvers.items()
+        }
         self._state = _join([side_resolver.state for side_resolver in with_state.values()])
         self._stacks: BoundedCache[StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
@@ -184,18 +186,18 @@ class StackResolver:
 
     def _make_stack(self, key: StackKey) -> Stack | _VariableStack:
         collected, stacks, state = key
-        kinds, find = self._with_state, self._sides
-        states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
+        states = (state, None) if self._has_one_state else (*state, None)
         sides: list[Side | VariableSide] = []
-        resolved: list[Side] = []
+        is_variable = False
         for (kind, status), words in zip(collected, stacks, strict=True):
-            side = find[kind]((words, status, states.get(kind)))
+            find, number = self._sides[kind]
+            side = find((words, status, states[number]))
             sides.append(side)
-            if isinstance(side, Side):
-                resolved.append(side)
-        if len(resolved) == len(sides):
-            return Stack(self._arrange(resolved))
-        return _VariableStack(sides, self._arrange)
+            if type(side) is not Side:
+                is_variable = True
+        if is_variable:
+            return _VariableStack(sides, self._arrange)
+        return Stack(self._arrange(cast(list[Side], sides)))
 
 
 def _find_sides(

@@ -73,11 +73,19 @@ words = st.builds(
 places = st.integers(0, 12) | words
 caches = st.integers(0, 2)
 biases = st.integers(0, 8) | st.sampled_from([LAST_WORD - 2, 1 << 63, 4090])
-files = st.lists(st.none() | st.tuples(caches, biases), min_size=16, max_size=16)
+numbers = st.integers(0, 12) | st.sampled_from([LAST_WORD, 1 << 63, 4096])
+segments = st.lists(st.tuples(numbers, numbers, numbers, st.integers()), max_size=3).map(tuple)
+patterns = st.builds(
+    pure.FramePattern, st.just(Frame), segments, st.integers(), st.just(((), 0, 1, 2, 3, 4))
+)
+files = st.lists(
+    st.none() | st.tuples(caches, biases, st.none() | patterns), min_size=16, max_size=16
+)
 frames = st.integers(1, 9)
 operations = st.lists(
     st.tuples(st.just("set"), caches, places, frames)
     | st.tuples(st.just("get"), caches, places)
+    | st.tuples(st.just("age"), caches)
     | st.tuples(st.just("find"), caches, st.lists(words, max_size=20), st.binary(max_size=3)),
     max_size=60,
 )
@@ -86,7 +94,7 @@ operations = st.lists(
 def use_caches(version, files, operations):
     """Returns everything that three caches return, and the calls of `missing`."""
     tables = [version.FrameCache() for _ in range(3)]
-    in_files = tuple(None if file is None else (tables[file[0]], file[1]) for file in files)
+    in_files = tuple(None if file is None else (tables[file[0]], *file[1:]) for file in files)
     log = []
     for name, at, *arguments in operations:
         cache = tables[at]
@@ -106,6 +114,8 @@ def use_caches(version, files, operations):
             cache[arguments[0]] = ("frame", arguments[1])
         elif name == "get":
             log.append(cache.get(arguments[0]))
+        elif name == "age":
+            log.append((cache.get_any() is None, cache.age()))
         else:
             raw = arguments[1] + array("Q", arguments[0]).tobytes()
             log.append(cache.find(raw, len(arguments[1]), in_files, add))

@@ -30,7 +30,7 @@ from otel_kprofiler.model import (
     mark_trampolines,
     split_mappings,
 )
-from otel_kprofiler.speedups import FrameCache
+from otel_kprofiler.speedups import FrameCache, FramePattern, find_user_frames
 from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
@@ -96,14 +96,18 @@ class _KnownFile:
     ) -> None:
         self.details = details
         self._name = name
-        self._whole = make_module(details, None)
-        self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # Final frames used since the last call to forget(), and final frames last used before it.
+        texts = tuple([
+            (text.offset, text.size, text.address, make_module(details, text))
+            for text in details.texts
+        ])  # fmt: skip
+        rest = (*NOT_ASKED[:2], USER_SIDE, NOT_ASKED.unresolved, (), "")
+        self._frames = FramePattern(Frame, texts, make_module(details, None), rest)
+        self.pattern = None if name else self._frames
         # The keys are file offsets; the source inverts upper bits if the caller may be wrong.
         self.final: FrameCache[Frame] = FrameCache()
-        self._earlier: FrameCache[Frame] = FrameCache()
-        self._last: Frame | None = None  # the last frame that was added to either
-        # Likewise, interim frames, whose names or source lines may still be read.
+        self._dropped: dict[int, Frame] = {}  # final until the next call of forget()
+        # Frames whose names or source lines may still be read, used since the last call of
+        # forget(), and last used before it.
         self._interim: dict[int, Frame] = {}
         self._earlier_interim: dict[int, Frame] = {}
 
@@ -114,21 +118,14 @@ class _KnownFile:
         """
         found_by = _METHODS[source]
         place = source << SOURCE_BITS ^ offset if found_by else offset
-        frame = self.final.get(place)
+        frame = self.final.get(place) or self._dropped.get(place)
         if frame is not None:
             return frame, True
-        frame = self._earlier.get(place)
-        if frame is not None and frame.unresolved is not Unresolved.SYMBOLS_DROPPED:
-            self._last = self.final[place] = frame
-            return frame, True
-        module, address = self._whole, offset
-        for text, part in self._parts:
-            if 0 <= offset - text.offset < text.size:
-                module, address = part, text.address + offset - text.offset
+        module, address = self._frames.locate(offset)
         named = self._name(address) if self._name else NOT_ASKED
         interim = self._interim.get(place) or self._earlier_interim.get(place)
         if interim is not None and named.unresolved in _AWAITED:
-            self._last = self._interim[place] = interim
+            self._interim[place] = interim
             return interim, False
         fields = (
             module, address, named.lines, named.offset(address), USER_SIDE,
@@ -136,9 +133,12 @@ class _KnownFile:
         )  # fmt: skip
         frame = tuple.__new__(Frame, fields)  # takes half as long as Frame(…)
         if named.is_interim:
-            self._last = self._interim[place] = frame
+            self._interim[place] = frame
+        elif named.unresolved is Unresolved.SYMBOLS_DROPPED:
+            self._dropped[place] = frame
+            return frame, True
         elif named.unresolved is not Unresolved.SYMBOLS_PENDING:
-            self._last = self.final[place] = frame
+            self.final[place] = frame
             return frame, True
         return frame, False
 
@@ -147,12 +147,12 @@ class _KnownFile:
 
         Repeats the lookup of one used frame, so that the symbols of its file remain loaded.
         """
-        if self._name and self._last:
-            self._name(self._last.address)
-        self._last = None
-        self._earlier, self.final = self.final, FrameCache()
+        used = self.final.get_any() or next(iter(self._interim.values()), None)
+        if self._name and used:
+            self._name(used.address)
+        self._dropped.clear()
         self._earlier_interim, self._interim = self._interim, {}
-        return len(self._earlier) + len(self._earlier_interim)
+        return self.final.age() + len(self._earlier_interim)
 
 
 class _Mapping(NamedTuple):
@@ -174,12 +174,14 @@ class _Words:
     """Caches frames by raw-stack word, for all raw stacks with the same mappings.
 
     Attributes:
+        frames: the final frames.
+        files: each mapping's file, as :meth:`FrameCache.find` needs them.
         pending: number of lookups whose frame may still gain a name or source lines.
         may_have_code: whether any frame has no file and may therefore be in runtime-generated code.
         has_signals: whether a signal interrupted any frame.
     """
 
-    __slots__ = ("_files", "_frames", "_mappings", "has_signals", "may_have_code", "pending")
+    __slots__ = ("_mappings", "files", "frames", "has_signals", "may_have_code", "pending")
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         # If there are too many mappings, a frame without a mapping may still be in a mapped file.
@@ -188,31 +190,24 @@ class _Words:
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
         # A new process maps its files at new addresses, but most frames in these files are
         # already cached.
-        self._files = tuple([
-            (mapping.file.final, mapping.bias) if mapping.file else None
+        self.files = tuple([
+            (mapping.file.final, mapping.bias, mapping.file.pattern) if mapping.file else None
             for mapping in self._mappings
         ])  # fmt: skip
-        self._frames: FrameCache[Frame] = FrameCache()
+        self.frames: FrameCache[Frame] = FrameCache()
         self.pending = 0
         self.may_have_code = False
         self.has_signals = False
 
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def find(self, raw: bytes, start: int) -> tuple[Frame, ...]:
-        """Returns the frames of the words that begin at ``raw[start]``."""
-        self.pending = 0
-        return self._frames.find(raw, start, self._files, self._add)
-
-    def _add(self, word: int) -> Frame:
+    def add(self, word: int) -> Frame:
+        """Returns the frame of a word that neither its cache nor its file's cache contains."""
         frame, is_final = self._mappings[word >> ADDRESS_BITS & NO_MAPPING].frame(word)
         if frame.module is None:
             self.may_have_code = True
         if word >> SOURCE_BITS & ~IN_MOVED_TEXT == FrameSource.SIGNAL:
             self.has_signals = True
         if is_final:
-            self._frames[word] = frame
+            self.frames[word] = frame
         else:
             self.pending += 1
         return frame
@@ -306,8 +301,10 @@ class UserResolver(Stateless):
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
+        self._tables: dict[bytes, tuple[FrameCache[Frame], object]] = {}  # for find_user_frames
         self._has_files = False  # stacks unwound by frame pointers alone refer to no files
-        self._kept = 0  # number of cached words, plus frames kept after dropping older words
+        self._kept = 0  # number of mappings, plus frames kept after dropping older words
+        self._left = max_frames  # number of further words until the cached ones are counted
 
     @property
     def version(self) -> int:
@@ -319,6 +316,14 @@ class UserResolver(Stateless):
 
         The result is provisional until all files in the stack are known.
         """
+        if find_user_frames is not None:
+            frames = find_user_frames(raw.words, self._tables)
+            if frames is not None:
+                self._left -= len(frames)
+                if self._left < 0:
+                    self._limit()
+                # tuple.__new__ takes a third as long as Side(…).
+                return tuple.__new__(Side, (USER_SIDE, frames, raw.status, False, ()))
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -334,24 +339,26 @@ class UserResolver(Stateless):
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
         """Returns the user stack with the latest names, and the cache for the stack's mappings."""
-        if self._kept >= self._max_frames:
-            self._forget()
+        if self._left < 0:
+            self._limit()
         if not self._has_files and self._known.version:
             self._has_files = True
             self._forget()
-        stack, new = raw.words, tuple.__new__
+        stack = raw.words
         mappings, start = split_mappings(stack)
         cached = self._words.get(mappings)
         if cached is None:
             cached = self._map_all(mappings)
-        old_count = len(cached)
-        frames = cached.find(stack, start)
+        cached.pending = 0
+        frames = cached.frames.find(stack, start, cached.files, cached.add)
         if cached.has_signals:
+            cached.pending = 0
             words = mark_trampolines(memoryview(stack)[start:].cast("Q"))
-            frames = cached.find(words.tobytes(), 0)
-        self._kept += len(cached) - old_count
-        # tuple.__new__ takes a third as long as Side(…).
-        return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
+            frames = cached.frames.find(words.tobytes(), 0, cached.files, cached.add)
+        if cached.has_signals or (cached.may_have_code and self._names):
+            self._tables.pop(mappings, None)
+        self._left -= len(frames)
+        return Side(USER_SIDE, frames, raw.status, cached.pending > 0), cached
 
     def finish(self, timeout_s: float) -> None:
         """Wait for symbols that are being read."""
@@ -371,6 +378,9 @@ class UserResolver(Stateless):
         if all(mapping.file for mapping in mapped):
             self._words[mappings] = words
             self._kept += 1
+            self._left -= 1
+            if self._has_files:
+                self._tables[mappings] = words.frames, words.files
         return words
 
     def _map(self, fields: tuple[int, int, int, int]) -> _Mapping:
@@ -391,8 +401,18 @@ class UserResolver(Stateless):
         mapping = self._mapped[fields] = _Mapping(file, bias, Unresolved.USER_ADDRESS)
         return mapping
 
+    def _limit(self) -> None:
+        """Forget words if there are too many. Counting them takes as long as a few stacks."""
+        if self._count() >= self._max_frames:
+            self._forget()
+        self._left = max(self._max_frames - self._count(), self._max_frames // 16)
+
+    def _count(self) -> int:
+        return self._kept + sum([len(words.frames) for words in self._words.values()])
+
     def _forget(self) -> None:
         self._words.clear()
+        self._tables.clear()
         self._mapped.clear()
         left = {key: file.forget() for key, file in self._files.items()}
         self._kept = sum(left.values())

@@ -10,12 +10,13 @@ from array import array
 
 from otel_kprofiler import speedups
 from otel_kprofiler.bpf import layout
-from otel_kprofiler.model import FrameSource, StackEnd, pack_python_stack, pack_user_stack
+from otel_kprofiler.model import Frame, FrameSource, StackEnd, pack_python_stack, pack_user_stack
 from otel_kprofiler.speedups import pure
 from tests.records import in_ring, pack_record
 
 LAST_WORD = 2**64 - 1
 FRAMES = [f"frame {at}" for at in range(500)]
+PATTERN = pure.FramePattern(Frame, ((0, 20, 1 << 63, "text"),), "file", (5,) * 6)
 chance = random.Random(7)
 
 
@@ -30,11 +31,12 @@ def use_cache(version, words, files):
             caches[0][word] = frame
         return frame
 
-    places = tuple(None if file is None else (caches[file[0]], file[1]) for file in files)
+    places = tuple(None if file is None else (caches[file[0]], *file[1:]) for file in files)
     return [
         *caches[0].find(b"12" + array("Q", words).tobytes(), 2, places, add),
         *map(caches[1].get, words),
         *map(len, caches),
+        caches[2].age(),
     ]
 
 
@@ -89,7 +91,8 @@ def main():
             chance.randrange(40) | chance.randrange(16) << 56 | chance.randrange(3) << 60
             for _ in range(chance.randrange(100))
         ]
-        files = [chance.choice([None, (1, 3), (2, LAST_WORD)]) for _ in range(16)]
+        choices = [None, (1, 3, None), (2, LAST_WORD, None), (2, 5, PATTERN)]
+        files = [chance.choice(choices) for _ in range(16)]
         same(use_cache, words, files)
         same(use_tokens, tuple(chance.choices(FRAMES, k=600)))
         same(parse, draw_chunk())

@@ -56,6 +56,16 @@ def word(value):
     return struct.pack("<Q", value)
 
 
+def find_in(file):
+    """Returns the arguments to find a caller in a file."""
+    return word(BY_TABLE), 0, (file, *FILES[1:]), str
+
+
+def find_in_file(pattern):
+    """Returns the arguments to find a caller in a file with a pattern for new frames."""
+    return find_in((compiled.FrameCache(), 0, pattern))
+
+
 def use(*items):
     """Returns a cache with frames, the tokens of the same frames, and the frames."""
     cache, tokens = compiled.FrameCache(), compiled.FrameTokens()
@@ -116,6 +126,40 @@ def test_a_frame_stored_for_a_word_is_found_again_in_the_same_stack(version):
     assert calls == [5]
 
 
+@pytest.mark.parametrize("version", [compiled, pure], ids=["C", "Python"])
+def test_frames_in_use_survive_aging(version):
+    cache = version.FrameCache()
+    for at in range(100):
+        cache[at] = f"frame {at}"
+    assert cache.age() == 100
+    assert (len(cache), cache.get_any(), cache.get(7)) == (0, None, "frame 7")
+    assert (len(cache), cache.get_any(), cache.age()) == (1, "frame 7", 1)
+    assert cache.find(word(7), 0, FILES, str) == ("frame 7",)
+    assert [cache.get(at) for at in range(9)] == [None] * 7 + ["frame 7", None]
+    assert (cache.age(), cache.age(), cache.get(7)) == (1, 0, None)
+
+
+@pytest.mark.parametrize("version", [compiled, pure], ids=["C", "Python"])
+def test_frames_without_names_are_made_by_file_offset(version):
+    segments = ((0x1000, 0x100, 0x400000, "text"), (0x1080, 0x10, 0x500000, "inner"))
+    pattern = pure.FramePattern(Frame, segments, "file", ((), 0, KERNEL_SIDE, None, (), ""))
+    cache, in_file = version.FrameCache(), version.FrameCache()
+    files = ((in_file, 0x7F0000, pattern), *FILES[1:])
+    expected = [
+        (0x7F1000, "text", 0x400000), (BY_TABLE | 0x7F1001, "text", 0x400000),
+        (0x7F1084, "inner", 0x500004), (0x7F10FF, "text", 0x4000FF), (0x7F1100, "file", 0x1100),
+        (0x7EFFFF, "file", 2**64 - 1), (BY_TABLE | 0x7F0FFF, "file", 0xFFE),
+    ]  # fmt: skip
+    raw = b"".join(word(value) for value, _, _ in expected)
+    frames = cache.find(raw, 0, files, str)
+    assert [type(frame) for frame in frames] == [Frame] * 7
+    assert [frame[:2] for frame in frames] == [(module, at) for _, module, at in expected]
+    assert {frame[2:] for frame in frames} == {pattern.rest}
+    assert frames[0] is frames[1] is in_file.get(0x1000) is cache.get(0x7F1000)
+    other = FrameSource.FRAME_POINTER << SOURCE_BITS | 5
+    assert cache.find(word(other), 0, files, str) == (str(other),)
+
+
 @pytest.mark.parametrize("fields", [{}, {"labels": 7, "owner": 5}, {"kernel": 16, "start_ns": 0}])
 def test_samples_of_running_threads_are_parsed_in_c(fields):
     samples = []
@@ -153,16 +197,57 @@ def test_other_records_are_left_to_the_caller(other):
         ((bytes(8), -8, FILES, str), ValueError), ((bytes(8), 0, FILES, None), TypeError),
         ((word(BY_TABLE), 0, (), str), IndexError),
         ((word(BY_TABLE), 0, (5, *FILES[1:]), str), TypeError),
-        ((word(BY_TABLE), 0, ((1, 2), *FILES[1:]), str), TypeError),
-        ((word(BY_TABLE), 0, ((pure.FrameCache(), 2), *FILES[1:]), str), TypeError),
-        ((word(BY_TABLE), 0, ((compiled.FrameCache(),), *FILES[1:]), str), TypeError),
-        ((word(BY_TABLE), 0, ((compiled.FrameCache(), "0"), *FILES[1:]), str), TypeError),
-        ((word(BY_TABLE), 0, ((compiled.FrameCache(), -1), *FILES[1:]), str), OverflowError),
+        (find_in((1, 2, None)), TypeError), (find_in((pure.FrameCache(), 2, None)), TypeError),
+        (find_in((compiled.FrameCache(), 2)), TypeError),
+        (find_in((compiled.FrameCache(), "0", None)), TypeError),
+        (find_in((compiled.FrameCache(), -1, None)), OverflowError),
+        (find_in_file(5), TypeError), (find_in_file((Frame, (), None)), TypeError),
+        (find_in_file((Frame, [], None, ())), TypeError),
+        (find_in_file((Frame, (), None, [])), TypeError),
+        (find_in_file((Frame, (5,), None, ())), TypeError),
+        (find_in_file((Frame, ((0, 2**64 - 1, 5),), None, ())), IndexError),
+        (find_in_file((Frame, ((0, "1", 5, None),), None, ())), TypeError),
+        (find_in_file((Frame, ((-1, 1, 5, None),), None, ())), OverflowError),
+        (find_in_file((Frame, ((0, 2**64, 5, None),), None, ())), OverflowError),
+        (find_in_file((str, (), None, ())), TypeError),
+        (find_in_file(("", (), None, ())), TypeError),
     ],
 )  # fmt: skip
 def test_invalid_arguments_of_find_are_rejected(arguments, error):
     with pytest.raises(error):
         compiled.FrameCache().find(*arguments)
+
+
+def user_stack(*words, mappings=1):
+    files = tuple(StackMapping(FileKey(1, 2, at), 0) for at in range(mappings))
+    return pack_user_stack(StackEnd.COMPLETE, [(at, None, 0) for at in words], files)
+
+
+def test_user_stacks_with_known_frames_are_found_in_c():
+    cache, in_file = compiled.FrameCache(), compiled.FrameCache()
+    cache[int.from_bytes(user_stack(5)[-8:], "little")] = "here"
+    tables = {user_stack(5)[8:32]: (cache, FILES), b"": (in_file, FILES)}
+    assert compiled.find_user_frames(user_stack(5, 5), tables) == ("here",) * 2
+    assert compiled.find_user_frames(user_stack(), tables) == ()
+    left = [user_stack(5, 9), user_stack(5, mappings=2), user_stack(5, mappings=0), b"", bytes(7),
+            user_stack(5)[:-1], user_stack(5)[:31]]  # fmt: skip
+    assert [compiled.find_user_frames(raw, tables) for raw in left] == [None] * len(left)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), (b"", {}, 5), ("", {}), (b"", []), (user_stack(5), {user_stack(5)[8:32]: 5}),
+        (user_stack(5), {user_stack(5)[8:32]: (5, FILES)}),
+        (user_stack(5), {user_stack(5)[8:32]: (pure.FrameCache(), FILES)}),
+        (user_stack(5), {user_stack(5)[8:32]: (compiled.FrameTokens(), FILES)}),
+        (user_stack(5), {user_stack(5)[8:32]: (compiled.FrameCache(),)}),
+        (user_stack(5), {user_stack(5)[8:32]: (compiled.FrameCache(), [])}),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_find_user_frames_are_rejected(arguments):
+    with pytest.raises(TypeError):
+        compiled.find_user_frames(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +345,7 @@ def test_errors_of_called_functions_are_raised(size):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"at": -1}, TypeError), ({"at": "0"}, TypeError), ({"at": 2**70}, OverflowError),
+        ({"at": -1}, ValueError), ({"at": "0"}, TypeError), ({"at": 2**70}, OverflowError),
         ({"samples": ()}, TypeError), ({"shared": []}, TypeError), ({"kinds": []}, TypeError),
         ({"limit": "8"}, TypeError), ({"limit": 2**70}, OverflowError), ({"type": 5}, TypeError),
         ({"type": list}, TypeError), ({"collect": None}, TypeError),
@@ -334,7 +419,7 @@ def test_tables_release_all_references():
         tokens.count(tuple(items))
         found = cache.find(b"".join(map(word, range(1000))), 0, FILES, str)
         other = compiled.FrameCache()
-        files = ((cache, 2**64 - 1), *FILES[1:])
+        files = ((cache, 2**64 - 1, None), *FILES[1:])
         found += other.find(b"".join(word(BY_TABLE | at) for at in range(1000)), 0, files, str)
         assert len(other) == 1000
         joined = tokens.join(tuple(items), b",", str)
@@ -454,6 +539,10 @@ def test_parsing_and_looking_up_leaks_no_memory():
     cache, tokens = use(*map(str, range(50)))
     chunk, raw = plain() * 3 + plain(owner=7), b"".join(map(word, range(50)))
     frames = cache.find(raw, 0, FILES, str)
+    pattern = pure.FramePattern(Frame, ((0, 1 << 40, 1 << 50, LINE),), LINE, FRAME[2:])
+    stack = user_stack(5, 6, 7)
+    known = cache, ((compiled.FrameCache(), 0, pattern), *FILES[1:])
+    tables = {stack[8:32]: known}
 
     def work():
         for _ in range(10_000):
@@ -463,6 +552,11 @@ def test_parsing_and_looking_up_leaks_no_memory():
             tokens.count(frames)
             compiled.FrameCache()[5] = "frame"
             compiled.FrameTokens()["frame"] = b"7"
+            file = compiled.FrameCache()
+            compiled.FrameCache().find(raw, 0, ((file, 0, pattern), *FILES[1:]), str)
+            file.age()
+            file.get(7)
+            compiled.find_user_frames(stack, tables)
 
     work()
     tracemalloc.start()
