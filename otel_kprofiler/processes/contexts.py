@@ -212,7 +212,9 @@ class ProcessContexts:
     def _run(self) -> None:
         while keys := self._next():
             for key in keys:
-                if not self._calls.call(key, partial(self._renew, key)) and self._has_ended(key):
+                if not self._is_due(key):
+                    self._keep(key, self._known.get(key))
+                elif not self._calls.call(key, partial(self._renew, key)) and self._has_ended(key):
                     self._forget(key)
                     self._keep(key, None)
             with self._changed:
@@ -269,29 +271,38 @@ class ProcessContexts:
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
+    def _is_due(self, key: ProcessKey) -> bool:
+        program, claims = self._programs.get(key), self._known.get(key)
+        is_published = claims is not None and claims.published is not None
+        return program is None or is_published or time.monotonic() >= program.not_before_s
+
     def _read_claims(self, key: ProcessKey) -> Claims | None:
+        """Raises ``ProcessLookupError`` if the process is no longer the sampled program."""
+        try:
+            with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
+                return self._read(key, memory)
+        except PermissionError:  # not fatal: reading the environment requires fewer privileges
+            self.unread.deny(key)
+            return self._read(key, None)
+
+    def _read(self, key: ProcessKey, memory: int | None) -> Claims | None:
         started = time.monotonic()
         last_claims, program = self._known.get(key), self._programs.get(key)
-        last_published = last_claims.published if last_claims else None
-        if last_published is None and program and started < program.not_before_s:
+        last = last_claims.published if last_claims else None
+        published = None if memory is None else find_context(self._files, key.tgid, memory, last)
+        if published and published is last:
+            self._check_and_follow(key, memory, published)
             return last_claims
-        try:
-            published = self._read_context(key, last_published)
-        except PermissionError:
-            published = None  # not fatal: reading the environment requires fewer privileges
-            self.unread.deny(key)
-        if last_claims and published and published is last_published:
-            return last_claims
-        claims = Claims(published, {})
+        accepted = self._accept(key, published) if published else None
+        claims = Claims(accepted, {})
         has_variables = not program or program.has_variables
         if has_variables and "service.name" not in claims.attributes:
-            claims = Claims(published, read_environment(self._files, key.tgid))
+            claims = Claims(accepted, read_environment(self._files, key.tgid))
             has_variables = bool(claims.environment)
         executable = program.executable if program else self._read_executable(key.tgid)
         if name := read_program(self._files, key.tgid, executable):
-            claims = Claims(published, {**claims.environment, PROGRAM: name})
-        if claims.attributes or not program:
-            self._check(key)
+            claims = Claims(accepted, {**claims.environment, PROGRAM: name})
+        self._check_and_follow(key, memory, published)
         # Most programs publish a context soon after their start. Processes that are slow to read,
         # for example because of many mappings, are read less often.
         first_s = program.first_read_s if program else started
@@ -300,7 +311,7 @@ class ProcessContexts:
         if len(self._programs) > _CAPACITY:
             self._programs.clear()
         self._programs[key] = _Program(executable, has_variables, first_s, started + pause_s)
-        return claims if claims.attributes or published else None
+        return claims if claims.attributes or accepted else None
 
     def _read_executable(self, pid: int) -> str:
         try:
@@ -310,22 +321,23 @@ class ProcessContexts:
             return decode_name(stat.name) if stat else ""
         return link.removesuffix(" (deleted)").rpartition("/")[2]
 
-    def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
-        with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The descriptor stays bound to the opened process; check that this is the sampled one.
-            stat = self._check(key)
-            published = find_context(self._files, key.tgid, memory, last)
-            if self._threads:
-                extra = published.context.extra if published else {}
-                self._threads.update(key, stat.stack_start, extra, memory)
-        if published and published is not last:
-            claims = filter_claims(published.context.resource)
-            extra = published.context.extra
-            proven = profiles_itself(self._files, key.tgid, extra)
-            kept = {name: extra[name] for name in ANNOUNCED if name in extra}
-            kept |= {TARGET: extra[TARGET]} if proven else {}
-            published = published._replace(context=ProcessContext(claims, kept))
-        return published
+    def _accept(self, key: ProcessKey, published: Published) -> Published:
+        claims = filter_claims(published.context.resource)
+        extra = published.context.extra
+        proven = profiles_itself(self._files, key.tgid, extra)
+        kept = {name: extra[name] for name in ANNOUNCED if name in extra}
+        kept |= {TARGET: extra[TARGET]} if proven else {}
+        return published._replace(context=ProcessContext(claims, kept))
+
+    def _check_and_follow(
+        self, key: ProcessKey, memory: int | None, published: Published | None
+    ) -> None:
+        # A descriptor stays bound to the opened process, and other files are read by process id, so
+        # a single check after all reads covers them.
+        stat = self._check(key)
+        if self._threads and memory is not None:
+            extra = published.context.extra if published else {}
+            self._threads.update(key, stat.stack_start, extra, memory)
 
     def _check(self, key: ProcessKey) -> ProcessStat:
         """Raises ``ProcessLookupError`` if the process has exited or called execve(2)."""

@@ -7,6 +7,9 @@ linked programs, ``g`` is at offset -8 from the thread pointer. In other program
 for 64-bit processors are taken from the DWARF in each version's first and last release.
 """
 
+import mmap
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from otel_kprofiler.bpf import ContextKind, ContextPlace, GoOffsets
@@ -40,22 +43,35 @@ class UnsupportedGoError(Exception):
 
 
 def find_goroutines(
-    read: Read, objects: list[LoadedObject], headers_at: int
+    read: Read, headers_at: int, list_objects: Callable[[], list[LoadedObject]]
 ) -> ContextPlace | None:
     """Locates a thread's goroutine labels; None if the program is not a Go program.
 
-    Only x86-64 is supported. ``headers_at`` is the address of the executable's program headers.
-    Raises :class:`UnsupportedGoError` if the Go version or the thread-local storage is not
-    supported, and ``OSError`` if the memory cannot be read.
+    Only x86-64 is supported. ``headers_at`` is the address of the executable's program headers; 0
+    if unknown. ``list_objects`` is called only if the program headers are not in the executable's
+    first page. Raises :class:`UnsupportedGoError` if the Go version or the thread-local storage is
+    not supported, and ``OSError`` if the memory cannot be read.
     """
-    for loaded in objects:
-        if not loaded.start < headers_at < loaded.end:
-            continue
-        try:
-            elf = read_loaded(read, loaded.start, MACHINES["x86_64"])
-        except ElfError:
+    elf = _read_program(read, headers_at, list_objects) if headers_at else None
+    return _locate(read, elf) if elf and _is_go(read, elf) else None
+
+
+def _read_program(
+    read: Read, headers_at: int, list_objects: Callable[[], list[LoadedObject]]
+) -> LoadedElf | None:
+    """Reads the executable's headers; None if they are damaged.
+
+    Linkers place the program headers after the ELF header, but tools such as patchelf move them.
+    """
+    with suppress(ElfError, OSError):
+        elf = read_loaded(read, headers_at - headers_at % mmap.PAGESIZE, MACHINES["x86_64"])
+        if elf.headers_at == headers_at:
+            return elf
+    for loaded in list_objects():
+        if loaded.start < headers_at < loaded.end:
+            with suppress(ElfError):
+                return read_loaded(read, loaded.start, MACHINES["x86_64"])
             return None
-        return _locate(read, elf) if _is_go(read, elf) else None
     return None
 
 

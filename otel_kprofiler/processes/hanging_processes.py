@@ -21,19 +21,21 @@ class HangingProcesses:
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
         self._files = files
         self._calls = PatientCalls(name, patience_s)
-        self._users: dict[ProcessKey, int | None] = {}  # uids of hanging processes
+        self._users: dict[ProcessKey, int] = {}  # uids of hanging processes
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process, and return whether it was called.
 
         The function is not called if an earlier call for this process, or too many calls for other
-        processes, still hang.
+        processes, still hang, or if the process has exited.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)
         }
         user = read_owner(self._files, key.tgid)
         users = list(self._users.values())
+        if user is None:
+            return False
         if key in self._users or len(users) >= MAX_LEFT or users.count(user) >= MAX_OF_USER:
             return False
         if not self._calls.call(key, job):

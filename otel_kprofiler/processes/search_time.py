@@ -2,6 +2,10 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
+
+_MAX_BYTES: Final = 128
+"""Maximum number of bytes in ``schedstat``: three numbers with up to 20 digits."""
 
 
 class SearchTime:
@@ -52,7 +56,7 @@ def read_run_delay_s() -> float:
     (Documentation/scheduler/sched-stats.rst), or 0 if the kernel does not measure it.
     """
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(_MAX_BYTES).split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0

@@ -11,6 +11,7 @@ import platform
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import (
@@ -197,17 +198,26 @@ def find_place(
 
     ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if the process has exited.
     """
-    read, objects, headers_at = _open(files, pid, memory)
-    machine = platform.machine()
-    place = find_context_place(read, objects, headers_at, variable.name, machine)
+    place = find_context_place(
+        _limit_reads(memory),
+        _list_objects(files, pid),
+        _read_headers_address(files, pid),
+        variable.name,
+        platform.machine(),
+    )
     return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
 
 
-def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObject], int]:
-    """Returns a time-limited memory reader, the loaded files, and the program headers' address."""
-    objects = find_objects(parse_mappings(read_maps(files, pid)))
-    auxv = read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
+def _list_objects(files: HostFiles, pid: int) -> list[LoadedObject]:
+    return find_objects(parse_mappings(read_maps(files, pid)))
 
+
+def _read_headers_address(files: HostFiles, pid: int) -> int:
+    return parse_headers_address(read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES))
+
+
+def _limit_reads(memory: int) -> Read:
+    """Returns a time-limited memory reader."""
     search = SearchTime(_MAX_CPU_S, _MAX_BLOCKED_S)
 
     def read(address: int, size: int) -> bytes:
@@ -220,7 +230,7 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
             raise OSError(f"read only {len(data)} of {size} bytes at {address:#x}")
         return data
 
-    return read, objects, parse_headers_address(auxv)
+    return read
 
 
 class PublishedThreads:
@@ -294,7 +304,10 @@ class PublishedThreads:
 
     def _find_goroutines(self, pid: int, memory: int) -> ContextPlace | None:
         try:
-            return find_goroutines(*_open(self._files, pid, memory))
+            headers_at = _read_headers_address(self._files, pid)
+            return find_goroutines(
+                _limit_reads(memory), headers_at, partial(_list_objects, self._files, pid)
+            )
         except OSError:
             return None
         except (UnsupportedGoError, SearchTooLongError) as error:

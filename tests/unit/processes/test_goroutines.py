@@ -20,7 +20,7 @@ _PT_LOAD, _PT_NOTE, _PT_TLS = 1, 4, 7
 class Program:
     """A program's memory: headers, a note, and data that contains the compiler's version."""
 
-    def __init__(self, version="go1.26.1", *, note=NOTE, storage=None, gap=0, flags=2):
+    def __init__(self, version="go1.26.1", *, note=NOTE, storage=None, gap=0, flags=2, at=64):
         segments = [
             (_PT_LOAD, 5, 0, BASE, BASE, 0x1000, 0x1000, 0x1000),
             (_PT_NOTE, 4, 0x800, BASE + 0x800, BASE + 0x800, len(note), len(note), 4),
@@ -31,13 +31,15 @@ class Program:
         headers = b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
         ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
         head = struct.pack(
-            "<16sHHIQQQIHHHHHH", ident, 2, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 0, 0, 0
+            "<16sHHIQQQIHHHHHH", ident, 2, 62, 1, 0, at, 0, 0, 64, 56, len(segments), 0, 0, 0
         )
         code = (head + headers).ljust(0x800, b"\0") + note
         block = b"\xff Go buildinf:" + bytes((8, flags)) + bytes(16)
         block += bytes((len(version),)) + version.encode()
-        self.parts = {BASE: code.ljust(0x1000, b"\0"), DATA: bytes(gap) + block.ljust(256, b"\0")}
-        self.objects = [LoadedObject(BASE, DATA + 0x1000, "/program")]
+        code = code.ljust(0x1000, b"\0") + headers.ljust(0x1000, b"\0")
+        self.parts = {BASE: code, DATA: bytes(gap) + block.ljust(256, b"\0")}
+        self.headers_at = BASE + at
+        self.listed = 0
 
     def read(self, address, size):
         for start, data in self.parts.items():
@@ -45,8 +47,13 @@ class Program:
                 return data[address - start : address - start + size]
         raise OSError(f"no {size} bytes at {address:#x}")
 
+    def list_objects(self):
+        self.listed += 1
+        library = LoadedObject(0x10000, 0x20000, "/library")
+        return [library, LoadedObject(BASE, DATA + 0x1000, "/program")]
+
     def find(self):
-        return find_goroutines(self.read, self.objects, BASE + 64)
+        return find_goroutines(self.read, self.headers_at, self.list_objects)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +106,22 @@ def test_programs_without_a_go_note_are_not_treated_as_go_programs(note):
     assert Program(note=note).find() is None
 
 
-def test_a_program_that_only_loads_go_libraries_is_not_a_go_program():
+def test_only_programs_with_moved_headers_are_looked_up_among_the_mapped_files():
+    program, moved = Program(), Program(at=0x1000)
+    assert (program.find(), program.listed) == (moved.find(), 0)
+    assert (moved.find().go, moved.listed) == (LAYOUTS["1.26"][1], 2)
+
+
+def test_an_elf_header_that_does_not_belong_to_the_program_headers_is_ignored():
     program = Program()
-    assert find_goroutines(program.read, program.objects, 0x10000) is None
-    program.parts[BASE] = bytes(0x1000)
+    program.headers_at += 56
+    assert (program.find().go, program.listed) == (LAYOUTS["1.26"][1], 1)
+
+
+@pytest.mark.parametrize("headers_at", [0, 0x30040])
+def test_a_program_that_only_loads_go_libraries_is_not_a_go_program(headers_at):
+    program = Program()
+    program.headers_at = headers_at
+    assert program.find() is None
+    program.headers_at, program.parts[BASE] = BASE + 64, bytes(0x1000)
     assert program.find() is None

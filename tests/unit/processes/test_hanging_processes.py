@@ -52,3 +52,9 @@ def test_hanging_processes_block_neither_callers_nor_reads_for_other_users(tmp_p
         assert read[-1] == THIRD
         for thread in processes.stop():
             thread.join(60)
+
+
+def test_no_thread_is_woken_for_a_process_that_has_exited(tmp_path):
+    processes = HangingProcesses(Access(str(tmp_path)), "kprofiler-test")
+    assert not processes.call(ProcessKey(5, 1), lambda: None)
+    assert processes.stop() == []
