@@ -220,7 +220,7 @@ class ReaderFlag(MappedWords):
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
     """Returns the counters summed over all CPUs, and whether no record was being written."""
-    words = memoryview(lines).cast("Q")
+    words = memoryview(lines).cast("Q").tolist()  # a list is added up faster than a view
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])

@@ -45,9 +45,9 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
         lines = attached.lines.copy(), waits.copy() if waits else b""
         position = attached.ring.reserved()
         again = attached.lines.copy(), waits.copy() if waits else b""
-        if again == lines and attached.lines.parse(lines[0])[1]:  # no CPU is writing a record
+        counts, at_rest = attached.lines.parse(lines[0])
+        if again == lines and at_rest:  # no CPU is writing a record
             break
-    counts = attached.lines.parse(lines[0])[0]
     missed = attached.tracepoints.missed if attached.tracepoints else {}
     for number, count in missed.items():
         counts[number] = counts[number]._replace(missed=counts[number].missed + count)
