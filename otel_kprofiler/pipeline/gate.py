@@ -30,20 +30,20 @@ class EventTimeGate:
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
     stalled sampler watermark delays them by at most ten seconds. Samples that arrive even later are
     counted in the window open at that time.
-
-    Attributes:
-        counts: the number of waiting samples, by kind.
     """
 
     def __init__(self, max_wait_ns: int = MAX_WAIT_NS) -> None:
         self._max_wait_ns = max_wait_ns
         self._waiting: list[RawSample] = []
-        self.counts = SampleCounts()
+
+    @property
+    def counts(self) -> SampleCounts:
+        """Returns the number of waiting samples, by kind."""
+        return count_kinds(self._waiting)
 
     def push(self, samples: list[RawSample]) -> None:
         """Add samples, in any order."""
         self._waiting += samples
-        self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
         """Returns the ``CLOCK_BOOTTIME`` before which no more data is expected.
@@ -63,5 +63,4 @@ class EventTimeGate:
         self._waiting.sort(key=_TIME)
         count = bisect_left(self._waiting, before_ns, key=_TIME)
         released, self._waiting = self._waiting[:count], self._waiting[count:]
-        self.counts -= count_kinds(released)
         return released
