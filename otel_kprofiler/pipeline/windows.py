@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -162,32 +162,34 @@ class WindowBuilder:
 
     def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
         """Add a sample, whose time must be before the window's end."""
+        # Unpacking takes less than half as long as reading the fields by name.
+        (
+            kind, value, time_ns, cpu, _, tid, _, _, comm, _, _, link,
+            number, event, _, _, _, context,
+        ) = sample  # fmt: skip
         self._count += 1
-        self._last_ns = sample.time_ns
-        groups = self._kinds.get(sample.kind)
-        if groups is None:
-            groups = self._kinds[sample.kind] = {}
-        group = groups.get(resource)
-        if group is None:
-            group = groups[resource] = {}
+        self._last_ns = time_ns
+        try:
+            group = self._kinds[kind][resource]
+        except KeyError:
+            group = self._kinds.setdefault(kind, {}).setdefault(resource, {})
         labels: LabelSet | _Context = ()
-        if sample.context:
-            labels = _Context(sample.process, sample.context)
-        elif sample.labels and self._find_labels:
-            labels = self._find_labels(sample.labels)
-        wait = _wait_key(sample.wait) if sample.wait else None
-        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
-        series = group.get(key)
-        if series is None and self._budgets and not self._budgets.admit(sample, resource):
-            comm = name_coarse_thread(resource)
+        if context:
+            labels = _Context(sample.process, context)
+        elif number and self._find_labels:
+            labels = self._find_labels(number)
+        wait = _wait_key(event) if event else None
+        key = (stack, tid, comm, cpu, link, labels, wait)
+        added = [time_ns, value]
+        series = group.setdefault(key, added)  # get() followed by an insertion hashes keys twice
+        if series is added and self._budgets and not self._budgets.admit(sample, resource):
+            del group[key]
             tid = sample.tgid if "process.pid" in resource.attributes else 0
-            key = (stack, tid, comm, sample.cpu, None, COARSE_LABELS, wait)
-            series = group.get(key)
-        if series is not None:
-            series += (sample.time_ns, sample.value)
-            return
-        group[key] = [sample.time_ns, sample.value]
-        if stack.is_provisional:
+            key = (stack, tid, name_coarse_thread(resource), cpu, None, COARSE_LABELS, wait)
+            series = group.setdefault(key, added)
+        if series is not added:
+            series += added
+        elif stack.is_provisional:
             self._unfinished.setdefault(stack, sample)
 
     def close(
@@ -261,17 +263,12 @@ class WindowBuilder:
 
     def _interval(self, end_boot_ns: int) -> Interval:
         """Returns the window's interval, extended to include early and late samples."""
-        all_series = [
-            series
-            for groups in self._kinds.values()
-            for group in groups.values()
-            for series in group.values()
-        ]
+        sampled = [group for groups in self._kinds.values() for group in groups.values()]
         start = self.start_boot_ns
         if self._is_first:
-            start = min([start, *(series[0] for series in all_series)])
-        end = max([end_boot_ns, *(series[-2] + 1 for series in all_series)])
-        return self._clock.interval(start, end)
+            start = min([start, *[series[0] for group in sampled for series in group.values()]])
+        last = max([series[-2] for group in sampled for series in group.values()], default=0)
+        return self._clock.interval(start, max(end_boot_ns, last + 1))
 
     def _samples(
         self,
@@ -280,21 +277,24 @@ class WindowBuilder:
         interval: Interval,
         ends: WaitStacks | TracepointStacks,
     ) -> list[WindowSample]:
-        samples, new = [], tuple.__new__
+        samples, new, pause = [], tuple.__new__, self._pause
         boot_ns = chain.from_iterable([series[::2] for series in group.values()])
-        times_unix_ns = iter(interval.to_unix_ns(list(boot_ns)))
+        times_unix_ns = interval.to_unix_ns(list(boot_ns))
         names: dict[bytes, str] = {}
         cuts_all = isinstance(ends, TracepointStacks)
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
+        at = 0
         for (stack, tid, comm, cpu, link, labels, key), series in group.items():
-            if self._pause:
-                self._pause()
+            if pause:
+                pause()
             name = names.get(comm)
             if name is None:
                 name = names[comm] = decode_name(comm)
             values = series[1::2]
-            times = list(islice(times_unix_ns, len(values)))
-            if values.count(1) == len(values):
+            count = len(values)
+            times = times_unix_ns[at : at + count]
+            at += count
+            if values.count(1) == count:
                 values = []
             resolved = again.get(stack, stack)
             wait = None
@@ -305,8 +305,8 @@ class WindowBuilder:
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
             if key or cuts_all:
                 resolved = ends.cut(resolved)  # the cause of a wait is in the part that is cut off
-            of_span, its_labels = self._decode(link, labels)
-            if isinstance(key, LockWait):
+            of_span, its_labels = self._decode(link, labels) if labels else (link, labels)
+            if key and isinstance(key, LockWait):
                 its_labels = tuple(sorted((*its_labels, *_lock_labels(key))))
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
             samples.append(new(WindowSample, fields))  # three times as fast as WindowSample()
