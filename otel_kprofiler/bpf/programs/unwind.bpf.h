@@ -311,18 +311,36 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	return 0;
 }
 
+/* Returns whether pc follows a call instruction, as seen when its rule was cached. */
+INLINE int was_after_call(struct unwind_work *w)
+{
+	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
+	u64 address = w->pc - m->shift - 1;
+	struct rule *rule;
+
+	if (m->state != FILE_LOADED || m->moved)
+		return 0;
+	rule = find_entry(w, address);
+	return rule && rule->after_call && is_entry_of(rule, m, address);
+}
+
 /* Checks a return address; returns 0, or sets `end` and returns 1. */
 INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	int call;
 
+	w->after_call = 0;
 	if (!w->pc) /* if fp is not used as a frame pointer, it may point to zeros */
 		return stop(w, w->source == FROM_FRAME_POINTER ? END_NO_RULE : END_COMPLETE);
 	if (find_mapping(w->pc - !w->leaf))
 		return stop(w, END_NOT_EXECUTABLE);
 	if (w->leaf)
 		return 0;
+	w->after_call = was_after_call(w);
+	if (w->after_call) /* saves a read of cold memory */
+		return 0;
 	call = call_before(c->flags & A64_CALLS, w->pc);
+	w->after_call = call == A_CALL && !w->kept[w->at & (KEPT_MAPPINGS - 1)].moved;
 	if (call == A_CALL || at_sigreturn(c, w->pc))
 		return 0;
 	/*
@@ -434,7 +452,7 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	w->pc = block_word(w, c->interrupt.pc_at);
 	w->sp = block_word(w, c->interrupt.sp_at);
 	w->fp = block_word(w, c->interrupt.fp_at);
-	w->fp_lost = w->sp_lost = 0;
+	w->fp_lost = w->sp_lost = w->after_call = 0;
 	w->leaf = 1;
 	take_block(w, INTERRUPT_BLOCK);
 	w->source = FROM_REGISTERS;

@@ -643,35 +643,50 @@ GLOBAL int read_row(u64 address)
 	return run_program(w, c);
 }
 
+/* Returns the cache entry for the rule of an address in the current mapping's file, or of another. */
+INLINE struct rule *find_entry(struct unwind_work *w, u64 address)
+{
+	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
+	u32 cpu = w->cpu;
+	struct rules *cache = LOOKUP(rules, &cpu);
+
+	if (!cache)
+		return 0;
+	w->low = (address ^ address >> 13 ^ m->serial * 0x9e5) & (RULES - 1);
+	return &cache->rule[*(volatile u32 *)&w->low & (RULES - 1)];
+}
+
+INLINE int is_entry_of(const struct rule *rule, const struct mapping *m, u64 address)
+{
+	return rule->key == (address << 32 | m->serial) && rule->high == address >> 32;
+}
+
 /* Sets `rule` to the rule for an address in the current mapping's file. */
 GLOBAL int find_rule(u64 address)
 {
 	struct unwind_work *w = get_work();
 	struct mapping *m;
-	struct rules *cache;
 	struct rule *rule;
-	u64 key;
-	u32 cpu, error;
+	u32 error;
 
 	if (!w)
 		return RULE_GONE;
 	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
-	cpu = w->cpu;
-	cache = LOOKUP(rules, &cpu);
-	if (!cache)
+	rule = find_entry(w, address);
+	if (!rule)
 		return RULE_GONE;
-	key = address << 32 | m->serial;
-	w->low = (address ^ address >> 13 ^ m->serial * 0x9e5) & (RULES - 1);
-	rule = &cache->rule[*(volatile u32 *)&w->low & (RULES - 1)];
-	if (rule->key == key && rule->high == address >> 32) {
+	if (is_entry_of(rule, m, address)) {
+		if (w->after_call && !rule->after_call)
+			rule->after_call = 1;
 		w->rule = *rule;
 		return rule->error;
 	}
 	error = read_row(address);
-	w->rule.key = key;
+	w->rule.key = address << 32 | m->serial;
 	w->rule.high = address >> 32;
 	w->rule.row = w->row;
 	w->rule.error = error;
+	w->rule.after_call = w->after_call;
 	if (error != RULE_GONE && error != RULE_WORK)
 		*rule = w->rule;
 	return error;

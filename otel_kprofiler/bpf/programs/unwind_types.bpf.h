@@ -191,7 +191,8 @@ enum rule_errors {
 struct rule {
 	u64 key; /* lower half of the address, and the table's serial; 0: empty */
 	struct row row;
-	u32 error;
+	u16 error;
+	u16 after_call; /* the address is in a call instruction */
 	u32 high; /* upper half of the address */
 };
 
@@ -234,6 +235,7 @@ struct unwind_work {
 	u32 end;
 	u32 source;	/* how the last frame was found */
 	u32 leaf;	/* pc is not a return address */
+	u32 after_call; /* pc is known to follow a call instruction */
 	u32 registers;	/* enum register_blocks: where the registers were saved */
 	u32 called;	/* the block belongs to a callee: only preserved registers are valid */
 	u32 fp_lost;
