@@ -1,7 +1,7 @@
 """Builds a request's dictionary, which contains each value in the request exactly once."""
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.model import (
@@ -54,7 +54,7 @@ from otel_kprofiler.otlp.writer import (
     Token,
     Writer,
 )
-from otel_kprofiler.speedups import FrameTokens, encode_locations
+from otel_kprofiler.speedups import FrameTokens
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
@@ -92,13 +92,16 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """The serialized entries of the seven tables, except zero entries, and their total ``size``."""
+    """The serialized entries of the seven tables, except zero entries, and their total ``size``.
 
-    __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
+    ``tokens`` contains the tokens of each table's interned entries.
+    """
+
+    __slots__ = ("_first_tokens", "_token", "entries", "size", "tokens")
 
     def __init__(self, writer: Writer) -> None:
         self.entries: tuple[list[bytes], ...] = tuple([] for _ in range(7))
-        self._known: tuple[dict[bytes, Token], ...] = tuple({} for _ in range(7))
+        self.tokens: tuple[dict[bytes, Token], ...] = tuple({} for _ in range(7))
         self._token = writer.token
         self._first_tokens = writer.first_tokens
         self.size = 0
@@ -113,7 +116,7 @@ class Tables:
 
     def intern(self, table: int, entry: bytes) -> Token:
         """Returns the token of an encoded entry, after adding the entry if it is new."""
-        known_tokens = self._known[table]
+        known_tokens = self.tokens[table]
         token = known_tokens.get(entry)
         if token is None:
             entries = self.entries[table]  # inlined add(): saves a call for each new entry
@@ -231,6 +234,29 @@ class Dictionary:
             self._shortcuts[item] = entry
         return entry
 
+    def add_samples(
+        self,
+        samples: Sequence[WindowSample],
+        at: int,
+        times: dict[bytes, bytes],
+        sizes: list[int],
+        *,
+        size: int,
+        limit: int,
+    ) -> tuple[int, int, int]:
+        """Add samples without values, from ``samples[at]`` to the first that is left to the caller.
+
+        Returns the index of this sample, the new size, and the number of timestamps that were
+        added. The other arguments are those of ``FrameTokens.add_samples``.
+        """
+        tables = self.tables
+        at, size, added, count = self.frame_tokens.add_samples(
+            samples, at, self._stacks, self._statuses, self._shortcuts, tables.entries[STACK],
+            tables.tokens[STACK], times, sizes, size, tables.size, limit,
+        )  # fmt: skip
+        tables.size += added
+        return at, size, count
+
     def sample_head(self, sample: WindowSample) -> bytes:
         """Encode a sample except for its timestamps and values."""
         stack, tid, thread_name, cpu, link, _, _, labels, wait = sample
@@ -265,23 +291,27 @@ class Dictionary:
 
     def _add_stack(self, stack: Stack) -> Token:
         """Returns the token for a stack; a stack without frames has index 0."""
-        parts: list[bytes] = []
-        frame_tokens, separator = self.frame_tokens, self._writer.separator
+        locations = self.frame_tokens.join(stack.sides, self._writer.separator, self.frame)
+        if locations is None:
+            locations = self._join(self._add_sides(stack))
+        token = self.tables.intern(STACK, self._writer.stack(locations)) if locations else b""
+        self._stacks[stack] = token
+        return token
+
+    def _add_sides(self, stack: Stack) -> Iterator[bytes]:
+        """Yields the tokens of each side's frames, and keeps the statuses of incomplete sides."""
+        separator = self._writer.separator
         for kind, frames, status, *_ in stack.sides:
             if frames:  # without frames, the attributes would never be referenced
                 if isinstance(frames, RawFrames):
                     locations = self.raw_locations(frames)
-                    parts.append(self._join(map(locations.__getitem__, frames.addresses)))
+                    yield self._join(map(locations.__getitem__, frames.addresses))
                 else:
-                    parts.append(frame_tokens.join(frames, separator, self.frame))
+                    side = (kind, frames)
+                    yield self.frame_tokens.join((side,), separator, self.frame) or b""
             if status:
                 others = self._statuses.get(stack, ())
                 self._statuses[stack] = (*others, (kind, status))
-        token = b""
-        if parts:
-            token = self.tables.intern(STACK, self._writer.stack(self._join(parts)))
-        self._stacks[stack] = token
-        return token
 
     def frame(self, frame: Frame) -> Token:
         """Returns the token of a frame's location."""
@@ -302,15 +332,19 @@ class Dictionary:
             mappings = self._mappings[id(module)]
             start, end, mapping = mappings.start, mappings.end, mappings.tokens[True]
         attributes = self._shortcuts.get((side, unresolved, builtin, found_by, None))
-        entries: Sequence[bytes | None] = [None] * len(frames)
-        can_encode = self._is_simple and unresolved is not _NO_NAME and (mapping or not module)
-        if encode_locations and attributes and can_encode:
-            entries = encode_locations(frames, start, end, mapping, attributes, self._functions)
-        for frame, entry in zip(frames, entries, strict=True):
-            if entry is None:
-                self.frame(frame)
-            else:
-                self.frame_tokens[frame] = self.tables.intern(LOCATION, entry)
+        can_add = self._is_simple and unresolved is not _NO_NAME and (mapping or not module)
+        functions, tables = self._functions, self.tables
+        tokens, entries = tables.tokens[LOCATION], tables.entries[LOCATION]
+        at = 0
+        while at < len(frames):
+            if attributes and can_add:
+                at, size = self.frame_tokens.add_locations(
+                    frames, at, start, end, mapping, attributes, functions, entries, tokens
+                )
+                tables.size += size
+            if at < len(frames):
+                self.frame(frames[at])
+                at += 1
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
         """Maps each raw address to the token of its location."""

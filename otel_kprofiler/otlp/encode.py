@@ -6,6 +6,7 @@ request's dictionary contains only the values that the request uses.
 """
 
 import os
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -39,6 +40,7 @@ from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.otlp.scope import Scope
 from otel_kprofiler.otlp.wait_attributes import total_attributes
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
+from otel_kprofiler.speedups import encode_samples
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
 
@@ -50,6 +52,9 @@ sizes are lower bounds."""
 _MORE_SHARE: Final = 8
 """If only some of the samples fit in a request, the next attempt uses 1/8 more samples than fit. If
 all samples fit, the number of samples is doubled."""
+
+_LEFT_SAMPLES: Final = 16
+"""Number of samples that are encoded in Python after two in sequence that the C version leaves."""
 
 
 class Encoded(NamedTuple):
@@ -341,8 +346,24 @@ def _write_samples(
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}
     values: dict[bytes, bytes] = {}
-    count = 0
-    for sample in units:
+    is_simple = writer.form is Form.PROTOBUF and not has_values
+    bound = sys.maxsize if limit is None else min(limit, sys.maxsize)
+    count = at = resumed = 0
+    while at < len(units):
+        if is_simple and at >= resumed:
+            start = at
+            at, size, added = dictionary.add_samples(
+                units, at, samples, sizes, size=size, limit=bound
+            )
+            count += added
+            if at == start:
+                resumed = at + _LEFT_SAMPLES
+            if sizes and sizes[-1] > bound:
+                return b"", 0
+            if at == len(units):
+                break
+        sample = units[at]  # left by the C version
+        at += 1
         head = dictionary.sample_head(sample) if sample is not _NOTHING else b""
         times = writer.timestamps(sample.timestamps_unix_ns)
         size += len(times)
@@ -361,6 +382,8 @@ def _write_samples(
         if limit is not None and sizes[-1] > limit:
             return b"", 0
         options.pause()
+    if is_simple and encode_samples:
+        return encode_samples(samples), count
     written = []
     for head, times in samples.items():
         written.append(writer.sample(head, times, values[head] if has_values else b""))

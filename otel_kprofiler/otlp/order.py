@@ -25,53 +25,34 @@ def intern_in_order(
     The most frequent locations have one-byte indices. The other locations are sorted by module and
     address, because compression removes what adjacent entries have in common.
     """
-    raw = _RawAddresses()
-    uses: list[tuple[int | Frame, int]] = _count(dictionary, dict.fromkeys(stacks), raw, pause)
-    if len(uses) > _ONE_BYTE_INDICES:
-        for key, _ in nlargest(_ONE_BYTE_INDICES, uses, key=_COUNT):
+    raw, frame_tokens = _RawAddresses(), dictionary.frame_tokens
+    raw_uses: Counter[int] = Counter()
+    for stack in dict.fromkeys(stacks):
+        if not frame_tokens.count(stack.sides):
+            for side in stack.sides:
+                if isinstance(side.frames, RawFrames):
+                    raw_uses.update(raw.keys(side.frames))
+        pause()
+    limit = _ONE_BYTE_INDICES + 1
+    uses: list[tuple[int | Frame, int]] = [*frame_tokens.most_used(limit), *raw_uses.items()]
+    most_used = nlargest(limit, uses, key=_COUNT)
+    if len(most_used) == limit:
+        for key, _ in most_used[:-1]:
             if isinstance(key, Frame):
                 dictionary.frame(key)
             else:
                 raw.intern(key, dictionary)
             pause()
     groups: dict[tuple[object, ...], list[Frame]] = {}
-    addresses: list[int] = []
-    for key, _ in uses:
-        if isinstance(key, Frame):
-            module, _, _, _, side, unresolved, builtin, found_by = key
-            group = (id(module), side, unresolved, builtin, found_by)
-            groups.setdefault(group, []).append(key)
-        else:
-            addresses.append(key)
-        pause()
+    frame_tokens.group(groups)
     for frames in groups.values():
         frames.sort(key=_ADDRESS)
         for at in range(0, len(frames), _FRAMES_BETWEEN_PAUSES):
             dictionary.add_frames(frames[at : at + _FRAMES_BETWEEN_PAUSES])
             pause()
-    for key in sorted(addresses, reverse=True):  # keys decrease as addresses increase
+    for key in sorted(raw_uses, reverse=True):  # keys decrease as addresses increase
         raw.intern(key, dictionary)
         pause()
-
-
-def _count(
-    dictionary: Dictionary,
-    stacks: Iterable[Stack],
-    raw: "_RawAddresses",
-    pause: Callable[[], None],
-) -> list[tuple[int | Frame, int]]:
-    """Counts the stacks' frames, in order of first use, and then their raw addresses."""
-    frame_tokens = dictionary.frame_tokens
-    raw_uses: Counter[int] = Counter()
-    for stack in stacks:
-        for side in stack.sides:
-            frames = side.frames
-            if isinstance(frames, RawFrames):
-                raw_uses.update(raw.keys(frames))
-            else:
-                frame_tokens.count(frames)
-        pause()
-    return [*frame_tokens.counts(), *raw_uses.items()]
 
 
 class _RawAddresses:

@@ -1,14 +1,13 @@
 """Types of the C functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Protocol, TypeVar
 
-from otel_kprofiler.speedups.pure import FrameCache
+from otel_kprofiler.speedups.pure import FrameCache, FrameT
 
 SampleT = TypeVar("SampleT")
 KindT = TypeVar("KindT")
-FrameT = TypeVar("FrameT")
 
 
 class SampleParser(Protocol):
@@ -49,30 +48,11 @@ class UserFrameFinder(Protocol):
         """
 
 
-class LocationEncoder(Protocol):
-    """Encodes entries of ``location_table`` as protobuf."""
+class SampleEncoder(Protocol):
+    """Encodes the samples of a profile as protobuf."""
 
-    def __call__(  # noqa: PLR0917 - the C function has only positional parameters
-        self,
-        frames: list[FrameT],
-        start: int,
-        end: int,
-        mapping: bytes,
-        attributes: bytes,
-        functions: dict[tuple[str, str, str, int], bytes],
-        /,
-    ) -> Sequence[bytes | None]:
-        """Returns an entry for each frame; None for each frame that it leaves.
-
-        Leaves frames outside of ``start`` to ``end``, frames with functions that have no token, and
-        entries of more than 129 bytes.
-
-        Args:
-            frames: frames with the same mapping and attributes.
-            mapping: token of the mapping; empty if there is none.
-            attributes: the encoded attributes.
-            functions: tokens by function, system name, file and first line.
-        """
+    def __call__(self, times: dict[bytes, bytes], /) -> bytes:
+        """Returns samples without values, given each sample's other fields and timestamps."""
 
 
 class GoFrameMaker(Protocol):

@@ -1,8 +1,7 @@
-/* Encodes entries of location_table; otlp/protobuf.py encodes all others. */
+/* Adds entries to location_table; otlp/protobuf.py encodes all others. */
 #include "speedups.h"
 #include <string.h>
 
-#define VARINT_BYTES 10
 #define LINE_BYTES (4 + 2 * VARINT_BYTES) /* two tags, a length and two varints */
 #define MAX_BODY_BYTES 127 /* so that the length is one byte */
 
@@ -73,7 +72,7 @@ static uint8_t *write_line(uint8_t *to, PyObject *line, PyObject *functions)
 	return to;
 }
 
-/* Returns the entry of a frame; None if it is left to the caller; NULL on failure. */
+/* Returns the entry of a frame; NULL if it is left to the caller, or on failure. */
 static PyObject *encode(PyObject *frame, uint64_t start, uint64_t end, const struct text *mapping,
 			const struct text *attributes, PyObject *functions)
 {
@@ -84,12 +83,12 @@ static PyObject *encode(PyObject *frame, uint64_t start, uint64_t end, const str
 
 	if (!PyTuple_Check(frame) || PyTuple_Size(frame) < 3 || read_field(frame, 1, &address) ||
 	    address < start || address >= end)
-		Py_RETURN_NONE;
+		return NULL;
 	lines = PyTuple_GetItem(frame, 2);
 	count = PyTuple_Check(lines) ? PyTuple_Size(lines) : MAX_BODY_BYTES;
 	if (1 + mapping->size + 1 + VARINT_BYTES + count * LINE_BYTES + attributes->size >
 	    MAX_BODY_BYTES)
-		Py_RETURN_NONE;
+		return NULL;
 	if (mapping->size) {
 		*to++ = MAPPING_INDEX;
 		to = write_bytes(to, mapping);
@@ -101,7 +100,7 @@ static PyObject *encode(PyObject *frame, uint64_t start, uint64_t end, const str
 	for (Py_ssize_t at = 0; at < count; at++) {
 		to = write_line(to, PyTuple_GetItem(lines, at), functions);
 		if (!to)
-			return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+			return NULL;
 	}
 	to = write_bytes(to, attributes);
 	entry[0] = LOCATION_TABLE;
@@ -109,37 +108,63 @@ static PyObject *encode(PyObject *frame, uint64_t start, uint64_t end, const str
 	return PyBytes_FromStringAndSize((char *)entry, to - entry);
 }
 
-const char encode_locations_text[] = "Encodes the locations of frames.";
+/* Returns the token of an entry, after adding the entry and its size if it is new; NULL on failure. */
+PyObject *intern(PyObject *entries, PyObject *tokens, PyObject *entry, Py_ssize_t *added)
+{
+	uint8_t bytes[VARINT_BYTES];
+	PyObject *token = PyDict_GetItemWithError(tokens, entry);
 
-PyObject *encode_locations(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+	if (token || PyErr_Occurred())
+		return Py_XNewRef(token);
+	if (PyList_Append(entries, entry))
+		return NULL;
+	token = PyBytes_FromStringAndSize(
+		(char *)bytes, write_varint(bytes, PyList_Size(entries)) - bytes);
+	if (token && PyDict_SetItem(tokens, entry, token))
+		Py_CLEAR(token);
+	*added += PyBytes_Size(entry);
+	return token;
+}
+
+const char add_locations_text[] = "Adds the locations of frames.";
+
+PyObject *add_locations(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
 	struct text mapping, attributes;
-	PyObject *frames, *entries;
+	PyObject *frames, *functions, *entries, *tokens;
 	uint64_t start, end;
-	Py_ssize_t size;
+	Py_ssize_t at, added = 0;
 
-	(void)module;
-	if (check_count("encode_locations", count, 6) ||
-	    PyBytes_AsStringAndSize(arguments[3], &mapping.bytes, &mapping.size) ||
-	    PyBytes_AsStringAndSize(arguments[4], &attributes.bytes, &attributes.size) ||
+	if (check_count("add_locations", count, 9) ||
+	    PyBytes_AsStringAndSize(arguments[4], &mapping.bytes, &mapping.size) ||
+	    PyBytes_AsStringAndSize(arguments[5], &attributes.bytes, &attributes.size) ||
 	    check_type("frames", PyList_Check(arguments[0]), "list") ||
-	    check_type("functions", PyDict_Check(arguments[5]), "dict"))
+	    check_type("functions", PyDict_Check(arguments[6]), "dict") ||
+	    check_type("entries", PyList_Check(arguments[7]), "list") ||
+	    check_type("tokens", PyDict_Check(arguments[8]), "dict"))
 		return NULL;
-	frames = arguments[0];
-	start = PyLong_AsUnsignedLongLong(arguments[1]);
-	if (start == UINT64_MAX && PyErr_Occurred())
+	frames = arguments[0], functions = arguments[6];
+	entries = arguments[7], tokens = arguments[8];
+	at = PyLong_AsSsize_t(arguments[1]);
+	start = PyLong_AsUnsignedLongLong(arguments[2]);
+	end = PyLong_AsUnsignedLongLong(arguments[3]);
+	if (PyErr_Occurred())
 		return NULL;
-	end = PyLong_AsUnsignedLongLong(arguments[2]);
-	if (end == UINT64_MAX && PyErr_Occurred())
-		return NULL;
-	size = PyList_Size(frames);
-	entries = PyList_New(size);
-	for (Py_ssize_t at = 0; entries && at < size; at++) {
-		PyObject *entry = encode(PyList_GetItem(frames, at), start, end, &mapping,
-					 &attributes, arguments[5]);
+	for (; at >= 0 && at < PyList_Size(frames); at++) {
+		PyObject *frame = PyList_GetItem(frames, at), *entry, *token;
+		int status;
 
-		if (!entry || PyList_SetItem(entries, at, entry))
-			Py_CLEAR(entries);
+		if (has_token(self, frame))
+			continue;
+		entry = encode(frame, start, end, &mapping, &attributes, functions);
+		if (!entry && !PyErr_Occurred())
+			break;
+		token = entry ? intern(entries, tokens, entry, &added) : NULL;
+		status = token ? store_token(self, frame, token) : -1;
+		Py_XDECREF(token);
+		Py_XDECREF(entry);
+		if (status)
+			return NULL;
 	}
-	return entries;
+	return Py_BuildValue("nn", at, added);
 }

@@ -76,7 +76,7 @@ static int execute(PyObject *module)
 #define FUNCTION(name) {#name, FAST(name), name##_text}
 
 static PyMethodDef functions[] = {
-	FUNCTION(encode_locations),
+	FUNCTION(encode_samples),
 	FUNCTION(parse_samples),
 	FUNCTION(add_go_functions),
 	FUNCTION(pack_pairs),

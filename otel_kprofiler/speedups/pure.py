@@ -3,9 +3,13 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from heapq import nlargest
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
-FrameT = TypeVar("FrameT")
+FrameT = TypeVar("FrameT", bound=tuple[Any, ...])
+StackT = TypeVar("StackT")
 
 _ADDRESS_BITS: Final = 56
 _ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
@@ -125,6 +129,12 @@ class FramePattern(NamedTuple, Generic[FrameT]):
 _Files = Sequence[tuple[FrameCache[FrameT], int, FramePattern[FrameT] | None] | None]
 
 
+_FunctionKey = tuple[str, str, str, int]
+"""A function, its system name, its file and its first line."""
+_Sides = tuple[tuple[Any, ...], ...]
+"""The sides of a stack: the frames of a side are its second field, its status is the third."""
+
+
 class FrameTokens(Generic[FrameT]):
     """Counts the uses of frames, and maps frames to tokens. Frames are compared by identity."""
 
@@ -134,13 +144,33 @@ class FrameTokens(Generic[FrameT]):
         self._counts: Counter[FrameT] = Counter()
         self._tokens: dict[FrameT, bytes] = {}
 
-    def count(self, frames: tuple[FrameT, ...]) -> None:
-        """Count one more use of each frame."""
-        self._counts.update(frames)
+    def count(self, sides: _Sides) -> bool:
+        """Count one more use of each frame of a stack.
 
-    def counts(self) -> list[tuple[FrameT, int]]:
-        """Returns the counted frames and their uses, in the order in which they were added."""
-        return [(frame, count) for frame, count in self._counts.items() if count]
+        Returns False if there are sides whose frames are not tuples; these are left to the caller.
+        """
+        counted = [side[1] for side in sides if isinstance(side[1], tuple)]
+        for frames in counted:
+            self._counts.update(frames)
+        return len(counted) == len(sides)
+
+    def most_used(self, limit: int) -> list[tuple[FrameT, int]]:
+        """Returns the most used frames and their uses, which decrease.
+
+        Frames with equal uses are in the order in which they were added.
+        """
+        uses = [(frame, count) for frame, count in self._counts.items() if count]
+        return nlargest(limit, uses, key=itemgetter(1))
+
+    def group(self, groups: dict[tuple[object, ...], list[FrameT]]) -> None:
+        """Add each counted frame, in the order in which they were added, to the list of its kind.
+
+        Frames of the same kind differ only in their addresses, lines and offsets.
+        """
+        for frame, count in self._counts.items():
+            if count:
+                module, _, _, _, *kind = frame
+                groups.setdefault((id(module), *kind), []).append(frame)
 
     def get(self, frame: FrameT) -> bytes | None:
         """Returns the token of a frame; None if it has none."""
@@ -152,14 +182,87 @@ class FrameTokens(Generic[FrameT]):
         self._tokens[frame] = token
 
     def join(
-        self,
-        frames: tuple[FrameT, ...],
-        separator: bytes,
-        missing: Callable[[FrameT], bytes],
-    ) -> bytes:
-        """Returns the tokens of frames, separated. ``missing`` stores and returns a new token."""
-        tokens = self._tokens
+        self, sides: _Sides, separator: bytes, missing: Callable[[FrameT], bytes]
+    ) -> bytes | None:
+        """Returns the tokens of a stack's frames, separated.
+
+        Leaves stacks with a side that has a status, or whose frames are not a tuple, by returning
+        None. ``missing`` stores and returns a new token.
+        """
+        for _, frames, *more in sides:
+            if not isinstance(frames, tuple) or (more and more[0]):
+                return None
+        tokens, frames = self._tokens, chain.from_iterable([side[1] for side in sides])
         return separator.join([tokens.get(frame) or missing(frame) for frame in frames])
+
+    def add_locations(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        frames: list[FrameT],
+        at: int,
+        start: int,
+        end: int,
+        mapping: bytes,
+        attributes: bytes,
+        functions: dict[_FunctionKey, bytes],
+        entries: list[bytes],
+        tokens: dict[bytes, bytes],
+        /,
+    ) -> tuple[int, int]:
+        """Add locations as protobuf, and store their tokens.
+
+        Returns the index of the first frame that is left to the caller, and the size of the new
+        entries. Leaves frames outside of ``start`` to ``end``, frames with functions that have no
+        token, and entries of more than 129 bytes. The Python version leaves all frames.
+
+        Args:
+            frames: frames of the same kind.
+            at: index of the first frame to add.
+            mapping: token of the mapping; empty if there is none.
+            attributes: the encoded attributes.
+            functions: tokens of functions.
+            entries: ``location_table``, except its zero entry.
+            tokens: tokens by entry.
+        """
+        return at, 0
+
+    def add_samples(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        samples: Sequence[tuple[Any, ...]],
+        at: int,
+        stacks: dict[StackT, bytes],
+        statuses: dict[StackT, Any],
+        shortcuts: dict[tuple[object, ...], bytes],
+        entries: list[bytes],
+        tokens: dict[bytes, bytes],
+        times: dict[bytes, bytes],
+        sizes: list[int],
+        size: int,
+        tables_size: int,
+        limit: int,
+        /,
+    ) -> tuple[int, int, int, int]:
+        """Add samples as protobuf, and the stacks of these samples.
+
+        Returns the index of the first sample that is left to the caller, the new ``size``, the size
+        of the new entries, and the number of timestamps that were added. Leaves samples with links,
+        statuses, new attributes, or frames without tokens, and others after 64 samples or if the
+        limit is exceeded. The Python version leaves all samples.
+
+        Args:
+            samples: a list of samples without values.
+            at: index of the first sample to add.
+            stacks: tokens by stack.
+            statuses: contains the stacks with statuses.
+            shortcuts: the encoded attributes of samples.
+            entries: ``stack_table``, except its zero entry.
+            tokens: tokens by entry.
+            times: packed timestamps by the sample's other fields.
+            sizes: receives the size of samples and tables after each sample.
+            size: size of the samples so far.
+            tables_size: size of the tables so far.
+            limit: maximum size of samples and tables.
+        """
+        return at, size, 0, 0
 
 
 def find_btf_types(types: bytes, fixed: bytes, each: bytes) -> bytes:

@@ -20,7 +20,9 @@ extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 	PyObject *name(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 
 DECLARE(add_go_functions);
-DECLARE(encode_locations);
+DECLARE(add_locations);
+DECLARE(add_samples);
+DECLARE(encode_samples);
 DECLARE(find_btf_types);
 DECLARE(find_user_frames);
 DECLARE(pack_pairs);
@@ -30,6 +32,11 @@ int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected);
 int check_type(const char *name, int has_type, const char *type);
 void free_object(PyObject *self);
 PyObject *new_record(PyObject *type, PyObject *fields);
+PyObject *intern(PyObject *entries, PyObject *tokens, PyObject *entry, Py_ssize_t *added);
+PyObject *join_sides(PyObject *self, PyObject *sides, const char *separator,
+		     Py_ssize_t separator_bytes, PyObject *missing);
+int has_token(PyObject *self, PyObject *frame);
+int store_token(PyObject *self, PyObject *frame, PyObject *token);
 
 /* Hashes a key so that its low bits depend on all bits. The multiplier is 2^64 / phi (Knuth). */
 static inline uint64_t hash(uint64_t key)
@@ -38,6 +45,8 @@ static inline uint64_t hash(uint64_t key)
 	key *= 0x9E3779B97F4A7C15;
 	return key ^ key >> 32;
 }
+
+#define VARINT_BYTES 10
 
 /* Writes a varint (ULEB128) of up to 10 bytes, and returns the position after it. */
 static inline uint8_t *write_varint(uint8_t *to, uint64_t value)

@@ -381,6 +381,10 @@ MUTATIONS = [
     Mutation("a record with a span", "otel_kprofiler/speedups/records.c", "record.span_id || ", "", "tests/unit/speedups/test_speedups.py::test_other_records_are_left_to_the_caller"),
     Mutation("a stack that equals an earlier one", "otel_kprofiler/speedups/records.c", "	return Py_NewRef(earlier);\n", "	return PyBytes_FromStringAndSize(bytes, size);\n", "tests/property/test_speedups.py::test_records_are_parsed_alike"),
     Mutation("a frame without a token", "otel_kprofiler/speedups/frame_tokens.c", "		if (!use || !use->token_bytes) {\n", "		if (!use) {\n", "tests/unit/speedups/test_speedups.py::test_a_token_that_is_not_stored_is_rejected"),
+    Mutation("samples with a link", "otel_kprofiler/speedups/samples.c", "PyTuple_GetItem(sample, LINK) != Py_None", "0", "tests/unit/speedups/test_speedups.py::test_samples_that_cannot_be_encoded_are_left_to_the_caller"),
+    Mutation("the size of a sample", "otel_kprofiler/speedups/samples.c", "#define SAMPLE_BYTES 4", "#define SAMPLE_BYTES 5", "tests/unit/speedups/test_speedups.py::test_samples_are_added_up_to_the_limit"),
+    Mutation("a frame whose location was added before", "otel_kprofiler/speedups/locations.c", "		if (has_token(self, frame))\n			continue;\n", "", "tests/unit/speedups/test_speedups.py::test_frames_that_cannot_be_encoded_are_left_to_the_caller"),
+    Mutation("frames of different kinds", "otel_kprofiler/speedups/frame_tokens.c", "memcmp(kind->fields, fields, sizeof(fields))", "0", "tests/property/test_speedups.py::test_frame_tokens_are_counted_and_joined_alike"),
 ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from otel_kprofiler.model import (
     AttributeForm,
     FileId,
     FileKey,
+    Form,
     Frame,
     FrameSource,
     Line,
@@ -43,10 +44,12 @@ from otel_kprofiler.model import (
     pack_user_stack,
 )
 from otel_kprofiler.otlp import dictionary as dictionary_module
+from otel_kprofiler.otlp import encode as encode_module
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.speedups import pure
+from tests.property.test_otlp import fixed_ids, relaxed, windows
 from tests.records import pack_record
 from tests.speedups import load_compiled
 
@@ -56,9 +59,9 @@ LAST_WORD = 2**64 - 1
 NOT_COLLECTED = -32768
 
 
-def same(function, *arguments):
+def same(function, *arguments, **options):
     """Calls a function with each version, and returns the result that both have."""
-    first, second = (function(version, *arguments) for version in BOTH)
+    first, second = (function(version, *arguments, **options) for version in BOTH)
     assert first == second
     return first
 
@@ -155,23 +158,45 @@ def test_large_frame_caches_find_all_frames(step):
     same(fill)
 
 
-# The last two are equal, but distinct.
-FRAMES = [Frame(None, at, (), 0, KERNEL_SIDE) for at in (*range(30), 29)]
+# The last three are equal, but distinct, and their kinds are equal.
+FRAMES = [
+    Frame(None, at, (), 0, KERNEL_SIDE, None, ("ssl", f"m{number}"[:2]))
+    for number, at in enumerate((*range(30), 29, 29))
+]
+FRAMES += [
+    Frame(module, 5, (), 0, side, unresolved, found_by=found_by)
+    for module in (None, Module("m", ModuleKind.USER, None, FileId("0" * 32), 0, ()))
+    for side in (KERNEL_SIDE, USER_SIDE)
+    for unresolved in (None, Unresolved.NO_FILE)
+    for found_by in ("", "guess")
+]
 some_frames = st.lists(st.integers(0, len(FRAMES) - 1), max_size=20)
 tokens = st.binary(min_size=1, max_size=11)
+statuses = st.sampled_from([(), (0,), (0, True, ()), (0,), (1,), (-14,)])
+containers = st.sampled_from([tuple, tuple, tuple, tuple, tuple, list, iter])
+some_sides = st.lists(st.tuples(some_frames, containers, statuses), max_size=3)
 uses = st.lists(
-    st.tuples(st.just("count"), some_frames)
-    | st.tuples(st.just("counts"))
+    st.tuples(st.just("count"), some_sides)
+    | st.tuples(st.just("most_used"), st.integers(-1, len(FRAMES) + 1))
+    | st.tuples(st.just("group"))
     | st.tuples(st.just("get"), st.integers(0, len(FRAMES) - 1))
     | st.tuples(st.just("set"), st.integers(0, len(FRAMES) - 1), tokens)
     | st.tuples(
         st.just("join"),
-        some_frames,
+        some_sides,
         st.sampled_from([1, 1, 1, 25, 100]),
         st.sampled_from([b"", b",", b", " * 2000]),
     ),
     max_size=30,
 )
+
+
+def draw_sides(sides, times=1):
+    """Returns the sides of a stack, each with frames in a container, and perhaps a status."""
+    return tuple(
+        (KERNEL_SIDE, container([FRAMES[at] for at in frames] * times), *status)
+        for frames, container, status in sides
+    )
 
 
 def use_tokens(version, uses):
@@ -183,21 +208,25 @@ def use_tokens(version, uses):
         log.append(id(frame))
         token = table[frame] = f"{frame.address * 7919 % 10 ** (1 + frame.address % 11)}".encode()
         if frame.address % 2:  # enlarge the table while it is in use
-            table.count(tuple(Frame(None, at, (), 0, KERNEL_SIDE) for at in range(100)))
+            more = tuple(Frame(None, at, (), 0, KERNEL_SIDE) for at in range(100))
+            table.count(((KERNEL_SIDE, more),))
         return token
 
     for name, *arguments in uses:
         if name == "count":
-            table.count(tuple(FRAMES[at] for at in arguments[0]))
-        elif name == "counts":
-            log.append([(frame, count) for frame, count in table.counts()])
+            log.append(table.count(draw_sides(*arguments)))
+        elif name == "most_used":
+            log.append([(*frame, count) for frame, count in table.most_used(*arguments)])
+        elif name == "group":
+            table.group(groups := {})
+            log.append(groups)
         elif name == "get":
             log.append(table.get(FRAMES[arguments[0]]))
         elif name == "set":
             table[FRAMES[arguments[0]]] = arguments[1]
         else:
-            chosen, times, separator = arguments
-            log.append(table.join(tuple(FRAMES[at] for at in chosen) * times, separator, add))
+            sides, times, separator = arguments
+            log.append(table.join(draw_sides(sides, times), separator, add))
     return log
 
 
@@ -214,20 +243,20 @@ def test_joined_tokens_may_exceed_the_buffer(count, separator):
     def join(version):
         table = version.FrameTokens()
         table[FRAMES[0]] = token
-        return table.join((FRAMES[0],) * count, separator, str)
+        return table.join(((KERNEL_SIDE, (FRAMES[0],) * count),), separator, str)
 
     assert same(join) == separator.join([token] * count)
 
 
-def test_frames_are_counted_in_order_of_first_use():
+def test_frames_are_ordered_by_their_uses_and_their_first_use():
     many = [Frame(None, at, (), 0, KERNEL_SIDE) for at in range(10_000)]
 
     def count(version):
         table = version.FrameTokens()
-        table.count((*many[5000:], *many))
-        return [(frame.address, uses) for frame, uses in table.counts()]
+        assert table.count(((KERNEL_SIDE, (*many[5000:], *many)),))
+        return [(frame.address, uses) for frame, uses in table.most_used(7000)]
 
-    assert same(count) == [(at, 2) for at in range(5000, 10_000)] + [(at, 1) for at in range(5000)]
+    assert same(count) == [(at, 2) for at in range(5000, 10_000)] + [(at, 1) for at in range(2000)]
 
 
 # Events have the numbers 16 and 17.
@@ -379,11 +408,12 @@ def alike_frames(draw):
 
 def add_frames(version, frames, writer, unnamed_frames):
     dictionary = Dictionary(writer, AttributeForm.INLINE, unnamed_frames)
-    with pytest.MonkeyPatch.context() as patch:
-        encode = getattr(version, "encode_locations", None)
-        patch.setattr(dictionary_module, "encode_locations", encode)
-        dictionary.add_frames(frames)
-    return dictionary.tables.entries, list(map(dictionary.frame, frames))
+    dictionary.frame_tokens = version.FrameTokens()
+    for frame in frames[5:]:
+        dictionary.frame(frame)
+    dictionary.add_frames(frames)
+    tables = dictionary.tables
+    return tables.entries, tables.tokens, tables.size, list(map(dictionary.frame, frames))
 
 
 @given(
@@ -393,3 +423,37 @@ def add_frames(version, frames, writer, unnamed_frames):
 )
 def test_locations_are_encoded_alike(frames, writer, unnamed_frames):
     same(add_frames, frames, writer, unnamed_frames)
+
+
+def encode_window(version, window, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dictionary_module, "FrameTokens", version.FrameTokens)
+        encode_samples = getattr(version, "encode_samples", None)
+        patch.setattr(encode_module, "encode_samples", encode_samples)
+        batches, too_large = encode_module.encode_window(window, new_id=fixed_ids, **options)
+    return [(batch.payload, batch.profiles) for batch in batches], too_large
+
+
+@st.composite
+def similar_samples(draw):
+    """Draws a window with samples that have the same attributes, and with equal samples."""
+    window = draw(windows())
+    for profile in window.profiles:
+        for resource in profile.resources:
+            plain = [
+                sample._replace(tid=1, thread_name="a", cpu=0, link=None, labels=(), wait=None)
+                for sample in resource.samples
+            ]
+            resource.samples.extend(draw(st.lists(st.sampled_from(plain), max_size=100)))
+    return window
+
+
+@relaxed
+@given(
+    similar_samples(),
+    st.sampled_from([Form.PROTOBUF, Form.PROTOBUF, Form.JSON]),
+    st.none() | st.integers(300, 4000),
+    st.sampled_from(UnnamedFrames),
+)
+def test_windows_are_encoded_alike(window, form, limit, unnamed_frames):
+    same(encode_window, window, form=form, max_bytes=limit, unnamed_frames=unnamed_frames)

@@ -47,8 +47,10 @@ def use_tokens(version, frames):
         table[frame] = token = frame[:11].encode()
         return token
 
-    table.count(frames)
-    return table.counts(), table.join(frames, b",", add), [*map(table.get, frames)]
+    sides = (("kernel", frames[:100]), ("user", frames[100:], 0))
+    counted = table.count((*sides, ("python", [])))
+    joined = table.join(sides, b",", add)
+    return counted, table.most_used(50), joined, [*map(table.get, frames)]
 
 
 def parse(version, chunk):

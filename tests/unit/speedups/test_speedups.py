@@ -27,8 +27,12 @@ from otel_kprofiler.model import (
     Line,
     PythonEnd,
     RawSample,
+    Side,
+    Stack,
     StackEnd,
     StackMapping,
+    StackStatus,
+    WindowSample,
     pack_python_stack,
     pack_user_stack,
 )
@@ -44,8 +48,15 @@ from tests.speedups import load_compiled
 compiled = load_compiled()
 FILES = (None,) * 16
 FRAME = Frame(None, 1, (), 0, KERNEL_SIDE)
+SIDES = ((KERNEL_SIDE, (FRAME,)),)
 LINE = Line("function", "", "file.c", 3, 1)
 KEY = ("function", "", "file.c", 1)
+ENTRY = b"\x12\x07\x08\x05\x10\x01\x22\x01\x06"
+"""The location of the frame, with the arguments of :func:`add_locations`."""
+STACK = Stack((Side(*SIDES[0]),))
+SAMPLE = WindowSample(STACK, 1, "thread", 0, None, [7])
+KIND = (1, "thread", 0, (), "", (), None)
+"""The attributes of the sample."""
 KINDS = number_kinds([])
 BY_TABLE = FrameSource.TABLE << SOURCE_BITS
 SUPPORTED = platform.machine() in {"x86_64", "aarch64"}
@@ -295,14 +306,14 @@ def test_invalid_tokens_are_rejected(token, error):
     with pytest.raises(error):
         tokens[FRAME] = token
     assert tokens.get(FRAME) is None
-    assert tokens.counts() == []
+    assert tokens.most_used(5) == []
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), ((FRAME,), b""), ((FRAME,), b"", str, 4), ([FRAME], b"", str), (None, b"", str),
-        ((FRAME,), "", str), ((FRAME,), b"", None),
+        (), (SIDES, b""), (SIDES, b"", str, 4), ([*SIDES], b"", str), (None, b"", str),
+        (SIDES, "", str), (SIDES, b"", None),
     ],
 )  # fmt: skip
 def test_invalid_arguments_of_join_are_rejected(arguments):
@@ -310,20 +321,70 @@ def test_invalid_arguments_of_join_are_rejected(arguments):
         compiled.FrameTokens().join(*arguments)
 
 
-def test_only_tuples_of_frames_are_counted():
-    for frames in ([FRAME], None, "frames"):
-        with pytest.raises(TypeError, match="frames must be a tuple"):
-            compiled.FrameTokens().count(frames)
+@pytest.mark.parametrize("side", [None, (), (1,), [1, (FRAME,)], (1, [FRAME]), (1, None)])
+def test_sides_without_a_tuple_of_frames_are_left_to_the_caller(side):
+    tokens = use(FRAME)[1]
+    assert tokens.count(SIDES)
+    assert not tokens.count((*SIDES, side, *SIDES))
+    assert tokens.most_used(5) == [(FRAME, 3)]
+    assert tokens.join(SIDES, b"", str) == b"0"
+    assert tokens.join((*SIDES, side), b"", str) is None
+
+
+def test_errors_of_statuses_are_raised():
+    class Status:
+        def __bool__(self):
+            raise LookupError("refused")
+
+    with pytest.raises(LookupError, match="refused"):
+        compiled.FrameTokens().join(((1, (FRAME,), Status()),), b"", str)
+
+
+def test_invalid_arguments_of_frame_tokens_are_rejected():
+    tokens = compiled.FrameTokens()
+    for sides in ([*SIDES], None, "frames"):
+        with pytest.raises(TypeError, match="sides must be a tuple"):
+            tokens.count(sides)
+    for limit, error in ((None, TypeError), ("1", TypeError), (2**70, OverflowError)):
+        with pytest.raises(error):
+            tokens.most_used(limit)
+    for frame in (5, FRAME[:7], (*FRAME, 8), list(FRAME)):
+        tokens = compiled.FrameTokens()
+        tokens[5] = b"not counted"
+        tokens.count(((1, (FRAME, frame)),))
+        with pytest.raises(TypeError, match="frame must be a tuple of 8 fields"):
+            tokens.group({})
+    for groups in (None, []):
+        with pytest.raises(TypeError, match="groups must be a dict"):
+            tokens.group(groups)
+
+
+def test_groups_may_contain_frames_already():
+    tokens, key = compiled.FrameTokens(), (id(None), KERNEL_SIDE, None, (), "")
+    tokens.count(SIDES)
+    tokens.group(groups := {key: [5]})
+    tokens.group(groups)
+    assert groups == {key: [5, FRAME, FRAME]}
+    for frames in ((), None):
+        with pytest.raises(TypeError, match="group must be a list"):
+            tokens.group({key: frames})
+
+
+def test_frames_whose_kind_has_no_hash_are_not_grouped():
+    tokens, other = compiled.FrameTokens(), FRAME._replace(builtin=[])
+    tokens.count(((1, (FRAME, other)),))
+    with pytest.raises(TypeError, match="unhashable"):
+        tokens.group({})
 
 
 def test_a_token_that_is_not_stored_is_rejected():
     tokens = compiled.FrameTokens()
     for frames in ((FRAME,), (FRAME,) * 1000):
         with pytest.raises(ValueError, match="the frame still has no token"):
-            tokens.join(frames, b",", lambda _: b"5")
-    tokens.count((FRAME,))
+            tokens.join(((1, frames),), b",", lambda _: b"5")
+    tokens.count(SIDES)
     with pytest.raises(ValueError, match="the frame still has no token"):
-        tokens.join((FRAME,), b",", lambda _: b"5")
+        tokens.join(SIDES, b",", lambda _: b"5")
 
 
 @pytest.mark.parametrize("size", [1, 1000])
@@ -335,7 +396,7 @@ def test_errors_of_called_functions_are_raised(size):
     with pytest.raises(LookupError, match="refused"):
         cache.find(word(0) + word(1) * size, 0, FILES, fail)
     with pytest.raises(LookupError, match="refused"):
-        tokens.join((FRAME, *[object() for _ in range(size)]), b"", fail)
+        tokens.join(((1, (FRAME, *[object() for _ in range(size)])),), b"", fail)
     samples = []
     with pytest.raises(LookupError, match="refused"):
         parse(plain() * size, samples=samples, collect=fail)
@@ -363,20 +424,36 @@ def test_parse_samples_requires_bytes_and_all_arguments():
         compiled.parse_samples(b"")
 
 
+def add_locations(table, /, **changes):
+    arguments = {
+        "frames": [FRAME], "at": 0, "start": 0, "end": 9, "mapping": b"\x05",
+        "attributes": b"\x22\x01\x06", "functions": {KEY: b"\x02"}, "entries": [], "tokens": {},
+        **changes,
+    }  # fmt: skip
+    return table.add_locations(*arguments.values())
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("changes", "error"),
     [
-        ((), TypeError), (((FRAME,), 0, 9, b"", b"", {}), TypeError),
-        (([FRAME], -1, 9, b"", b"", {}), OverflowError),
-        (([FRAME], 0, 2**64, b"", b"", {}), OverflowError),
-        (([FRAME], 0, 9, "", b"", {}), TypeError), (([FRAME], 0, 9, b"", None, {}), TypeError),
-        (([FRAME], 0, 9, b"", b"", None), TypeError),
-        (([FRAME._replace(lines=(LINE,))], 0, 9, b"", b"", {KEY: "2"}), TypeError),
+        ({"frames": (FRAME,)}, TypeError), ({"start": -1}, OverflowError), ({"at": ""}, TypeError),
+        ({"end": 2**64}, OverflowError), ({"mapping": ""}, TypeError), ({"tokens": []}, TypeError),
+        ({"attributes": None}, TypeError), ({"functions": None}, TypeError),
+        ({"entries": ()}, TypeError), ({"tokens": {ENTRY: "2"}}, TypeError),
+        ({"tokens": {ENTRY: b""}}, ValueError),
+        ({"frames": [FRAME._replace(lines=(LINE,))], "functions": {KEY: "2"}}, TypeError),
     ],
 )  # fmt: skip
-def test_invalid_arguments_of_encode_locations_are_rejected(arguments, error):
+def test_invalid_arguments_of_add_locations_are_rejected(changes, error):
+    tokens = compiled.FrameTokens()
     with pytest.raises(error):
-        compiled.encode_locations(*arguments)
+        add_locations(tokens, **changes)
+    assert tokens.get(FRAME) is None
+
+
+def test_add_locations_requires_all_arguments():
+    with pytest.raises(TypeError, match=r"add_locations\(\) takes 9 arguments, not 1"):
+        compiled.FrameTokens().add_locations([])
 
 
 @pytest.mark.parametrize(
@@ -390,10 +467,125 @@ def test_invalid_arguments_of_encode_locations_are_rejected(arguments, error):
     ],
 )  # fmt: skip
 def test_frames_that_cannot_be_encoded_are_left_to_the_caller(frame):
-    simple = FRAME._replace(lines=(LINE,))
+    tokens, entries, indices = compiled.FrameTokens(), [b"first"], {}
+    simple, again = (FRAME._replace(lines=(LINE,)) for _ in range(2))
     entry = b"\x12\x0d\x08\x05\x10\x01\x1a\x04\x08\x02\x10\x03\x22\x01\x06"
-    frames, kind = [simple, frame, simple], (b"\x05", b"\x22\x01\x06")
-    assert compiled.encode_locations(frames, 0, 9, *kind, {KEY: b"\x02"}) == [entry, None, entry]
+    fields = {"frames": [simple, frame, again, frame], "entries": entries, "tokens": indices}
+    assert add_locations(tokens, **fields) == (1, 15)
+    assert add_locations(tokens, **fields) == (1, 0)
+    assert add_locations(tokens, **fields, at=2) == (3, 0)
+    assert add_locations(tokens, **fields, at=4) == (4, 0)
+    tokens[frame] = b"5"
+    assert add_locations(tokens, **fields) == (4, 0)
+    assert (entries, indices) == ([b"first", entry], {entry: b"\2"})
+    assert [tokens.get(frame) for frame in (simple, again)] == [b"\2", b"\2"]
+
+
+def add_samples(table, /, **changes):
+    arguments = {
+        "samples": [SAMPLE], "at": 0, "stacks": {}, "statuses": {}, "shortcuts": {KIND: b"attr"},
+        "entries": [], "tokens": {}, "times": {}, "sizes": [], "size": 1000, "tables_size": 100,
+        "limit": 10_000, **changes,
+    }  # fmt: skip
+    return table.add_samples(*arguments.values())
+
+
+def test_samples_are_added_up_to_the_limit():
+    tokens, sizes, times = use(FRAME)[1], [], {}
+    fields = {"samples": [SAMPLE] * 100, "sizes": sizes, "times": times}
+    assert add_samples(tokens, **fields) == (64, 1000 + 64 * 8 + 10, 5, 64)
+    assert sizes == [1000 + at * 8 + 10 + 105 for at in range(1, 65)]
+    assert times == {b"\x08\x01attr": b"\7\0\0\0\0\0\0\0" * 64}
+    assert add_samples(tokens, **fields, at=64, limit=1125)[0] == 67
+    assert sizes[64:] == [1113, 1121, 1129]
+    assert add_samples(tokens, at=1) == (1, 1000, 0, 0)
+    assert add_samples(tokens, at=-1) == (-1, 1000, 0, 0)
+
+
+def test_a_stack_without_an_index_is_encoded_without_the_field():
+    times = {}
+    assert add_samples(compiled.FrameTokens(), stacks={STACK: b""}, times=times)[0] == 1
+    assert list(times) == [b"attr"]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        5, (), SAMPLE[:8], (*SAMPLE, 9), list(SAMPLE), SAMPLE._replace(link=b""),
+        SAMPLE._replace(timestamps_unix_ns=()), SAMPLE._replace(timestamps_unix_ns=[]),
+        SAMPLE._replace(timestamps_unix_ns=[7, -1]), SAMPLE._replace(timestamps_unix_ns=[2**64]),
+        SAMPLE._replace(timestamps_unix_ns=["7"]), SAMPLE._replace(tid=2),
+        SAMPLE._replace(stack=Stack()), SAMPLE._replace(stack=Stack([])),
+        SAMPLE._replace(stack=Stack((Side(KERNEL_SIDE, (FRAME,), StackStatus(1)),))),
+        SAMPLE._replace(stack=Stack((Side(KERNEL_SIDE, (FRAME, FRAME._replace()), 0),))),
+        SAMPLE._replace(stack=Stack((Side(KERNEL_SIDE, [FRAME]),))),
+    ],
+)  # fmt: skip
+def test_samples_that_cannot_be_encoded_are_left_to_the_caller(sample):
+    tokens, sizes, times = use(FRAME)[1], [], {}
+    fields = {"samples": [SAMPLE, sample, SAMPLE], "sizes": sizes, "times": times}
+    assert add_samples(tokens, **fields)[0] == 1
+    assert add_samples(tokens, **fields, at=1)[0] == 1
+    assert add_samples(tokens, **fields, at=2)[0] == 3
+    assert len(sizes) == 2
+    assert times == {b"\x08\x01attr": b"\7\0\0\0\0\0\0\0" * 2}
+
+
+def test_samples_with_a_status_are_left_to_the_caller():
+    assert add_samples(use(FRAME)[1], stacks={STACK: b"5"}, statuses={STACK: ()})[0] == 0
+    assert add_samples(use(FRAME)[1], stacks={STACK: b"5"}, statuses={5: ()})[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"samples": (SAMPLE,)}, TypeError), ({"at": "0"}, TypeError), ({"stacks": []}, TypeError),
+        ({"at": 2**70}, OverflowError), ({"statuses": ()}, TypeError),
+        ({"shortcuts": None}, TypeError),
+        ({"entries": {}}, TypeError), ({"tokens": []}, TypeError), ({"times": []}, TypeError),
+        ({"sizes": {}}, TypeError), ({"size": ""}, TypeError), ({"tables_size": None}, TypeError),
+        ({"limit": 2**70}, OverflowError), ({"stacks": {STACK: "5"}}, TypeError),
+        ({"shortcuts": {KIND: "attr"}}, TypeError), ({"times": {b"\x08\x01attr": 5}}, TypeError),
+        ({"samples": [SAMPLE._replace(stack=[])]}, TypeError),
+        ({"samples": [SAMPLE._replace(stack=[])], "statuses": {5: 5}}, TypeError),
+        ({"samples": [SAMPLE._replace(stack=5)]}, AttributeError),
+        ({"samples": [SAMPLE._replace(wait=[])]}, TypeError),
+        ({"tokens": {b"\x3a\x03\x0a\x010": "5"}}, TypeError),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_of_add_samples_are_rejected(changes, error):
+    with pytest.raises(error):
+        add_samples(use(FRAME)[1], **changes)
+
+
+def test_add_samples_requires_all_arguments():
+    with pytest.raises(TypeError, match=r"add_samples\(\) takes 12 arguments, not 1"):
+        compiled.FrameTokens().add_samples([])
+
+
+def test_large_stacks_and_samples_are_encoded():
+    stack = Stack((Side(KERNEL_SIDE, (FRAME,) * 50_000),))
+    entries, times = [], {}
+    sample = SAMPLE._replace(stack=stack, timestamps_unix_ns=[2**63] * 30_000)
+    assert add_samples(use(FRAME)[1], samples=[sample], entries=entries, times=times)[3] == 30_000
+    writer = ProtobufWriter()
+    assert entries == [writer.stack(b"0" * 50_000)]
+    written = b"".join([writer.sample(head, packed, b"") for head, packed in times.items()])
+    assert compiled.encode_samples(times) == written
+
+
+@pytest.mark.parametrize("arguments", [(), ({}, {}), ([],), ({5: b""},), ({b"": "5"},)])
+def test_invalid_arguments_of_encode_samples_are_rejected(arguments):
+    with pytest.raises(TypeError):
+        compiled.encode_samples(*arguments)
+
+
+def test_samples_may_have_no_timestamps():
+    assert compiled.encode_samples({}) == b""
+    times = {b"head": b"", b"": b"12345678", b"h" * 200: b"t" * 200}
+    writer = ProtobufWriter()
+    written = [writer.sample(head, packed, b"") for head, packed in times.items()]
+    assert compiled.encode_samples(times) == b"".join(written)
 
 
 def test_a_stack_limit_beyond_32_bits_does_not_overflow():
@@ -415,18 +607,21 @@ def test_tables_release_all_references():
         cache, tokens = use(*items)
         for at, item in enumerate(reversed(items)):
             cache[at] = item  # replaces another frame
-        tokens.count(tuple(items))
-        tokens.count(tuple(items))
+        sides = ((5, tuple(items)),)
+        tokens.count(sides * 2)
         found = cache.find(b"".join(map(word, range(1000))), 0, FILES, str)
         other = compiled.FrameCache()
         files = ((cache, 2**64 - 1, None), *FILES[1:])
         found += other.find(b"".join(word(BY_TABLE | at) for at in range(1000)), 0, files, str)
         assert len(other) == 1000
-        joined = tokens.join(tuple(items), b",", str)
+        joined = tokens.join(sides, b",", str)
         assert joined == b",".join(b"%d" % at for at in range(1000))
-        uses = tokens.counts()
+        stack = Stack(sides)
+        samples = [SAMPLE._replace(stack=stack)] * 3
+        assert add_samples(tokens, samples=samples, tokens={}, stacks={})[0] == 3
+        uses = tokens.most_used(1000)
         assert uses == [(item, 2) for item in items]
-        del cache, tokens, other, files, found, uses, item
+        del cache, tokens, other, files, found, uses, item, sides, stack, samples
         assert count(*everything) == first
 
 
@@ -441,6 +636,7 @@ def test_failures_release_all_references():
 
 def use_in_failing_calls(items):
     cache, tokens = use(*items)
+    tokens.count(((5, ((*items, *FRAME[:3]),)),))
 
     def fail_later(value):
         if value == 7:
@@ -452,15 +648,22 @@ def use_in_failing_calls(items):
 
     for call in (
         lambda: cache.find(word(0) + word(6) + word(7), 0, FILES, fail_later),
-        lambda: tokens.join((*items, object()), b"", lambda _: items[0]),
-        lambda: tokens.join((*items, object()) * 1000, b"", lambda _: items[0]),
+        lambda: tokens.join(((1, (*items, object())),), b"", lambda _: items[0]),
+        lambda: tokens.join(((1, (*items, object())),) * 1000, b"", lambda _: items[0]),
+        lambda: tokens.group({(id(items[0]), items[4], *FRAME[:3]): items[2]}),
         lambda: tokens.__setitem__(items[0], b""),
         lambda: cache.__setitem__(-1, items[0]),
         lambda: parse(plain(), kinds={1: items[0]}, collect=fail_to_collect),
         lambda: parse(plain(), kinds={1: items[0]}, type=items[1]),
-        lambda: compiled.encode_locations(
-            [FRAME, items[0], (items[1], 1, (LINE,))], 0, 9, b"", b"", {KEY: items[2]}
+        lambda: add_locations(
+            tokens, frames=[FRAME, items[0], (items[1], 1, (LINE,))], functions={KEY: items[2]}
         ),
+        lambda: add_locations(compiled.FrameTokens(), tokens={ENTRY: items[0]}),
+        lambda: add_samples(tokens, stacks={STACK: items[0]}),
+        lambda: add_samples(tokens, stacks={STACK: b"5"}, shortcuts={KIND: items[0]}),
+        lambda: add_samples(tokens, stacks={STACK: b""}, times={b"attr": items[0]}),
+        lambda: add_samples(tokens, samples=[SAMPLE._replace(wait=items)], stacks={STACK: b""}),
+        lambda: compiled.encode_samples({b"": items[0]}),
     ):
         with pytest.raises((LookupError, ValueError, OverflowError, TypeError)):
             call()
@@ -507,9 +710,9 @@ def test_missing_may_use_the_table_that_it_is_called_for():
 
     def add_token(frame):
         many = tuple(object() for _ in range(1000))
-        tokens.count(many)
+        tokens.count(((1, many),))
         tokens[frame] = b"%d" % frame
-        return tokens.join((*many[:2], frame), b"", store)[2:]
+        return tokens.join(((1, (*many[:2], frame)),), b"", store)[2:]
 
     def store(item):
         tokens[item] = b"x"
@@ -518,7 +721,8 @@ def test_missing_may_use_the_table_that_it_is_called_for():
     raw = b"".join(map(word, range(50, 100)))
     assert cache.find(raw, 0, FILES, add) == tuple((value, 5) for value in range(50, 100))
     frames = tuple(range(1000, 1500))
-    assert tokens.join(frames, b",", add_token) == b",".join(b"%d" % frame for frame in frames)
+    joined = tokens.join(((1, frames),), b",", add_token)
+    assert joined == b",".join(b"%d" % frame for frame in frames)
 
 
 def test_deleting_a_frame_may_use_the_table_that_contained_it():
@@ -538,7 +742,11 @@ def test_deleting_a_frame_may_use_the_table_that_contained_it():
 def test_parsing_and_looking_up_leaks_no_memory():
     cache, tokens = use(*map(str, range(50)))
     chunk, raw = plain() * 3 + plain(owner=7), b"".join(map(word, range(50)))
-    frames = cache.find(raw, 0, FILES, str)
+    sides = ((KERNEL_SIDE, cache.find(raw, 0, FILES, str)),)
+    located = [FRAME, FRAME._replace(lines=(LINE,)), FRAME._replace(address=-1)]
+    samples = [SAMPLE._replace(stack=Stack(sides))] * 3 + [SAMPLE._replace(stack=Stack())]
+    kinds = compiled.FrameTokens()
+    kinds.count(((KERNEL_SIDE, (*located, FRAME._replace(found_by="guess"))),))
     pattern = pure.FramePattern(Frame, ((0, 1 << 40, 1 << 50, LINE),), LINE, FRAME[2:])
     stack = user_stack(5, 6, 7)
     known = cache, ((compiled.FrameCache(), 0, pattern), *FILES[1:])
@@ -548,8 +756,13 @@ def test_parsing_and_looking_up_leaks_no_memory():
         for _ in range(10_000):
             parse(chunk)
             cache.find(raw, 0, FILES, str)
-            tokens.join(frames, b",", str)
-            tokens.count(frames)
+            tokens.join(sides, b",", str)
+            tokens.count(sides)
+            tokens.most_used(5)
+            kinds.group({})
+            add_locations(compiled.FrameTokens(), frames=located)
+            add_samples(tokens, samples=samples, times=(times := {}))
+            compiled.encode_samples(times)
             compiled.FrameCache()[5] = "frame"
             compiled.FrameTokens()["frame"] = b"7"
             file = compiled.FrameCache()
@@ -579,7 +792,7 @@ os.uname = lambda: machine
 from otel_kprofiler import speedups
 from otel_kprofiler.speedups import pure
 is_python = speedups.FrameCache is pure.FrameCache
-assert is_python == (speedups.parse_samples is None) == (speedups.encode_locations is None)
+assert is_python == (speedups.parse_samples is None)
 print(speedups.library_problem)
 assert is_python == (speedups.library_problem is not None)
 """
