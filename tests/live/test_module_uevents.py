@@ -63,7 +63,8 @@ class Namespace:
 
 
 def test_events_are_received_on_descriptors_above_the_select_limit(no_low_descriptors, namespace):
-    assert not namespace.events.is_waiting()
+    while namespace.events.is_waiting():  # the host's events may reach all namespaces
+        namespace.events.receive()
     namespace.announce("add", "one")
     assert namespace.events.is_waiting()
 
