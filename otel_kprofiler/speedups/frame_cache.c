@@ -306,7 +306,7 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 			arguments[3]);
 }
 
-const char find_user_frames_text[] = "Returns the frames of a user stack; None if it is left.";
+const char find_user_frames_text[] = "Returns the frames of a user stack; None if it leaves the stack.";
 
 PyObject *find_user_frames(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -335,8 +335,10 @@ PyObject *find_user_frames(PyObject *module, PyObject *const *arguments, Py_ssiz
 		PyErr_SetString(PyExc_TypeError, "a table is a FrameCache and its files");
 		return NULL;
 	}
+	Py_INCREF(table); /* garbage collection may run code that drops it */
 	frames = find_all((struct frame_cache *)PyTuple_GetItem(table, 0), raw + start,
 			  size - start, PyTuple_GetItem(table, 1), NULL);
+	Py_DECREF(table);
 	return frames || PyErr_Occurred() ? frames : Py_NewRef(Py_None);
 }
 

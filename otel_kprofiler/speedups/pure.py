@@ -98,7 +98,7 @@ class FrameCache(Generic[FrameT]):
 
 
 class FramePattern(NamedTuple, Generic[FrameT]):
-    """The frames of a file whose symbols are not read.
+    """Pattern for the frames of a file whose symbols are not read.
 
     Attributes:
         frame_type: a named tuple, whose first two fields are the module and the address.

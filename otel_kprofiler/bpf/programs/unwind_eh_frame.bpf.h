@@ -643,7 +643,7 @@ GLOBAL int read_row(u64 address)
 	return run_program(w, c);
 }
 
-/* Returns the cache entry for the rule of an address in the current mapping's file, or of another. */
+/* Returns the cache entry that may hold the rule of an address in the current mapping's file. */
 INLINE struct rule *find_entry(struct unwind_work *w, u64 address)
 {
 	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];

@@ -402,13 +402,12 @@ class UserResolver(Stateless):
         return mapping
 
     def _limit(self) -> None:
-        """Forget words if there are too many. Counting them takes as long as a few stacks."""
-        if self._count() >= self._max_frames:
+        """Forget words if there are too many. Counting takes as long as resolving a few stacks."""
+        kept = self._kept + sum([len(words.frames) for words in self._words.values()])
+        if kept >= self._max_frames:
             self._forget()
-        self._left = max(self._max_frames - self._count(), self._max_frames // 16)
-
-    def _count(self) -> int:
-        return self._kept + sum([len(words.frames) for words in self._words.values()])
+            kept = self._kept
+        self._left = max(self._max_frames - kept, self._max_frames // 16)
 
     def _forget(self) -> None:
         self._words.clear()
