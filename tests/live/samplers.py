@@ -109,6 +109,10 @@ def spawned(*command, **options):
             process.kill()
 
 
+IN_KERNEL = "import os\nwhile True: os.urandom(65536)"
+"""A load that is nearly always in the kernel."""
+
+
 @contextlib.contextmanager
 def load(code, *, cpu=None):
     """Runs Python code in a process, optionally on one CPU, and yields the pid."""

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from samplers import IN_KERNEL, load
 
 from otel_kprofiler.model import KERNEL_SIDE, Unresolved
 from otel_kprofiler.otlp import read_profiles
@@ -23,33 +24,31 @@ from otel_kprofiler.pipeline import Pipeline
 read, step = symbolizer.read_snapshot, Pipeline.step
 
 def report(files, **options):
-    print("read", "symbols", file=sys.stderr)
+    sys.stderr.write("read symbols\\n")
     return read(files, **options)
 
 def report_first(pipeline):
     Pipeline.step = step
     gc.collect()
     kept = sum(type(each) is symbolizer.Snapshot for each in gc.get_objects())
-    print("kept", kept, file=sys.stderr)
+    sys.stderr.write(f"kept {kept}\\n")  # whole, because other threads log
     step(pipeline)
 
 symbolizer.read_snapshot, Pipeline.step = report, report_first
 main()
 """
+# Samples only the kernel, so that a first window of a single sample has kernel frames.
 CONFIG = """
 receivers:
-  kprofiler: {{samples_per_second: 199, reporter_interval: 60s}}
+  kprofiler: {{samples_per_second: 199, reporter_interval: 60s, stacks: kernel}}
 exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
 
 
 def await_samples(path, agent):
-    def has_samples():
-        os.listdir("/proc/self/task")  # something to sample
-        return path.exists() and path.stat().st_size
-
-    agent.wait_until(has_samples)
+    with load(IN_KERNEL):
+        agent.wait_until(lambda: path.exists() and path.stat().st_size)
 
 
 def test_symbols_are_read_once_at_startup_and_the_first_window_is_short(tmp_path):

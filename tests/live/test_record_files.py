@@ -9,12 +9,11 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 
 import pytest
 from programs import recording
-from samplers import spawned
+from samplers import IN_KERNEL, load
 
 from otel_kprofiler.otlp import read_profiles
 from tests.commands import run_checked, run_command
@@ -33,7 +32,7 @@ def _kernel_load():
     The load runs at normal priority, so that the user code in other processes, which is not
     sampled, cannot starve it.
     """
-    with spawned(sys.executable, "-S", "-c", "import os\nwhile True: os.urandom(65536)"):
+    with load(IN_KERNEL):
         yield
 
 
