@@ -11,6 +11,7 @@ pytestmark = pytest.mark.live
 SERVICE = (
     CODE
     + """
+import faulthandler
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from otel_kprofiler import KernelProfiler, labels
@@ -23,6 +24,7 @@ def fork_and(child):
     work(0.2)
     pid = raw_fork()
     if not pid:
+        faulthandler.dump_traceback_later(150, exit=True)  # shows where a child hangs
         child()
         sys.exit()
     print(pid)
