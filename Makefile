@@ -145,7 +145,7 @@ test-speedups-sanitized:  ## the C version of the speedups with AddressSanitizer
 		-shared otel_kprofiler/speedups/*.c -o $(SANITIZED)/_speedups_$$(uname -m).abi3.so
 	KPROFILER_SPEEDUPS_LIBRARY=$(SANITIZED)/_speedups_$$(uname -m).abi3.so PYTHONMALLOC=malloc \
 		LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-		$(PYTEST) -m 'not system' tests/unit/speedups tests/property/test_speedups.py
+		$(PYTEST) -m 'not system' tests/unit/speedups tests/property/test_speedups.py tests/property/test_sample_batches.py
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')

@@ -102,7 +102,7 @@ PACKAGES = {
     "pipeline": Package(
         "Groups samples into windows; builds pipelines that sample this host or replay a recording",
         "bpf clock config errors host interpreters late model processes recording sampling "
-        "stopping symbols text tracking",
+        "speedups stopping symbols text tracking",
     ),
     "delivery": Package(
         "Delivers windows to export queues, and counts the samples each exporter sent and lost",

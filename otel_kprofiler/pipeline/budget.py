@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 from otel_kprofiler.host import CpuShare
@@ -15,7 +16,6 @@ from otel_kprofiler.model import (
     Resource,
     Stack,
 )
-from otel_kprofiler.symbols import StackKey
 
 SHARE: Final = 0.1
 """A process's long-term fraction of the pipeline thread's time, after a burst of one second."""
@@ -42,19 +42,20 @@ MAX_PROCESSES: Final = 4096
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 
+_PROGRAM: Final = attrgetter(
+    "kind", "tgid", "start_time_ns", "cgroup_id", "exec_id", "owner", "stack_start"
+)
+
 KeyT = TypeVar("KeyT")
 
 
 class Stacks(Protocol):
     """Resolves stacks; see :class:`~otel_kprofiler.symbols.StackResolver`."""
 
-    def key(self, sample: RawSample) -> StackKey:
-        """Returns a key that is equal for samples whose stacks resolve to equal results."""
+    def find_all(self, samples: list[RawSample]) -> list[Stack | None]:
+        """Returns each sample's stack if its frames are cached, otherwise None."""
 
-    def find(self, key: StackKey) -> Stack | None:
-        """Returns the stack of a key if it is cached, otherwise None."""
-
-    def resolve(self, sample: RawSample, key: StackKey | None = None) -> Stack:
+    def resolve(self, sample: RawSample) -> Stack:
         """Resolve a sample's stack with the symbols that were valid at the time of the sample."""
 
     def advance(self, now_boot_ns: int) -> int:
@@ -125,28 +126,27 @@ class ProcessBudgets:
         self._groups: dict[tuple[int | None, int, bool], CpuShare] = {}
         self.coarse: Counter[str] = Counter({"resource": 0, "stack": 0, "group": 0})
 
-    def resolve(self, sample: RawSample) -> tuple[Stack, Resource]:
-        """Returns the stack and the Resource for a sample."""
+    def resolve(self, samples: list[RawSample]) -> tuple[list[Stack], Resource]:
+        """Returns the stacks and the Resource for samples of one program."""
+        resource = self._resources.find(samples[0]) or self._identify(samples[0])
+        stacks = zip(samples, self._stacks.find_all(samples), strict=True)
+        return [stack or self._resolve(sample) for sample, stack in stacks], resource
+
+    def _resolve(self, sample: RawSample) -> Stack:
         if not self._is_limiting:
-            return self._stacks.resolve(sample), self._resources.get(sample)
-        resource = self._resources.find(sample) or self._identify(sample)
-        key = self._stacks.key(sample)
-        stack = self._stacks.find(key)
-        if stack is not None:
-            return stack, resource
+            return self._stacks.resolve(sample)
         began_ns = self._now_ns()
         shares = self._get_shares(sample)
         if _is_spent(shares, began_ns):
             self.coarse["stack"] += 1
             sample = _without_user_frames(sample)
-            key = self._stacks.key(sample)
-        stack = self._stacks.resolve(sample, key)
+        stack = self._stacks.resolve(sample)
         _spend(shares, self._now_ns() - began_ns)
-        return stack, resource
+        return stack
 
     def identify(self, samples: Iterable[RawSample]) -> None:
         """Find the Resources of sampled processes while the processes are still running."""
-        for sample in samples:
+        for sample in {_PROGRAM(sample): sample for sample in samples}.values():
             if self._resources.find(sample) is None:
                 self._identify(sample)
 
@@ -166,14 +166,24 @@ class ProcessBudgets:
         Also returns False if several processes share the Resource, because a shared Resource cannot
         describe the threads of a single process.
         """
-        if not self._is_limiting:
-            return True
-        shares = self._get_shares(sample)
-        if resource.attributes.get(COARSE) is True or _is_spent(shares, self._now_ns()):
+        if not self.admits(sample, resource):
             self.coarse["group"] += 1
             return False
-        _spend(shares, max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context)))
+        self.charge_groups(sample)
         return True
+
+    def admits(self, sample: RawSample, resource: Resource) -> bool:
+        """Returns whether :meth:`admit` would return True, without charging the process."""
+        if not self._is_limiting:
+            return True
+        is_shared = resource.attributes.get(COARSE) is True
+        return not is_shared and not _is_spent(self._get_shares(sample), self._now_ns())
+
+    def charge_groups(self, sample: RawSample, count: int = 1) -> None:
+        """Charge a process for groups of samples with contexts as large as the sample's."""
+        if self._is_limiting:
+            cost_ns = max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context))
+            _spend(self._get_shares(sample), count * cost_ns)
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
         share = self._shares.get(sample.tgid)
@@ -189,6 +199,14 @@ class ProcessBudgets:
             burst = () if is_young else (_OLD_BURST_NS,)
             group = _keep(self._groups, key, CpuShare(GROUP_SHARE, *burst))
         return share, group
+
+
+def split_programs(samples: Iterable[RawSample]) -> list[list[RawSample]]:
+    """Splits samples by their program and kind, in the order of the first sample of each."""
+    programs: dict[object, list[RawSample]] = {}
+    for sample in samples:
+        programs.setdefault(_PROGRAM(sample), []).append(sample)
+    return list(programs.values())
 
 
 def _keep(shares: dict[KeyT, CpuShare], key: KeyT, share: CpuShare) -> CpuShare:

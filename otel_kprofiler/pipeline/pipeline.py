@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
@@ -35,7 +36,7 @@ from otel_kprofiler.model import (
     Window,
     subtract_lock_totals,
 )
-from otel_kprofiler.pipeline.budget import ProcessBudgets, Stacks
+from otel_kprofiler.pipeline.budget import ProcessBudgets, Stacks, split_programs
 from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
 from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
 from otel_kprofiler.pipeline.options import PipelineOptions
@@ -306,22 +307,28 @@ class Pipeline(Generic[SamplerT]):
             samples = self._gate.release(before_ns)
             self._resolving = count_kinds(samples)
             samples.reverse()
+        batches: list[list[RawSample]] = []
         try:
             while samples:
                 if self._must_end():
                     return False
-                sample = samples[-1]
-                if windows.end_if_full(sample.time_ns):
+                if windows.end_if_full(samples[-1].time_ns):
                     return True
-                stack, resource = self.budgets.resolve(sample)
-                windows.add(sample, stack, resource)
-                if self._whole:
-                    self._whole.add(sample, stack, resource)
-                samples.pop()  # frees memory early, because a backlog can be large
-                if pause:
-                    pause()
+                first = max(0, len(samples) - windows.room)
+                batches = split_programs(reversed(samples[first:]))
+                del samples[first:]  # frees memory early, because a backlog can be large
+                while batches:
+                    batch = batches[0]
+                    stacks, resource = self.budgets.resolve(batch)
+                    windows.add(batch, stacks, resource)
+                    if self._whole:
+                        self._whole.add(batch, stacks, resource)
+                    del batches[0]
+                    if pause:
+                        pause()
         finally:
             # Push unprocessed samples back to the gate, even after an exception.
+            samples += chain.from_iterable(batches)
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
@@ -39,7 +39,11 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.pipeline.budget import COARSE_LABELS, ProcessBudgets, name_coarse_thread
 from otel_kprofiler.pipeline.schedule import WindowSchedule
+from otel_kprofiler.speedups import group_samples
 from otel_kprofiler.text import decode_name
+
+MAX_BATCH: Final = 128
+"""Maximum number of samples to resolve and add together."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """A wait's state, its flags (ended, block I/O, throttled), and its waker's pid, tid and name."""
@@ -160,19 +164,38 @@ class WindowBuilder:
         self.end_boot_ns = min(self.end_boot_ns, next_ns)
         return True
 
-    def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
-        """Add a sample, whose time must be before the window's end."""
+    @property
+    def room(self) -> int:
+        """Returns how many samples to add, at most, before the next :meth:`end_if_full`."""
+        limit = self._schedule.max_samples
+        return MAX_BATCH if limit is None else max(1, min(MAX_BATCH, limit - self._count))
+
+    def add(self, samples: list[RawSample], stacks: list[Stack], resource: Resource) -> None:
+        """Add samples of one kind and one program, whose times must be before the window's end."""
+        first, budgets = samples[0], self._budgets
+        self._count += len(samples)
+        self._last_ns = max(self._last_ns, samples[-1].time_ns)
+        groups = self._kinds.setdefault(first.kind, {}).setdefault(resource, {})
+        group_in_c = group_samples
+        if budgets and not budgets.admits(first, resource):
+            group_in_c = None  # new groups have less detail
+        at = 0
+        while at < len(samples):
+            if group_in_c:
+                at, added = group_in_c(samples, stacks, at, groups)
+                if budgets and added:
+                    budgets.charge_groups(first, added)
+                if at == len(samples):
+                    break
+            self._group(samples[at], stacks[at], resource, groups)
+            at += 1
+
+    def _group(self, sample: RawSample, stack: Stack, resource: Resource, groups: _Group) -> None:
         # Unpacking takes less than half as long as reading the fields by name.
         (
-            kind, value, time_ns, cpu, _, tid, _, _, comm, _, _, link,
+            _, value, time_ns, cpu, _, tid, _, _, comm, _, _, link,
             number, event, _, _, _, context,
         ) = sample  # fmt: skip
-        self._count += 1
-        self._last_ns = time_ns
-        try:
-            group = self._kinds[kind][resource]
-        except KeyError:
-            group = self._kinds.setdefault(kind, {}).setdefault(resource, {})
         labels: LabelSet | _Context = ()
         if context:
             labels = _Context(sample.process, context)
@@ -181,12 +204,12 @@ class WindowBuilder:
         wait = _wait_key(event) if event else None
         key = (stack, tid, comm, cpu, link, labels, wait)
         added = [time_ns, value]
-        series = group.setdefault(key, added)  # get() followed by an insertion hashes keys twice
+        series = groups.setdefault(key, added)  # get() followed by an insertion hashes keys twice
         if series is added and self._budgets and not self._budgets.admit(sample, resource):
-            del group[key]
+            del groups[key]
             tid = sample.tgid if "process.pid" in resource.attributes else 0
             key = (stack, tid, name_coarse_thread(resource), cpu, None, COARSE_LABELS, wait)
-            series = group.setdefault(key, added)
+            series = groups.setdefault(key, added)
         if series is not added:
             series += added
         elif stack.is_provisional:

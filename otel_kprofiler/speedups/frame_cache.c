@@ -306,29 +306,27 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 			arguments[3]);
 }
 
-const char find_user_frames_text[] = "Returns the frames of a user stack; None if it leaves the stack.";
-
-PyObject *find_user_frames(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+/* Returns the frames of a raw user stack: a new reference. Returns NULL on failure, and without an
+ * exception if the stack is malformed, or a frame is neither found nor made. */
+PyObject *find_user_frames(PyObject *stack, PyObject *tables)
 {
 	PyObject *mappings, *table, *frames;
 	Py_ssize_t size, start;
 	char *raw;
 
-	(void)module;
-	if (check_count("find_user_frames", count, 2) ||
-	    PyBytes_AsStringAndSize(arguments[0], &raw, &size) ||
-	    check_type("tables", PyDict_Check(arguments[1]), "dict"))
+	if (PyBytes_AsStringAndSize(stack, &raw, &size) ||
+	    check_type("tables", PyDict_Check(tables), "dict"))
 		return NULL;
 	start = size < USER_HEAD_BYTES ? 0 : USER_HEAD_BYTES + (uint8_t)raw[1] * MAPPING_BYTES;
 	if (!start || start > size || (size - start) % WORD_BYTES)
-		Py_RETURN_NONE;
+		return NULL;
 	mappings = PyBytes_FromStringAndSize(raw + USER_HEAD_BYTES, start - USER_HEAD_BYTES);
 	if (!mappings)
 		return NULL;
-	table = PyDict_GetItemWithError(arguments[1], mappings);
+	table = PyDict_GetItemWithError(tables, mappings);
 	Py_DECREF(mappings);
 	if (!table)
-		return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+		return NULL;
 	if (!PyTuple_Check(table) || PyTuple_Size(table) != 2 ||
 	    PyType_GetSlot(Py_TYPE(PyTuple_GetItem(table, 0)), Py_tp_dealloc) != deallocate ||
 	    !PyTuple_Check(PyTuple_GetItem(table, 1))) {
@@ -339,7 +337,7 @@ PyObject *find_user_frames(PyObject *module, PyObject *const *arguments, Py_ssiz
 	frames = find_all((struct frame_cache *)PyTuple_GetItem(table, 0), raw + start,
 			  size - start, PyTuple_GetItem(table, 1), NULL);
 	Py_DECREF(table);
-	return frames || PyErr_Occurred() ? frames : Py_NewRef(Py_None);
+	return frames;
 }
 
 static PyMethodDef methods[] = {

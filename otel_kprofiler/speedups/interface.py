@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from mmap import mmap
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from otel_kprofiler.speedups.pure import FrameCache, FrameT
+from otel_kprofiler.speedups.pure import StackT
 
 SampleT = TypeVar("SampleT")
 KindT = TypeVar("KindT")
+SideT = TypeVar("SideT")
 
 
 class SampleParser(Protocol):
@@ -32,19 +33,49 @@ class SampleParser(Protocol):
         """
 
 
-class UserFrameFinder(Protocol):
-    """Finds the frames of user stacks whose files are known."""
+class StackFinder(Protocol):
+    """Finds the stacks of samples in caches."""
 
-    def __call__(
-        self, raw: bytes, tables: Mapping[bytes, tuple[FrameCache[FrameT], object]], /
-    ) -> tuple[FrameT, ...] | None:
-        """Returns the frames of a user stack, leaf first; None if it leaves the stack.
+    def __call__(  # noqa: PLR0917 - the C function has only positional parameters
+        self,
+        samples: list[SampleT],
+        states: tuple[Callable[[SampleT], object], ...],
+        recent: dict[tuple[Any, ...], StackT],
+        earlier: dict[tuple[Any, ...], StackT],
+        sides: Mapping[KindT, tuple[Mapping[Any, object], int | None]],
+        side_type: type[SideT],
+        make: Callable[[tuple[SideT, ...]], StackT],
+        stacks: list[StackT | None],
+        /,
+    ) -> int:
+        """Appends the stack of each sample to ``stacks``; None if it leaves the stack.
 
-        Leaves malformed stacks, and those with a frame that is neither found nor made.
+        Returns the size of the raw stacks that it adds to ``recent``. A stack's key contains the
+        outcomes of collecting it, the raw frames, and the sample's ``states``.
 
         Args:
-            tables: the cache of the words, and the ``files``, for each value of the mappings in a
-                stack; see :meth:`FrameCache.find`.
+            recent: stacks by key. Stacks in ``earlier``, and new stacks, are added.
+            sides: where to find each kind of sides. A pair with an integer contains the cached
+                sides by raw frames, status, and the item of the key at this index, or None if the
+                index is -1. A pair with None contains, for each value of the mappings in a user
+                stack, the cache of its words and the ``files``; see :meth:`FrameCache.find`. Leaves
+                kinds without a pair, cached sides that are not exactly of ``side_type``, and user
+                stacks that are malformed or have a frame that is neither found nor made.
+            side_type: a named tuple of a side's kind, frames and status, False, and a tuple.
+            make: makes a stack from sides, leaf first.
+        """
+
+
+class SampleGrouper(Protocol):
+    """Groups equal samples."""
+
+    def __call__(
+        self, samples: list[SampleT], stacks: list[StackT], at: int, groups: Any, /
+    ) -> tuple[int, int]:
+        """Adds samples from ``samples[at]`` on, and returns the index of the first that it leaves.
+
+        Also returns the number of new groups. Leaves samples with a context, labels or a wait, and
+        new groups with a provisional stack. ``groups`` is that of a window.
         """
 
 

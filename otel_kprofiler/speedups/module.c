@@ -28,6 +28,15 @@ int check_type(const char *name, int has_type, const char *type)
 	return -1;
 }
 
+/* Raises TypeError and returns -1 if an argument is not a tuple of the required size. */
+int check_items(const char *name, PyObject *tuple, Py_ssize_t size)
+{
+	if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == size)
+		return 0;
+	PyErr_Format(PyExc_TypeError, "%s must have %zd fields", name, size);
+	return -1;
+}
+
 /* Returns an object of a tuple type, such as a named tuple, and releases the tuple of its fields.
  * Returns NULL on failure. */
 PyObject *new_record(PyObject *type, PyObject *fields)
@@ -81,7 +90,8 @@ static PyMethodDef functions[] = {
 	FUNCTION(add_go_functions),
 	FUNCTION(pack_pairs),
 	FUNCTION(find_btf_types),
-	FUNCTION(find_user_frames),
+	FUNCTION(find_stacks),
+	FUNCTION(group_samples),
 	{NULL, NULL, 0, NULL},
 };
 

@@ -13,6 +13,22 @@
 #define MAPPING_BYTES 24
 #define WORD_BYTES 8
 
+/* Fields of a RawSample. */
+enum {
+	SAMPLE_VALUE = 1,
+	SAMPLE_TIME = 2,
+	SAMPLE_CPU = 3,
+	SAMPLE_TID = 5,
+	SAMPLE_COMM = 8,
+	SAMPLE_COLLECTED = 9,
+	SAMPLE_STACKS = 10,
+	SAMPLE_LINK = 11,
+	SAMPLE_LABELS = 12,
+	SAMPLE_WAIT = 13,
+	SAMPLE_CONTEXT = 17,
+	SAMPLE_FIELDS = 18,
+};
+
 extern PyType_Spec frame_cache_spec, frame_tokens_spec;
 
 #define DECLARE(name) \
@@ -24,13 +40,16 @@ DECLARE(add_locations);
 DECLARE(add_samples);
 DECLARE(encode_samples);
 DECLARE(find_btf_types);
-DECLARE(find_user_frames);
+DECLARE(find_stacks);
+DECLARE(group_samples);
 DECLARE(pack_pairs);
 DECLARE(parse_samples);
 
 int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected);
+int check_items(const char *name, PyObject *tuple, Py_ssize_t size);
 int check_type(const char *name, int has_type, const char *type);
 void free_object(PyObject *self);
+PyObject *find_user_frames(PyObject *stack, PyObject *tables);
 PyObject *new_record(PyObject *type, PyObject *fields);
 PyObject *intern(PyObject *entries, PyObject *tokens, PyObject *entry, Py_ssize_t *added);
 PyObject *join_sides(PyObject *self, PyObject *sides, const char *separator,

@@ -14,9 +14,12 @@ class BoundedCache(dict[K, V]):
     a young or an old generation. When the young generation reaches half of the limit, it replaces
     the old one. A hit in the old generation moves the value to the young one. If two threads
     compute the same value at the same time, the cache keeps only one of the results.
+
+    Attributes:
+        old: the old generation. The dictionary itself is the young one.
     """
 
-    __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")
+    __slots__ = ("_compute", "_half", "_half_weight", "_weigh", "_weight", "old")
 
     def __init__(
         self,
@@ -32,19 +35,36 @@ class BoundedCache(dict[K, V]):
         self._weigh = weigh
         self._weight = 0
         self._compute = compute
-        self._old: dict[K, V] = {}
+        self.old: dict[K, V] = {}
 
     def __missing__(self, key: K) -> V:
-        value = self._old.get(key)
-        if value is None:
-            value = self._compute(key)
+        value = self.old.get(key)
+        return self._keep(key, self._compute(key) if value is None else value)
+
+    def find(self, key: K) -> V | None:
+        """Returns the value for a key; None if it is not cached."""
+        value = self.get(key)
+        if value is None and (value := self.old.get(key)) is not None:
+            self._keep(key, value)
+        return value
+
+    def _keep(self, key: K, value: V) -> V:
         weight = self._weigh(key) if self._weigh else 0
         if len(self) >= self._half or (self and self._weight + weight > self._half_weight > 0):
-            self._old = dict(self)
-            self.clear()
-            self._weight = 0
+            self._age()
         self._weight += weight
         return self.setdefault(key, value)
+
+    def add_weight(self, weight: int) -> None:
+        """Count values that were added to the young generation without calling this object."""
+        self._weight += weight
+        if len(self) >= self._half or self._weight > self._half_weight > 0:
+            self._age()
+
+    def _age(self) -> None:
+        self.old = dict(self)
+        self.clear()
+        self._weight = 0
 
 
 class KeptValues(Generic[K, V]):

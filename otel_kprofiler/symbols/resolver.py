@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from otel_kprofiler.model import (
     SIDES,
     USER_SIDE,
-    Collected,
+    Frame,
     RawFrames,
     RawSample,
     RawSide,
@@ -21,19 +21,25 @@ from otel_kprofiler.model import (
     Unresolved,
     find_user_addresses,
 )
+from otel_kprofiler.speedups import FrameCache, find_stacks
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Limit on the total size of cached raw stacks. Resolved stacks use three times as much memory."""
+_WORD_BYTES: Final = 8
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # raw frames, status, resolver state
-StackKey = tuple[Collected, tuple[bytes, ...], Any]
-"""The kinds of a sample's frames, the raw frames, and the states of the resolvers."""
+StackKey = tuple[Any, ...]
+"""The outcomes of collecting a sample's stacks, the raw stacks, and the state of each resolver that
+has one."""
+_FindSide = Callable[[_SideKey], "Side | VariableSide"]
+_STATES_AT: Final = 2  # index in a StackKey
+_NO_STATE: Final = -1
 
 
 class VariableSide(Protocol):
@@ -84,6 +90,20 @@ class SideResolver(Protocol[StateT]):
         """Release all resources; idempotent."""
 
 
+@runtime_checkable
+class KnownFrames(Protocol):
+    """A resolver of user stacks whose cached frames can be found without the resolver.
+
+    Attributes:
+        tables: the cached frames; see :class:`~otel_kprofiler.speedups.interface.StackFinder`.
+    """
+
+    tables: Mapping[bytes, tuple[FrameCache[Frame], object]]
+
+    def count_found(self, words: int) -> None:
+        """Limit the cached frames, after some were found for this number of words."""
+
+
 class Stateless:
     """A resolver whose results depend on neither process nor time."""
 
@@ -128,6 +148,7 @@ class StackResolver:
         self, resolvers: Mapping[SideKind, SideResolver[Any]], arrange: Arrange | None = None
     ) -> None:
         self._arrange = arrange or tuple
+        self._make = (lambda sides: Stack(arrange(sides))) if arrange else Stack
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         with_state = {
@@ -135,29 +156,58 @@ class StackResolver:
             for kind, side_resolver in resolvers.items()
             if not isinstance(side_resolver, Stateless)
         }
-        # The last state, None, is that of the resolvers without a state.
-        numbers = {kind: number for number, kind in enumerate(with_state)}
-        self._has_one_state = len(numbers) == 1
-        self._sides = {
-            kind: (_find_sides(kind, side_resolver), numbers.get(kind, -1))
-            for kind, side_resolver in self._resolvers.items()
-        }
-        self._state = _join([side_resolver.state for side_resolver in with_state.values()])
+        self._states = tuple([each.state for each in with_state.values()])
+        places = {kind: at for at, kind in enumerate(with_state, _STATES_AT)}
+        self._sides: dict[SideKind, tuple[_FindSide, int]] = {}
+        self._sources: dict[SideKind, tuple[Mapping[Any, object], int | None]] = {}
+        for kind, side_resolver in self._resolvers.items():
+            place = places.get(kind, _NO_STATE)
+            find = _find_sides(kind, side_resolver)
+            if kind is not USER_SIDE:  # few user stacks recur with other kernel frames
+                cache = _cache_sides(find)
+                self._sources[kind] = cache, place
+                find = cache.__getitem__
+            self._sides[kind] = find, place
+        user = self._resolvers[USER_SIDE]
+        self._known = user if isinstance(user, KnownFrames) else None
+        if self._known:
+            self._sources[USER_SIDE] = self._known.tables, None
         self._stacks: BoundedCache[StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
-            weigh=lambda key: sum(map(len, key[1])),
+            weigh=_weigh,
             max_weight=MAX_STACK_BYTES_CACHED,
         )
 
     def key(self, sample: RawSample) -> StackKey:
         """Returns a key that is equal for samples whose stacks resolve to equal results."""
-        return sample.collected, sample.stacks, self._state(sample)
+        states = self._states
+        if len(states) == 1:
+            return sample.collected, sample.stacks, states[0](sample)
+        return sample.collected, sample.stacks, *[state(sample) for state in states]
 
     def find(self, key: StackKey) -> Stack | None:
         """Returns the stack of a key; None if it is not cached, or varies between samples."""
-        stack = self._stacks.get(key)
+        stack = self._stacks.find(key)
         return stack if isinstance(stack, Stack) else None
+
+    def find_all(self, samples: list[RawSample]) -> list[Stack | None]:
+        """Returns the stack of each sample, in much less time than :meth:`resolve`.
+
+        Returns None for stacks with frames that are not cached, or that vary between samples.
+        """
+        if find_stacks is None:
+            return [self.find(self.key(sample)) for sample in samples]
+        cache = self._stacks
+        stacks: list[Stack | _VariableStack | None] = []
+        raw_bytes = find_stacks(
+            samples, self._states, cache, cache.old, self._sources, Side, self._make, stacks
+        )
+        if raw_bytes:
+            cache.add_weight(raw_bytes)
+            if self._known:
+                self._known.count_found(raw_bytes // _WORD_BYTES)
+        return [stack if type(stack) is Stack else None for stack in stacks]
 
     def resolve(self, sample: RawSample, key: StackKey | None = None) -> Stack:
         """Resolves a sample's stack as of the time of the sample. ``key`` is the sample's key.
@@ -185,13 +235,11 @@ class StackResolver:
             resolver.close()
 
     def _make_stack(self, key: StackKey) -> Stack | _VariableStack:
-        collected, stacks, state = key
-        states = (state, None) if self._has_one_state else (*state, None)
         sides: list[Side | VariableSide] = []
         is_variable = False
-        for (kind, status), words in zip(collected, stacks, strict=True):
-            find, number = self._sides[kind]
-            side = find((words, status, states[number]))
+        for (kind, status), words in zip(key[0], key[1], strict=True):
+            find, place = self._sides[kind]
+            side = find((words, status, None if place == _NO_STATE else key[place]))
             sides.append(side)
             if type(side) is not Side:
                 is_variable = True
@@ -200,33 +248,26 @@ class StackResolver:
         return Stack(self._arrange(cast(list[Side], sides)))
 
 
-def _find_sides(
-    kind: SideKind, resolver: SideResolver[Any]
-) -> Callable[[_SideKey], Side | VariableSide]:
-    """Returns a function that resolves frames, cached except for native user frames."""
+def _weigh(key: StackKey) -> int:
+    return sum(map(len, key[1]))
+
+
+def _find_sides(kind: SideKind, resolver: SideResolver[Any]) -> _FindSide:
     resolve, new = resolver.resolve, tuple.__new__
 
     def find(key: _SideKey) -> Side | VariableSide:
         # tuple.__new__ takes a third as long as RawSide(…).
         return resolve(new(RawSide, (kind, key[0], key[1])), key[2])
 
-    if kind is USER_SIDE:
-        return find  # few user stacks recur with other kernel frames
-    cache = BoundedCache(
+    return find
+
+
+def _cache_sides(find: _FindSide) -> BoundedCache[_SideKey, Side | VariableSide]:
+    return BoundedCache(
         MAX_STACKS_CACHED,
         find,
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
-    )
-    return cache.__getitem__
-
-
-def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that combines a sample's states in all resolvers into one state."""
-    return (
-        states[0]
-        if len(states) == 1
-        else lambda sample: tuple([state_of(sample) for state_of in states])
     )
 
 

@@ -329,13 +329,14 @@ MUTATIONS = [
     Mutation("a process makes new stacks all the time", PROCESS_BUDGET, "sample = _without_user_frames(sample)\n", "pass\n", f"{BUDGETS}::test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a process executes programs all the time", PROCESS_BUDGET, 'if _is_spent(shares, began_ns):\n            self.coarse["resource"]', 'if False:\n            self.coarse["resource"]', f"{BUDGETS}::test_a_process_that_execs_constantly_keeps_the_same_resource"),
     Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample, resource)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_is_named_after_its_executable"),
-    Mutation("resolving is not charged", PROCESS_BUDGET, "stack = self._stacks.resolve(sample, key)\n        _spend(shares, self._now_ns() - began_ns)\n", "stack = self._stacks.resolve(sample, key)\n", f"{BUDGETS}::test_the_long_term_cost_of_a_process_is_limited_to_its_budget"),
+    Mutation("a process renames itself all the time, in batches", WINDOWS, "budgets and not budgets.admits(first, resource)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_is_named_after_its_executable"),
+    Mutation("resolving is not charged", PROCESS_BUDGET, "stack = self._stacks.resolve(sample)\n        _spend(shares, self._now_ns() - began_ns)\n", "stack = self._stacks.resolve(sample)\n", f"{BUDGETS}::test_the_long_term_cost_of_a_process_is_limited_to_its_budget"),
     Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._shares.get(sample.tgid)", "share = self._shares.get(0)", f"{BUDGETS}::test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a thread publishes large attributes that differ all the time", PROCESS_BUDGET, "max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context))", "GROUP_NS", f"{BUDGETS}::test_thread_context_attributes_are_charged_to_the_budget_by_size"),
     Mutation("a storm of processes, each with a budget", PROCESS_BUDGET, "return share, group\n", "return share, share\n", f"{BUDGETS}::test_short_lived_processes_share_a_budget"),
     Mutation("a storm of processes takes the budget of services", PROCESS_BUDGET, "sample.cgroup_id, is_young", "sample.cgroup_id, True", f"{BUDGETS}::test_short_lived_processes_do_not_consume_the_budgets_of_other_processes"),
     Mutation("a storm of processes in a container that starts", "otel_kprofiler/processes/resources.py", "renewed | self._shared.renew(resources)", "renewed", "tests/unit/processes/test_resources.py::test_a_shared_resource_is_renewed_when_its_container_and_names_become_known"),
-    Mutation("a process whose budget suffices again within a sample", PROCESS_BUDGET, "resource.attributes.get(COARSE) is True or ", "", f"{BUDGETS}::test_samples_attributed_to_a_shared_resource_have_no_thread_id_or_name"),
+    Mutation("a process whose budget suffices again within a sample", PROCESS_BUDGET, "is_shared = resource.attributes.get(COARSE) is True", "is_shared = False", f"{BUDGETS}::test_samples_attributed_to_a_shared_resource_have_no_thread_id_or_name"),
     Mutation("a thread context that is not valid", THREAD_CONTEXT, "	if (head->valid != IS_VALID)\n", "	if (0)\n", f"{THREAD_CONTEXTS}::test_pointers_that_do_not_lead_to_a_context_yield_no_span"),
     Mutation("attributes of a thread context above the limit", THREAD_CONTEXT, "	if (bytes > MAX_CONTEXT_ATTRIBUTES)\n		bytes = MAX_CONTEXT_ATTRIBUTES;\n", "", f"{THREAD_CONTEXTS}::test_attributes_are_truncated_if_they_are_too_long_or_unmapped"),
     Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_attributes_are_truncated_if_they_are_too_long_or_unmapped"),
@@ -385,6 +386,9 @@ MUTATIONS = [
     Mutation("the size of a sample", "otel_kprofiler/speedups/samples.c", "#define SAMPLE_BYTES 4", "#define SAMPLE_BYTES 5", "tests/unit/speedups/test_speedups.py::test_samples_are_added_up_to_the_limit"),
     Mutation("a frame whose location was added before", "otel_kprofiler/speedups/locations.c", "		if (has_token(self, frame))\n			continue;\n", "", "tests/unit/speedups/test_speedups.py::test_frames_that_cannot_be_encoded_are_left_to_the_caller"),
     Mutation("frames of different kinds", "otel_kprofiler/speedups/frame_tokens.c", "memcmp(kind->fields, fields, sizeof(fields))", "0", "tests/property/test_speedups.py::test_frame_tokens_are_counted_and_joined_alike"),
+    Mutation("a stack that was last used some time ago", "otel_kprofiler/speedups/stacks.c", "stack = Py_XNewRef(PyDict_GetItemWithError(finder->earlier, key));", "stack = NULL;", "tests/unit/speedups/test_batches.py::test_earlier_stacks_become_recent"),
+    Mutation("a side that depends on a state", "otel_kprofiler/speedups/stacks.c", "side_key = PyTuple_Pack(3, raw, PyTuple_GetItem(outcome, 1), state);", "side_key = PyTuple_Pack(3, raw, PyTuple_GetItem(outcome, 1), Py_None);", "tests/unit/speedups/test_batches.py::test_sides_depend_on_the_state_of_their_resolver"),
+    Mutation("samples with labels", "otel_kprofiler/speedups/groups.c", "PyObject_IsTrue(PyTuple_GetItem(sample, SAMPLE_LABELS))", "0", "tests/property/test_sample_batches.py::test_samples_are_grouped_alike"),
 ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_windows_do_not_overlap_and_each_sample_is_within_its_window(unix_at_sta
         start = host.boot
         times = sorted(start + int(place * length) for place in places)
         for time in times:
-            builder.add(raw(time), STACK, RESOURCE)
+            builder.add([raw(time)], [STACK], RESOURCE)
         host.run(length, slew_ppm)
         host.unix = max(0, host.unix + step)
         window = builder.close(host.boot)

@@ -30,7 +30,7 @@ from otel_kprofiler.model import (
     mark_trampolines,
     split_mappings,
 )
-from otel_kprofiler.speedups import FrameCache, FramePattern, find_user_frames
+from otel_kprofiler.speedups import FrameCache, FramePattern
 from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
@@ -287,6 +287,9 @@ class UserResolver(Stateless):
         files: details of known files. The table store adds a file when its code is first sampled.
         names: looks up function names; closed when the resolver is closed. If None, frames are not
             symbolized.
+
+    Attributes:
+        tables: the frames of stacks that resolve to the same frames at all times, by mappings.
     """
 
     def __init__(
@@ -301,7 +304,7 @@ class UserResolver(Stateless):
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
-        self._tables: dict[bytes, tuple[FrameCache[Frame], object]] = {}  # for find_user_frames
+        self.tables: dict[bytes, tuple[FrameCache[Frame], object]] = {}
         self._has_files = False  # stacks unwound by frame pointers alone refer to no files
         self._kept = 0  # number of mappings, plus frames kept after dropping older words
         self._left = max_frames  # number of further words until the cached ones are counted
@@ -316,14 +319,6 @@ class UserResolver(Stateless):
 
         The result is provisional until all files in the stack are known.
         """
-        if find_user_frames is not None:
-            frames = find_user_frames(raw.words, self._tables)
-            if frames is not None:
-                self._left -= len(frames)
-                if self._left < 0:
-                    self._limit()
-                # tuple.__new__ takes a third as long as Side(…).
-                return tuple.__new__(Side, (USER_SIDE, frames, raw.status, False, ()))
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -331,6 +326,12 @@ class UserResolver(Stateless):
         if self._names and words.may_have_code and any(map(_may_be_code, side.frames)):
             return _SideWithCode(resolved, self._names)
         return resolved
+
+    def count_found(self, words: int) -> None:
+        """Limit the cached frames, after some were found for this number of words."""
+        self._left -= words
+        if self._left < 0:
+            self._limit()
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
         """Returns the user stack with the latest names, and the number of frames awaiting names."""
@@ -356,7 +357,7 @@ class UserResolver(Stateless):
             words = mark_trampolines(memoryview(stack)[start:].cast("Q"))
             frames = cached.frames.find(words.tobytes(), 0, cached.files, cached.add)
         if cached.has_signals or (cached.may_have_code and self._names):
-            self._tables.pop(mappings, None)
+            self.tables.pop(mappings, None)
         self._left -= len(frames)
         return Side(USER_SIDE, frames, raw.status, cached.pending > 0), cached
 
@@ -380,7 +381,7 @@ class UserResolver(Stateless):
             self._kept += 1
             self._left -= 1
             if self._has_files:
-                self._tables[mappings] = words.frames, words.files
+                self.tables[mappings] = words.frames, words.files
         return words
 
     def _map(self, fields: tuple[int, int, int, int]) -> _Mapping:
@@ -411,7 +412,7 @@ class UserResolver(Stateless):
 
     def _forget(self) -> None:
         self._words.clear()
-        self._tables.clear()
+        self.tables.clear()
         self._mapped.clear()
         left = {key: file.forget() for key, file in self._files.items()}
         self._kept = sum(left.values())

@@ -52,14 +52,14 @@ class CostlyStacks:
 
     def __init__(self, time):
         self.stacks = StackResolver({})
-        self.key, self.find = self.stacks.key, self.stacks.find
+        self.find_all = self.stacks.find_all
         self.time, self.resolved = time, []
 
-    def resolve(self, sample, key=None):
-        if self.find(self.key(sample)) is None:
+    def resolve(self, sample):
+        if self.find_all([sample]) == [None]:
             self.resolved.append(sample)
             self.time.ns += self.cost_ns
-        return self.stacks.resolve(sample, key)
+        return self.stacks.resolve(sample)
 
 
 class CostlyResources:
@@ -112,8 +112,8 @@ class Parts:
         )
 
     def add(self, one):
-        stack, resource = self.budgets.resolve(one)
-        self.windows.add(one, stack, resource)
+        (stack,), resource = self.budgets.resolve([one])
+        self.windows.add([one], [stack], resource)
         return stack, resource
 
     def close(self):
@@ -283,7 +283,7 @@ def test_stacks_are_not_reduced_if_process_budgets_are_disabled():
         parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
     )
     for number in range(300):
-        stack, _ = parts.budgets.resolve(sample(NOISY, number))
+        (stack,), _ = parts.budgets.resolve([sample(NOISY, number)])
         assert parts.budgets.admit(sample(NOISY), Resource({}))
     assert statuses(stack)[USER_SIDE] == STACK_OK
     assert not any(parts.budgets.coarse.values())
@@ -309,16 +309,16 @@ def test_samples_exceeding_the_budget_are_marked_in_the_payload(parts):
 
 def test_samples_attributed_to_a_shared_resource_have_no_thread_id_or_name(parts):
     """The budget may recover between looking up a sample's Resource and looking up its group."""
-    parts.budgets.resolve(sample(NOISY))
-    while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
+    parts.budgets.resolve([sample(NOISY)])
+    while (resolved := parts.budgets.resolve([sample(NOISY, exec_id=1, owner=2000)]))[
         1
     ] is not SHARED:
         parts.resources.known.clear()
         parts.resources.newest.clear()
     parts.time.ns += 10 * SECOND_NS
     taken = sample(NOISY, exec_id=1, owner=2000)
-    parts.windows.add(taken, *resolved)
-    parts.windows.add(taken._replace(tid=NOISY + 5, comm=b"other"), *resolved)
+    parts.windows.add([taken], *resolved)
+    parts.windows.add([taken._replace(tid=NOISY + 5, comm=b"other")], *resolved)
     assert parts.budgets.coarse["group"] == 2
     ((_, *thread, count),) = parts.close()["shared"]
     assert (thread, count) == ([0, "shared", COARSE_LABELS], 2)

@@ -42,8 +42,8 @@ def builder(source=None, start=0, **kwargs):
 def test_identical_samples_share_one_entry_with_all_timestamps():
     windows, stack, resource = builder(), stack_of(), Resource({})
     for time in (10, 20, 30):
-        windows.add(raw(time), stack, resource)
-    windows.add(raw(40, tid=8), stack, resource)
+        windows.add([raw(time)], [stack], resource)
+    windows.add([raw(40, tid=8)], [stack], resource)
     window = windows.close(counts={"on_cpu": WindowCounts(taken=4)})
     (group,) = window.profiles[0].resources
     assert [len(sample.timestamps_unix_ns) for sample in group.samples] == [3, 1]
@@ -52,8 +52,8 @@ def test_identical_samples_share_one_entry_with_all_timestamps():
 
 def test_timestamps_are_within_the_half_open_interval_of_their_window():
     windows, resource = builder(start=100), Resource({})
-    windows.add(raw(100), stack_of(), resource)
-    windows.add(raw(5 * SECOND + 99), stack_of(), resource)
+    windows.add([raw(100)], [stack_of()], resource)
+    windows.add([raw(5 * SECOND + 99)], [stack_of()], resource)
     window = windows.close()
     times = [t for s in window.profiles[0].resources[0].samples for t in s.timestamps_unix_ns]
     assert window.start_unix_ns == min(times)
@@ -63,7 +63,7 @@ def test_timestamps_are_within_the_half_open_interval_of_their_window():
 
 def test_a_sample_before_the_start_of_its_window_moves_the_start_earlier():
     windows = builder(start=100)
-    windows.add(raw(50), stack_of(), Resource({}))
+    windows.add([raw(50)], [stack_of()], Resource({}))
     window = windows.close()
     assert window.start_unix_ns == window.profiles[0].resources[0].samples[0].timestamps_unix_ns[0]
 
@@ -75,7 +75,7 @@ def lengths_s(closed):
 def test_windows_are_short_until_the_first_sample_arrives():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     closed = [windows.close()]
-    windows.add(raw(SECOND + 1), stack_of(), Resource({}))
+    windows.add([raw(SECOND + 1)], [stack_of()], Resource({}))
     closed += [windows.close(), windows.close()]
     assert lengths_s(closed) == [1, 2, 5]
     assert [bool(window.sample_count) for window in closed] == [False, True, False]
@@ -90,9 +90,9 @@ def test_the_lengths_of_initial_empty_windows_double_up_to_the_configured_interv
 def test_frames_in_unknown_modules_are_resolved_again_when_the_window_closes():
     windows, resource = builder(), Resource({})
     known, unknown = stack_of(), stack_of(is_provisional=True)
-    windows.add(raw(1), known, resource)
-    windows.add(raw(2), unknown, resource)
-    windows.add(raw(3), unknown, resource)
+    windows.add([raw(1)], [known], resource)
+    windows.add([raw(2)], [unknown], resource)
+    windows.add([raw(3)], [unknown], resource)
     better, asked = stack_of(), []
     window = windows.close(resolve_again=lambda sample: asked.append(sample) or better)
     assert [sample.time_ns for sample in asked] == [2]
@@ -141,6 +141,6 @@ def test_a_change_that_takes_effect_after_a_window_ends_applies_to_the_next_wind
 
 def test_invalid_utf8_in_thread_names_is_escaped():
     windows = builder()
-    windows.add(raw(1, comm=b"\xffx"), stack_of(), Resource({}))
+    windows.add([raw(1, comm=b"\xffx")], [stack_of()], Resource({}))
     (group,) = windows.close(2).profiles[0].resources
     assert [sample.thread_name for sample in group.samples] == ["\\xffx"]

@@ -10,7 +10,15 @@ from array import array
 
 from otel_kprofiler import speedups
 from otel_kprofiler.bpf import layout
-from otel_kprofiler.model import Frame, FrameSource, StackEnd, pack_python_stack, pack_user_stack
+from otel_kprofiler.model import (
+    Frame,
+    FrameSource,
+    Side,
+    Stack,
+    StackEnd,
+    pack_python_stack,
+    pack_user_stack,
+)
 from otel_kprofiler.speedups import pure
 from tests.records import in_ring, pack_record
 
@@ -103,6 +111,16 @@ def main():
     arguments = (layout._OWN_KINDS, layout._collect, 1016, layout.RawSample)
     assert speedups.parse_samples(chunk, 0, samples, shared, *arguments) == len(chunk)
     assert samples[0].stacks[0] == struct.pack("<2Q", 2, 3)
+    collected, raw, groups, stacks = samples[0].collected, samples[0].stacks, {}, []
+    (kernel, _), (user, _) = collected
+    side = Side(kernel, ())
+    tables = {b"": (speedups.FrameCache(), (None,) * 16)}
+    sides = {kernel: ({(raw[0], 0, 7): side}, 2), user: (tables, None)}
+    find_state = (lambda sample: 7,)
+    speedups.find_stacks(samples, find_state, {}, {}, sides, Side, Stack, stacks)
+    assert stacks[0].sides[0] is side
+    assert speedups.group_samples(samples, stacks, 0, groups) == (1, 1)
+    assert list(groups.values()) == [[samples[0].time_ns, samples[0].value]]
     sys.stdout.write("600\n")
 
 

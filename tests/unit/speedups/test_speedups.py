@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     NO_MAPPING,
     ON_CPU,
     SOURCE_BITS,
+    USER_SIDE,
     FileKey,
     Frame,
     FrameSource,
@@ -234,21 +235,28 @@ def user_stack(*words, mappings=1):
     return pack_user_stack(StackEnd.COMPLETE, [(at, None, 0) for at in words], files)
 
 
+def find_user_frames(raw, tables):
+    sample = RawSample(*[0] * 9, ((USER_SIDE, 0),), (raw,), None)
+    sources, stacks = {USER_SIDE: (tables, None)}, []
+    compiled.find_stacks([sample], (), {}, {}, sources, Side, Stack, stacks)
+    return stacks[0] and stacks[0].sides[0].frames
+
+
 def test_user_stacks_with_known_frames_are_found_in_c():
     cache, in_file = compiled.FrameCache(), compiled.FrameCache()
     cache[int.from_bytes(user_stack(5)[-8:], "little")] = "here"
     tables = {user_stack(5)[8:32]: (cache, FILES), b"": (in_file, FILES)}
-    assert compiled.find_user_frames(user_stack(5, 5), tables) == ("here",) * 2
-    assert compiled.find_user_frames(user_stack(), tables) == ()
+    assert find_user_frames(user_stack(5, 5), tables) == ("here",) * 2
+    assert find_user_frames(user_stack(), tables) == ()
     left = [user_stack(5, 9), user_stack(5, mappings=2), user_stack(5, mappings=0), b"", bytes(7),
             user_stack(5)[:-1], user_stack(5)[:31]]  # fmt: skip
-    assert [compiled.find_user_frames(raw, tables) for raw in left] == [None] * len(left)
+    assert [find_user_frames(raw, tables) for raw in left] == [None] * len(left)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), (b"", {}, 5), ("", {}), (b"", []), (user_stack(5), {user_stack(5)[8:32]: 5}),
+        ("", {}), (b"", []), (user_stack(5), {user_stack(5)[8:32]: 5}),
         (user_stack(5), {user_stack(5)[8:32]: (5, FILES)}),
         (user_stack(5), {user_stack(5)[8:32]: (pure.FrameCache(), FILES)}),
         (user_stack(5), {user_stack(5)[8:32]: (compiled.FrameTokens(), FILES)}),
@@ -256,9 +264,9 @@ def test_user_stacks_with_known_frames_are_found_in_c():
         (user_stack(5), {user_stack(5)[8:32]: (compiled.FrameCache(), [])}),
     ],
 )  # fmt: skip
-def test_invalid_arguments_of_find_user_frames_are_rejected(arguments):
+def test_invalid_user_stacks_and_tables_are_rejected(arguments):
     with pytest.raises(TypeError):
-        compiled.find_user_frames(*arguments)
+        find_user_frames(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -769,7 +777,7 @@ def test_parsing_and_looking_up_leaks_no_memory():
             compiled.FrameCache().find(raw, 0, ((file, 0, pattern), *FILES[1:]), str)
             file.age()
             file.get(7)
-            compiled.find_user_frames(stack, tables)
+            find_user_frames(stack, tables)
 
     work()
     tracemalloc.start()
