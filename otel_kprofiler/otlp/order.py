@@ -37,22 +37,32 @@ def intern_in_order(
     uses: list[tuple[int | Frame, int]] = [*frame_tokens.most_used(limit), *raw_uses.items()]
     most_used = nlargest(limit, uses, key=_COUNT)
     if len(most_used) == limit:
+        groups: dict[tuple[object, ...], list[Frame]] = {}
         for key, _ in most_used[:-1]:
             if isinstance(key, Frame):
-                dictionary.frame(key)
+                kind = key.side, key.unresolved, key.builtin, key.found_by
+                groups.setdefault((id(key.module), *kind), []).append(key)
             else:
                 raw.intern(key, dictionary)
-            pause()
-    groups: dict[tuple[object, ...], list[Frame]] = {}
+        _add_groups(dictionary, groups, pause)
+    groups = {}
     frame_tokens.group(groups)
+    _add_groups(dictionary, groups, pause)
+    for key in sorted(raw_uses, reverse=True):  # keys decrease as addresses increase
+        raw.intern(key, dictionary)
+        pause()
+
+
+def _add_groups(
+    dictionary: Dictionary,
+    groups: dict[tuple[object, ...], list[Frame]],
+    pause: Callable[[], None],
+) -> None:
     for frames in groups.values():
         frames.sort(key=_ADDRESS)
         for at in range(0, len(frames), _FRAMES_BETWEEN_PAUSES):
             dictionary.add_frames(frames[at : at + _FRAMES_BETWEEN_PAUSES])
             pause()
-    for key in sorted(raw_uses, reverse=True):  # keys decrease as addresses increase
-        raw.intern(key, dictionary)
-        pause()
 
 
 class _RawAddresses:
