@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, cast
 
 from otel_kprofiler.host import CpuShare
 from otel_kprofiler.model import (
@@ -129,8 +129,16 @@ class ProcessBudgets:
     def resolve(self, samples: list[RawSample]) -> tuple[list[Stack], Resource]:
         """Returns the stacks and the Resource for samples of one program."""
         resource = self._resources.find(samples[0]) or self._identify(samples[0])
-        stacks = zip(samples, self._stacks.find_all(samples), strict=True)
-        return [stack or self._resolve(sample) for sample, stack in stacks], resource
+        stacks = self._stacks.find_all(samples)
+        left = [at for at, stack in enumerate(stacks) if stack is None]
+        if left:
+            first, *others = left
+            stacks[first] = self._resolve(samples[first])
+            # The other stacks may need nothing that is not cached now.
+            again = self._stacks.find_all([samples[at] for at in others])
+            for at, stack in zip(others, again, strict=True):
+                stacks[at] = stack or self._resolve(samples[at])
+        return cast(list[Stack], stacks), resource
 
     def _resolve(self, sample: RawSample) -> Stack:
         if not self._is_limiting:
