@@ -92,8 +92,8 @@ _COUNTERS: Final = 6
 _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
-_SCRATCH_STATE_BYTES: Final = 40
-"""Combined size in bytes of ``last``, ``is_taken`` and ``rest`` in ``struct scratch``."""
+_SCRATCH_STATE_BYTES: Final = 64
+"""Size in bytes of the fields of ``struct scratch`` after ``record``."""
 
 
 class ProgramConfig(NamedTuple):

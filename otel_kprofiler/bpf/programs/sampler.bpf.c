@@ -183,6 +183,8 @@ struct scratch {
 	struct record record;
 	struct last_run last;
 	u64 is_taken; /* nonzero while a program uses this memory; set only with tracepoints */
+	u64 idle; /* of the CPU's line, before the sample */
+	struct position now; /* where the idle task is interrupted; pc is 0 for other tasks */
 	struct position rest; /* where the idle task was last interrupted outside of interrupts */
 };
 
@@ -591,10 +593,8 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number, place;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
-	struct position now = {};
 	struct cpu_line *line;
 	struct record *record;
-	u64 idle;
 
 	if (!options || !own || !take_scratch(own))
 		return 0;
@@ -606,12 +606,16 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 		free_scratch(own);
 		return 0;
 	}
-	idle = line->idle;
-	if (!number && !(u32)bpf_get_current_pid_tgid() && !(options->flags & SELECTS))
-		read_position(ctx, options, &now);
-	if (now.pc && now.pc == own->rest.pc && now.sp == own->rest.sp) {
+	own->idle = line->idle;
+	own->now.pc = 0;
+	if (!number && !(u32)bpf_get_current_pid_tgid() && !(options->flags & SELECTS)) {
+		record->time_ns = bpf_ktime_get_boot_ns();
+		read_position(ctx, options, &own->now);
+	}
+	if (own->now.pc && own->now.pc == own->rest.pc && own->now.sp == own->rest.sp) {
 		own->last.time_ns = 0;
-		line->idle = idle + 1;
+		line->idle++;
+		line->busy_ns += bpf_ktime_get_boot_ns() - record->time_ns;
 		free_scratch(own);
 		return 0;
 	}
@@ -621,8 +625,8 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	else
 		count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line, by, python);
-	if (line->idle != idle)
-		own->rest = now;
+	if (own->now.pc && line->idle != own->idle)
+		own->rest = own->now;
 	end_record(record, line);
 	free_scratch(own);
 	return 0;
