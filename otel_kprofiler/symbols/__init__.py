@@ -65,7 +65,6 @@ from otel_kprofiler.symbols.resolution import Resolution, Resolver
 from otel_kprofiler.symbols.resolver import (
     RawAddresses,
     SideResolver,
-    StackKey,
     StackResolver,
     VariableSide,
 )
@@ -159,7 +158,6 @@ __all__ = [
     "Resolver",
     "SideResolver",
     "Snapshot",
-    "StackKey",
     "StackResolver",
     "Symbol",
     "SymbolLoader",

@@ -34,11 +34,9 @@ StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # raw frames, status, resolver state
-StackKey = tuple[Any, ...]
-"""The outcomes of collecting a sample's stacks, the raw stacks, and the state of each resolver that
-has one."""
+_StackKey = tuple[Any, ...]  # collection outcomes, raw stacks, and the resolvers' states
 _FindSide = Callable[[_SideKey], "Side | VariableSide"]
-_STATES_AT: Final = 2  # index in a StackKey
+_STATES_AT: Final = 2  # index in a stack's key
 _NO_STATE: Final = -1
 
 
@@ -148,7 +146,9 @@ class StackResolver:
         self, resolvers: Mapping[SideKind, SideResolver[Any]], arrange: Arrange | None = None
     ) -> None:
         self._arrange = arrange or tuple
-        self._make = (lambda sides: Stack(arrange(sides))) if arrange else Stack
+        self._make: Callable[[tuple[Side, ...]], Stack] = (
+            (lambda sides: Stack(arrange(sides))) if arrange else Stack
+        )
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         with_state = {
@@ -172,49 +172,38 @@ class StackResolver:
         self._known = user if isinstance(user, KnownFrames) else None
         if self._known:
             self._sources[USER_SIDE] = self._known.tables, None
-        self._stacks: BoundedCache[StackKey, Stack | _VariableStack] = BoundedCache(
+        self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
             weigh=_weigh,
             max_weight=MAX_STACK_BYTES_CACHED,
         )
 
-    def key(self, sample: RawSample) -> StackKey:
-        """Returns a key that is equal for samples whose stacks resolve to equal results."""
-        states = self._states
-        if len(states) == 1:
-            return sample.collected, sample.stacks, states[0](sample)
-        return sample.collected, sample.stacks, *[state(sample) for state in states]
-
-    def find(self, key: StackKey) -> Stack | None:
-        """Returns the stack of a key; None if it is not cached, or varies between samples."""
-        stack = self._stacks.find(key)
-        return stack if isinstance(stack, Stack) else None
-
     def find_all(self, samples: list[RawSample]) -> list[Stack | None]:
         """Returns the stack of each sample, in much less time than :meth:`resolve`.
 
         Returns None for stacks with frames that are not cached, or that vary between samples.
         """
-        if find_stacks is None:
-            return [self.find(self.key(sample)) for sample in samples]
         cache = self._stacks
         stacks: list[Stack | _VariableStack | None] = []
-        raw_bytes = find_stacks(
-            samples, self._states, cache, cache.old, self._sources, Side, self._make, stacks
-        )
-        if raw_bytes:
-            cache.add_weight(raw_bytes)
-            if self._known:
-                self._known.count_found(raw_bytes // _WORD_BYTES)
+        if find_stacks:
+            raw_bytes = find_stacks(
+                samples, self._states, cache, cache.old, self._sources, Side, self._make, stacks
+            )
+            if raw_bytes:
+                cache.add_weight(raw_bytes)
+                if self._known:
+                    self._known.count_found(raw_bytes // _WORD_BYTES)
+        else:
+            stacks += [cache.find(self._key(sample)) for sample in samples]
         return [stack if type(stack) is Stack else None for stack in stacks]
 
-    def resolve(self, sample: RawSample, key: StackKey | None = None) -> Stack:
-        """Resolves a sample's stack as of the time of the sample. ``key`` is the sample's key.
+    def resolve(self, sample: RawSample) -> Stack:
+        """Resolves a sample's stack as of the time of the sample.
 
         Equal raw stacks resolve to the same object until the state of a resolver changes.
         """
-        stack = self._stacks[key or self.key(sample)]
+        stack = self._stacks[self._key(sample)]
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
     def advance(self, now_boot_ns: int) -> int:
@@ -234,7 +223,11 @@ class StackResolver:
         for resolver in self._resolvers.values():
             resolver.close()
 
-    def _make_stack(self, key: StackKey) -> Stack | _VariableStack:
+    def _key(self, sample: RawSample) -> _StackKey:
+        """Returns a key that is equal for samples whose stacks resolve to equal results."""
+        return sample.collected, sample.stacks, *[state(sample) for state in self._states]
+
+    def _make_stack(self, key: _StackKey) -> Stack | _VariableStack:
         sides: list[Side | VariableSide] = []
         is_variable = False
         for (kind, status), words in zip(key[0], key[1], strict=True):
@@ -245,10 +238,10 @@ class StackResolver:
                 is_variable = True
         if is_variable:
             return _VariableStack(sides, self._arrange)
-        return Stack(self._arrange(cast(list[Side], sides)))
+        return self._make(tuple(cast(list[Side], sides)))
 
 
-def _weigh(key: StackKey) -> int:
+def _weigh(key: _StackKey) -> int:
     return sum(map(len, key[1]))
 
 
