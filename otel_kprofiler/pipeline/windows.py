@@ -44,6 +44,8 @@ from otel_kprofiler.text import decode_name
 
 MAX_BATCH: Final = 128
 """Maximum number of samples to resolve and add together."""
+MAX_PACED_BATCH: Final = 8
+"""The same if the service's threads need the GIL: adding this many samples takes about 30 µs."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """A wait's state, its flags (ended, block I/O, throttled), and its waker's pid, tid and name."""
@@ -167,8 +169,8 @@ class WindowBuilder:
     @property
     def room(self) -> int:
         """Returns how many samples to add, at most, before the next :meth:`end_if_full`."""
-        limit = self._schedule.max_samples
-        return MAX_BATCH if limit is None else max(1, min(MAX_BATCH, limit - self._count))
+        limit, most = self._schedule.max_samples, MAX_PACED_BATCH if self._pause else MAX_BATCH
+        return most if limit is None else max(1, min(most, limit - self._count))
 
     def add(self, samples: list[RawSample], stacks: list[Stack], resource: Resource) -> None:
         """Add samples of one kind and one program, whose times must be before the window's end."""

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, Frame, LossCause, RawSample, Stack
-from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline import PipelineOptions, WindowSchedule
+from otel_kprofiler.pipeline.windows import MAX_PACED_BATCH
 from otel_kprofiler.sampling import SamplerCounts
 from tests.unit.pipeline.scripted import ScriptedSampler, Time, start_pipeline
 
@@ -48,6 +49,16 @@ def parts(tmp_path):
 
 def counts(windows):
     return [window.sample_count for window in windows]
+
+
+def test_a_pipeline_that_shares_the_gil_pauses_between_small_batches(tmp_path):
+    pauses, time = [], Time()
+    sampler = ScriptedSampler(time)
+    options = PipelineOptions(pause=lambda: pauses.append(1))
+    pipeline = start_pipeline(tmp_path, sampler, ScriptedSymbols(), [], options=options)
+    sampler.ready = [raw(time.boot + at) for at in range(100)]
+    pipeline.step(0.1)
+    assert len(pauses) >= 100 / MAX_PACED_BATCH
 
 
 def test_each_sample_is_assigned_to_the_window_that_contains_its_timestamp(parts):
