@@ -31,12 +31,34 @@ static int is_provisional(PyObject *stack, PyObject *sides_name)
 	return result;
 }
 
+/* Starts a group, unless its stack is provisional. Returns like add(). */
+static int start_group(struct grouping *grouping, PyObject *key, PyObject *stack, PyObject *time,
+		       PyObject *value)
+{
+	int status = is_provisional(stack, grouping->sides_name);
+	PyObject *series;
+
+	if (status)
+		return status < 0 ? -1 : 0;
+	series = PyList_New(2);
+	if (!series)
+		return -1;
+	PyList_SetItem(series, 0, Py_NewRef(time));
+	PyList_SetItem(series, 1, Py_NewRef(value));
+	status = PyDict_SetItem(grouping->groups, key, series);
+	Py_DECREF(series);
+	if (status)
+		return -1;
+	grouping->added++;
+	return 1;
+}
+
 /* Adds a sample. Returns 1 if it is added, 0 if it is left, -1 on failure. */
 static int add(struct grouping *grouping, PyObject *sample, PyObject *stack)
 {
 	PyObject *value = PyTuple_GetItem(sample, SAMPLE_VALUE), *key, *series;
 	PyObject *time = PyTuple_GetItem(sample, SAMPLE_TIME);
-	int status;
+	int status = 1;
 
 	if (PyObject_IsTrue(PyTuple_GetItem(sample, SAMPLE_CONTEXT)) ||
 	    PyTuple_GetItem(sample, SAMPLE_WAIT) != Py_None ||
@@ -48,25 +70,11 @@ static int add(struct grouping *grouping, PyObject *sample, PyObject *stack)
 	if (!key)
 		return -1;
 	series = PyDict_GetItemWithError(grouping->groups, key);
-	if (series) {
-		status = check_type("a group", PyList_Check(series), "list") ||
-					 PyList_Append(series, time) || PyList_Append(series, value)
-				 ? -1
-				 : 1;
-	} else if (PyErr_Occurred() || (status = is_provisional(stack, grouping->sides_name)) < 0) {
+	if (!series)
+		status = PyErr_Occurred() ? -1 : start_group(grouping, key, stack, time, value);
+	else if (check_type("a group", PyList_Check(series), "list") ||
+		 PyList_Append(series, time) || PyList_Append(series, value))
 		status = -1;
-	} else if (status) {
-		status = 0;
-	} else {
-		series = PyList_New(2);
-		status = -1;
-		if (series && !PyList_SetItem(series, 0, Py_NewRef(time)) &&
-		    !PyList_SetItem(series, 1, Py_NewRef(value)) &&
-		    !PyDict_SetItem(grouping->groups, key, series))
-			status = 1;
-		Py_XDECREF(series);
-		grouping->added++;
-	}
 	Py_DECREF(key);
 	return status;
 }
