@@ -52,8 +52,8 @@ KeyT = TypeVar("KeyT")
 class Stacks(Protocol):
     """Resolves stacks; see :class:`~otel_kprofiler.symbols.StackResolver`."""
 
-    def find_all(self, samples: list[RawSample]) -> list[Stack | None]:
-        """Returns each sample's stack if its frames are cached, otherwise None."""
+    def find_all(self, samples: list[RawSample], *, makes: bool = True) -> list[Stack | None]:
+        """Returns each sample's stack if it is cached or, if ``makes``, its frames are cached."""
 
     def resolve(self, sample: RawSample) -> Stack:
         """Resolve a sample's stack with the symbols that were valid at the time of the sample."""
@@ -129,16 +129,28 @@ class ProcessBudgets:
     def resolve(self, samples: list[RawSample]) -> tuple[list[Stack], Resource]:
         """Returns the stacks and the Resource for samples of one program."""
         resource = self._resources.find(samples[0]) or self._identify(samples[0])
-        stacks = self._stacks.find_all(samples)
+        stacks = self._find(samples)
         left = [at for at, stack in enumerate(stacks) if stack is None]
         if left:
             first, *others = left
             stacks[first] = self._resolve(samples[first])
             # The other stacks may need nothing that is not cached now.
-            again = self._stacks.find_all([samples[at] for at in others])
+            again = self._find([samples[at] for at in others])
             for at, stack in zip(others, again, strict=True):
                 stacks[at] = stack or self._resolve(samples[at])
         return cast(list[Stack], stacks), resource
+
+    def _find(self, samples: list[RawSample]) -> list[Stack | None]:
+        """Returns the stacks that are quickly found; only earlier stacks if over budget."""
+        if not (self._is_limiting and samples):
+            return self._stacks.find_all(samples)
+        began_ns = self._now_ns()
+        shares = self._get_shares(samples[0])
+        if _is_spent(shares, began_ns):
+            return self._stacks.find_all(samples, makes=False)
+        stacks = self._stacks.find_all(samples)
+        _spend(shares, self._now_ns() - began_ns)
+        return stacks
 
     def _resolve(self, sample: RawSample) -> Stack:
         if not self._is_limiting:

@@ -179,16 +179,18 @@ class StackResolver:
             max_weight=MAX_STACK_BYTES_CACHED,
         )
 
-    def find_all(self, samples: list[RawSample]) -> list[Stack | None]:
+    def find_all(self, samples: list[RawSample], *, makes: bool = True) -> list[Stack | None]:
         """Returns the stack of each sample, in much less time than :meth:`resolve`.
 
         Returns None for stacks with frames that are not cached, or that vary between samples.
+        Without ``makes``, also returns None for stacks that have not been resolved before.
         """
         cache = self._stacks
         stacks: list[Stack | _VariableStack | None] = []
         if find_stacks:
+            sources = self._sources if makes else {}
             raw_bytes = find_stacks(
-                samples, self._states, cache, cache.old, self._sources, Side, self._make, stacks
+                samples, self._states, cache, cache.old, sources, Side, self._make, stacks
             )
             if raw_bytes:
                 cache.add_weight(raw_bytes)

@@ -220,7 +220,9 @@ def test_an_early_response_to_an_incomplete_request_is_read(authority, answer_ea
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
     for _ in range(8):  # the write may fail in several ways or succeed
-        exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
+        exporter = make_exporter(
+            OtlpHttpExporter, authority.directory, port, elapsed_s=60, compression="none"
+        )
         assert exporter.export(LARGE).lost == {LossCause.TOO_LARGE: 1}
         exporter.shutdown()
     assert "SSLEOFError" not in caplog.text

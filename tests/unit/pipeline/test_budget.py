@@ -14,6 +14,7 @@ from otel_kprofiler.model import (
     USER_SIDE,
     RawSample,
     Resource,
+    Stack,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.pipeline import WindowSchedule
@@ -147,6 +148,19 @@ def test_new_stacks_from_a_noisy_process_are_reduced_to_kernel_frames(parts):
     assert parts.budgets.coarse["stack"] == 200 - len(parts.stacks.resolved) + 1
     good, _ = parts.add(sample(GOOD, 1000))
     assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
+
+
+def test_new_stacks_with_cached_frames_are_reduced_too(parts):
+    def find_all(samples, *, makes=True):
+        parts.time.ns += len(samples) * CostlyStacks.cost_ns * makes
+        return [Stack() if makes else None for _ in samples]
+
+    parts.stacks.find_all = find_all
+    for number in range(200):
+        stack, _ = parts.add(sample(NOISY, number))
+    assert statuses(stack)[USER_SIDE] == STACK_OVER_BUDGET
+    assert 200 - parts.budgets.coarse["stack"] <= 1.2 * SECOND_NS // CostlyStacks.cost_ns
+    assert parts.add(sample(GOOD, 1000))[0].sides == ()
 
 
 def test_identifying_a_process_is_charged_to_its_budget_but_resolves_no_stacks(parts):

@@ -31,7 +31,7 @@ class ScriptedSymbols:
     def advance(self, now_ns):
         return now_ns if self.watermark is None else self.watermark
 
-    def find_all(self, samples):
+    def find_all(self, samples, *, makes=True):
         return [None] * len(samples)
 
     def resolve(self, sample):

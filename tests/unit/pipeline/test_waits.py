@@ -64,7 +64,7 @@ class Symbols:
     def advance(self, now_ns):
         return now_ns
 
-    def find_all(self, samples):
+    def find_all(self, samples, *, makes=True):
         return [None] * len(samples)
 
     def resolve(self, sample):
