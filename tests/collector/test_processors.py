@@ -30,6 +30,7 @@ EXPORTERS = """
     endpoint: {grpc}
     tls: {{insecure: true}}
     timeout: 60s  # a Collector that stops does not retry
+    wait_for_ready: true
     sending_queue:
       batch: {{flush_timeout: 2s, min_size: 1000000, max_size: 0}}
   otlphttp:
