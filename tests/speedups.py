@@ -1,8 +1,10 @@
 """Loads the C version of the speedups, to compare it with the Python version."""
 
+import gc
 import importlib.util
 import os
 import platform
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,19 @@ def load_compiled():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def measure_growth(work):
+    """Returns by how many bytes the traced memory grows in a third call of a function."""
+    work()
+    tracemalloc.start()
+    try:
+        work()
+        gc.collect()
+        start, _ = tracemalloc.get_traced_memory()
+        work()
+        gc.collect()
+        end, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return end - start

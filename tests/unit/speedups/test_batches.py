@@ -1,13 +1,11 @@
 """The C functions for batches of samples check their arguments, and release all references."""
 
 import contextlib
-import gc
-import tracemalloc
 
 import pytest
 
 from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, USER_SIDE, RawSample, Side, Stack
-from tests.speedups import load_compiled
+from tests.speedups import load_compiled, measure_growth
 
 compiled = load_compiled()
 COLLECTED = ((KERNEL_SIDE, 0),)
@@ -154,15 +152,5 @@ def test_batches_leak_no_memory():
             with contextlib.suppress(TypeError):
                 find(SAMPLE, 5)
 
-    work()
-    tracemalloc.start()
-    try:
-        work()
-        gc.collect()
-        start, _ = tracemalloc.get_traced_memory()
-        work()
-        gc.collect()
-        end, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert end - start < 10_000  # a leak of a byte in each round would exceed this
+    # A leak of a byte in each round would exceed this.
+    assert measure_growth(work) < 10_000

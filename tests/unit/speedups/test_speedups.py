@@ -7,7 +7,6 @@ import platform
 import re
 import struct
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ from tests.commands import run_python
 from tests.emulated import run_on_arm64
 from tests.interpreters import VERSIONS, require_pythons
 from tests.records import in_ring, pack_record
-from tests.speedups import load_compiled
+from tests.speedups import load_compiled, measure_growth
 
 compiled = load_compiled()
 FILES = (None,) * 16
@@ -779,18 +778,8 @@ def test_parsing_and_looking_up_leaks_no_memory():
             file.get(7)
             find_user_frames(stack, tables)
 
-    work()
-    tracemalloc.start()
-    try:
-        work()
-        gc.collect()
-        start, _ = tracemalloc.get_traced_memory()
-        work()
-        gc.collect()
-        end, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert end - start < 10_000  # a leak of a byte in each round would exceed this
+    # A leak of a byte in each round would exceed this.
+    assert measure_growth(work) < 10_000
 
 
 FALLBACK = """
