@@ -35,6 +35,7 @@ Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges a stack's kernel, native and Python frames, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # raw frames, status, resolver state
 _StackKey = tuple[Any, ...]  # collection outcomes, raw stacks, and the resolvers' states
+_MakeStack = Callable[[tuple[Side, ...]], Stack]
 _FindSide = Callable[[_SideKey], "Side | VariableSide"]
 _STATES_AT: Final = 2  # index in a stack's key
 _NO_STATE: Final = -1
@@ -99,7 +100,7 @@ class KnownFrames(Protocol):
     tables: Mapping[bytes, tuple[FrameCache[Frame], object]]
 
     def count_found(self, words: int) -> None:
-        """Limit the cached frames, after some were found for this number of words."""
+        """Limit the number of cached frames, counting words whose frames have been found."""
 
 
 class Stateless:
@@ -145,10 +146,7 @@ class StackResolver:
     def __init__(
         self, resolvers: Mapping[SideKind, SideResolver[Any]], arrange: Arrange | None = None
     ) -> None:
-        self._arrange = arrange or tuple
-        self._make: Callable[[tuple[Side, ...]], Stack] = (
-            (lambda sides: Stack(arrange(sides))) if arrange else Stack
-        )
+        self._make: _MakeStack = (lambda sides: Stack(arrange(sides))) if arrange else Stack
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         with_state = {
@@ -239,7 +237,7 @@ class StackResolver:
             if type(side) is not Side:
                 is_variable = True
         if is_variable:
-            return _VariableStack(sides, self._arrange)
+            return _VariableStack(sides, self._make)
         return self._make(tuple(cast(list[Side], sides)))
 
 
@@ -267,16 +265,18 @@ def _cache_sides(find: _FindSide) -> BoundedCache[_SideKey, Side | VariableSide]
 
 
 class _VariableStack:
-    __slots__ = ("_arrange", "_last", "_sides", "_stack")
+    __slots__ = ("_last", "_make", "_sides", "_stack")
 
-    def __init__(self, sides: list[Side | VariableSide], arrange: Arrange) -> None:
-        self._sides, self._arrange = sides, arrange
-        self._last: list[Side] = []
+    def __init__(self, sides: list[Side | VariableSide], make: _MakeStack) -> None:
+        self._sides, self._make = sides, make
+        self._last: tuple[Side, ...] = ()
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
         """Returns a sample's stack, reusing the last ``Stack`` if the frames are unchanged."""
-        sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
+        sides = tuple([
+            side if isinstance(side, Side) else side.of(sample) for side in self._sides
+        ])  # fmt: skip
         if list(map(id, sides)) != list(map(id, self._last)):
-            self._last, self._stack = sides, Stack(self._arrange(sides))
+            self._last, self._stack = sides, self._make(sides)
         return self._stack

@@ -328,7 +328,7 @@ class UserResolver(Stateless):
         return resolved
 
     def count_found(self, words: int) -> None:
-        """Limit the cached frames, after some were found for this number of words."""
+        """Limit the number of cached frames, counting words whose frames have been found."""
         self._left -= words
         if self._left < 0:
             self._limit()
