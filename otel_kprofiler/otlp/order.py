@@ -8,6 +8,7 @@ from typing import Final
 
 from otel_kprofiler.model import Frame, RawFrames, Stack
 from otel_kprofiler.otlp.dictionary import Dictionary
+from otel_kprofiler.speedups import find_kind
 
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, not counting the zero entry."""
@@ -40,8 +41,7 @@ def intern_in_order(
         groups: dict[tuple[object, ...], list[Frame]] = {}
         for key, _ in most_used[:-1]:
             if isinstance(key, Frame):
-                kind = key.side, key.unresolved, key.builtin, key.found_by
-                groups.setdefault((id(key.module), *kind), []).append(key)
+                groups.setdefault(find_kind(key), []).append(key)
             else:
                 raw.intern(key, dictionary)
         _add_groups(dictionary, groups, pause)

@@ -32,6 +32,7 @@ else:
 
 FrameCache = _library.FrameCache
 FramePattern = pure.FramePattern
+find_kind = pure.find_kind
 FrameTokens = _library.FrameTokens
 find_btf_types = _library.find_btf_types
 add_go_functions: "interface.GoFrameMaker | None" = getattr(_library, "add_go_functions", None)

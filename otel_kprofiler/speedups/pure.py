@@ -135,6 +135,12 @@ _Sides = tuple[tuple[Any, ...], ...]
 """The sides of a stack: the frames of a side are its second field, its status is the third."""
 
 
+def find_kind(frame: tuple[Any, ...]) -> tuple[object, ...]:
+    """Returns a key that is equal for frames that differ only in addresses, lines and offsets."""
+    module, _, _, _, *kind = frame
+    return id(module), *kind
+
+
 class FrameTokens(Generic[FrameT]):
     """Counts the uses of frames, and maps frames to tokens. Frames are compared by identity."""
 
@@ -165,12 +171,11 @@ class FrameTokens(Generic[FrameT]):
     def group(self, groups: dict[tuple[object, ...], list[FrameT]]) -> None:
         """Add each counted frame, in the order in which they were added, to the list of its kind.
 
-        Frames of the same kind differ only in their addresses, lines and offsets.
+        :func:`find_kind` describes kinds.
         """
         for frame, count in self._counts.items():
             if count:
-                module, _, _, _, *kind = frame
-                groups.setdefault((id(module), *kind), []).append(frame)
+                groups.setdefault(find_kind(frame), []).append(frame)
 
     def get(self, frame: FrameT) -> bytes | None:
         """Returns the token of a frame; None if it has none."""
