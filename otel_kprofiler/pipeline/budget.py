@@ -141,7 +141,7 @@ class ProcessBudgets:
         return cast(list[Stack], stacks), resource
 
     def _find(self, samples: list[RawSample]) -> list[Stack | None]:
-        """Returns the stacks that are quickly found; only earlier stacks if over budget."""
+        """Finds stacks in caches; makes no new stacks for a process that exceeds its budget."""
         if not (self._is_limiting and samples):
             return self._stacks.find_all(samples)
         began_ns = self._now_ns()

@@ -45,7 +45,7 @@ from otel_kprofiler.text import decode_name
 MAX_BATCH: Final = 128
 """Maximum number of samples to resolve and add together."""
 MAX_PACED_BATCH: Final = 8
-"""The same if the service's threads need the GIL: adding this many samples takes about 30 µs."""
+"""Maximum number if the service's threads need the GIL. Adding them takes about 30 µs."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """A wait's state, its flags (ended, block I/O, throttled), and its waker's pid, tid and name."""

@@ -79,15 +79,6 @@ class KernelNames:
         side = Side(KERNEL_SIDE, frames, raw.status)
         return Variable(side) if any(address % 2 for address in raw.addresses()) else side
 
-    def advance(self, now_boot_ns):
-        return now_boot_ns
-
-    def finish(self, timeout_s):
-        pass
-
-    def close(self):
-        pass
-
 
 class PythonNames(Stateless):
     def resolve(self, raw, state):

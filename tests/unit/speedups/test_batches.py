@@ -132,7 +132,7 @@ def test_stacks_without_valid_sides_are_rejected(sides):
         compiled.group_samples([SAMPLE], [Stack(sides)], 0, {})
 
 
-def test_groups_that_are_no_lists_are_rejected():
+def test_a_group_that_is_not_a_list_is_rejected():
     stack = Stack()
     groups = {(stack, 5, b"work", 3, None, (), None): 5}
     with pytest.raises(TypeError):
