@@ -23,7 +23,7 @@ STEPS = (
     ("click", "import click"),
     ("otel_kprofiler.agent", "from otel_kprofiler.agent import Agent"),
     ("kernel symbols of this host", _SYMBOLS),
-    ("grpc", "import grpc"),
+    ("h2", "import h2.connection"),
     ("otlp_grpc exporter", "import otel_kprofiler.export.grpc"),
     ("own metrics (opentelemetry-sdk)", _METRICS),
     ("uevents of modules (pyroute2)", _UEVENTS),

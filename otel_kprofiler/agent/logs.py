@@ -125,10 +125,8 @@ class DescriptorHandler(logging.Handler):
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Call this before gRPC is imported. gRPC's own log is disabled unless ``GRPC_VERBOSITY`` is set,
-    because call statuses contain the same information. Python's warnings become log records.
+    Python's warnings become log records.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
     # Without a target, a MemoryHandler never flushes, whatever its capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)

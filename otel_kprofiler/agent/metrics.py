@@ -37,7 +37,6 @@ from otel_kprofiler.export import (
     advise_plain_text,
     open_client,
 )
-from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.otlp import encode_metrics
 from otel_kprofiler.version import __version__
@@ -223,7 +222,6 @@ def _resource(attributes: Mapping[str, Any]) -> Resource:
     )
 
 
-@coarse_timers()  # gRPC's threads poll
 def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
     return open_client(
         dataclasses.replace(

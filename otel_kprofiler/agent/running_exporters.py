@@ -11,7 +11,6 @@ from otel_kprofiler.export import (
     ProfileExporter,
     Spool,
 )
-from otel_kprofiler.host import coarse_timers
 
 ExportObserver = Callable[[str, ExportResult, float], None]
 """Function called after each export with the exporter's id, result and duration in seconds."""
@@ -54,8 +53,7 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
             old = running.get(name)
             if old and old.settings == settings:
                 continue
-            with coarse_timers():  # gRPC's threads poll
-                exporter = settings.open(name)
+            exporter = settings.open(name)
             opened[name] = OpenedExporter(exporter, None)
             if not (old and _takes_over(old, exporter, settings)):
                 spool = settings.queue.spool

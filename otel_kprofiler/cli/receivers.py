@@ -1,8 +1,5 @@
 """Connects ``record --export`` and ``send`` to receivers, and checks that they accept profiles."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from otel_kprofiler.errors import ExportError, KProfilerError
@@ -13,7 +10,6 @@ from otel_kprofiler.export import (
     exporter_from_environment,
     speaks_no_tls,
 )
-from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.otlp import encode_empty
 from otel_kprofiler.redact import redact_address
 
@@ -55,18 +51,12 @@ def open_receiver(address: str) -> OtlpSender:
         raise ExportError(
             f"cannot send profiles to {shown}: {answer.reason}", hint=_find_fix(address, answer)
         )
-    return _open(address)
-
-
-@coarse_timers()  # gRPC's threads poll
-def _open(address: str) -> OtlpSender:
     return exporter_from_environment(address)
 
 
 def _ask(address: str) -> Answer:
     """Sends a request without samples over a new connection, and returns the response."""
-    with _grpc_silenced():
-        exporter = _open(address)
+    exporter = exporter_from_environment(address)
     try:
         return exporter.send_once(encode_empty(exporter.form), _PROBE_S)
     finally:
@@ -92,16 +82,3 @@ def _find_fix(address: str, answer: Answer) -> str:
     if speaks_no_tls(answer.message):
         return f"the receiver does not use TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
     return _FIXES.get(answer.status, _START)
-
-
-@contextmanager
-def _grpc_silenced() -> Iterator[None]:
-    """Silences gRPC's log at import time, because the status of a failed call has the same text."""
-    if "GRPC_VERBOSITY" in os.environ:
-        yield
-        return
-    os.environ["GRPC_VERBOSITY"] = "NONE"
-    try:
-        yield
-    finally:
-        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit the variable

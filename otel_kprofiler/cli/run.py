@@ -90,7 +90,7 @@ def command(debug: bool, path: str) -> None:
 
 
 def _end() -> NoReturn:
-    """Exit without finalizing the interpreter; finalization is unsafe while gRPC threads run."""
+    """Exit without waiting for threads that a file system may block."""
     logging.shutdown()
     os._exit(0)
 

@@ -54,7 +54,7 @@ class Tls:
         ca_file: path of CA certificates to trust instead of the system's.
         cert_file: path of the client certificate; requires ``key_file``.
         key_file: path of the client's private key; requires ``cert_file``.
-        insecure_skip_verify: whether to accept any certificate from the receiver (HTTP only).
+        insecure_skip_verify: whether to accept any certificate from the receiver.
     """
 
     insecure: bool = False

@@ -39,13 +39,8 @@ _FIXES: Final = (
         r"certificate required|PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "the receiver requires a client certificate: set tls.cert_file and tls.key_file",
     ),
-    # After a TLS 1.3 handshake, gRPC prints the receiver's alert only to standard error.
-    (
-        "TSI_DATA_CORRUPTED",
-        "the receiver ended the session; its log has the cause, such as a revoked tls.cert_file",
-    ),
 )
-"""Handshake error messages from OpenSSL and BoringSSL, and their fixes."""
+"""Handshake error messages from OpenSSL, and their fixes."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _SEQUENCE: Final = 0x30
 _UTC_TIME: Final = 0x17

@@ -125,7 +125,6 @@ from otel_kprofiler.host.process_tree import find_descendants, read_process, rea
 from otel_kprofiler.host.refused_files import RefusedFiles, identify_content
 from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.throttling import find_throttling, get_tick_rate
-from otel_kprofiler.host.timer_slack import coarse_timers
 from otel_kprofiler.host.tracepoint_specs import VALUES, TracepointSpec, ValueSource
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory, write_all

@@ -31,7 +31,9 @@ class Mutation(NamedTuple):
 
 
 SENDER, RETRY = "otel_kprofiler/export/sender.py", "otel_kprofiler/export/retry.py"
-GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
+GRPC, HTTP = "otel_kprofiler/export/grpc_status.py", "otel_kprofiler/export/http.py"
+CHANNEL, HTTP2 = "otel_kprofiler/export/grpc_channel.py", "otel_kprofiler/export/http2.py"
+CALLS = "tests/unit/export/test_grpc_channel.py"
 ANSWERS = "otel_kprofiler/export/http_answer.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
 EXPORTS = "otel_kprofiler/export/exports.py"
@@ -123,17 +125,17 @@ MUTATIONS = [
     Mutation("compressed debug file that takes much memory", STATIC, "self._budget)\n        self._budget.give_back(len(content))\n", "ReadingBudget())\n        self._budget.give_back(len(content))\n", f"{READ_FILES}::test_hostile_files_are_read_within_the_memory_limit[packed-zeros]"),
     Mutation("replaced code with many lines", JIT_TABLE, " or self._former_bytes > MAX_FORMER_BYTES", "", "tests/unit/symbols/user/test_perf_map.py::test_replaced_functions_are_kept_up_to_a_limit"),
     Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_an_unreachable_receiver_is_retried"),
-    Mutation("receiver refusing temporarily", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_no_samples_are_lost_to_transient_grpc_errors"),
+    Mutation("receiver refusing temporarily", GRPC, "        Code.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_no_samples_are_lost_to_transient_grpc_errors"),
     Mutation("receiver refusing permanently", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_rejections_are_counted_and_not_retried"),
-    Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_only_its_own_queue"),
+    Mutation("receiver slow", CHANNEL, "deadline = time.monotonic() + timeout_s", "deadline = time.monotonic() + 30", f"{RECEIVERS}::test_a_slow_receiver_delays_only_its_own_queue"),
     Mutation("receiver hanging mid-response", HTTP, "            self._adapter.abort(exchange)\n\n        # Socket timeouts", "            pass\n\n        # Socket timeouts", "tests/unit/export/test_http_exporter.py"),
     Mutation("receiver sending garbage", ANSWERS, "        return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)\n    kind", "        return Answer(Verdict.REFUSED, name, body.problem)\n    kind", f"{RECEIVERS}::test_a_batch_is_not_exported_again_if_the_response_is_unreadable"),
     Mutation("receiver answering with a page", ANSWERS, "    return Answer(Verdict.ACCEPTED, name, unreadable=problem)\n", "    return Answer(Verdict.REFUSED, name, problem)\n", f"{RECEIVERS}::test_a_batch_is_not_exported_again_if_the_response_is_unreadable"),
     Mutation("receiver hanging up within its success", HTTP, "                if not is_delivered(status):\n                    raise\n", "                raise\n", f"{RECEIVERS}::test_a_batch_is_not_exported_again_if_the_response_is_unreadable"),
     Mutation("many unreadable answers", SENDER, "            self._noted.add(key)\n", "", f"{RECEIVERS}::test_a_batch_is_not_exported_again_if_the_response_is_unreadable"),
     Mutation("endless response", HTTP, '            return Body(b"", f"it exceeds {MAX_RESPONSE_BYTES} bytes")\n', "            pass\n", "tests/unit/export/test_http_exporter.py::test_the_body_of_a_redirect_is_not_read_beyond_the_limit"),
-    Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_no_samples_are_lost_to_transient_grpc_errors"),
-    Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_rejections_are_counted_and_not_retried"),
+    Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "delay = parse_retry_delay(status.details) if status.details else None", "delay = None", f"{RECEIVERS}::test_no_samples_are_lost_to_transient_grpc_errors"),
+    Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is Code.RESOURCE_EXHAUSTED and delay is not None)", "code is Code.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_rejections_are_counted_and_not_retried"),
     Mutation("429 with Retry-After", ANSWERS, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_no_samples_are_lost_to_transient_http_errors"),
     Mutation("Retry-After as a date", ANSWERS, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
     Mutation("partial success", SENDER, "    if answer.rejected_profiles <= 0:\n", "    if True:\n", f"{RECEIVERS}::test_samples_rejected_in_a_partial_success_are_counted"),
@@ -152,7 +154,12 @@ MUTATIONS = [
     Mutation("page: a kernel without tcp_diag", "otel_kprofiler/viewing/peers.py", "    if not has_answered:\n", "    if False:\n", "tests/unit/viewing/test_peers.py"),
     Mutation("kernel suspends the sampler: a warning", "otel_kprofiler/sampling/events.py", "        if warning and warning != self._throttling:\n", "        if False:\n", "tests/unit/host/test_throttling.py::test_each_reduction_in_the_limit_is_reported_once"),
     Mutation("TLS: wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_data_is_sent_only_over_tls_1_2_or_newer_and_only_to_verified_receivers"),
-    Mutation("TLS: renewed files over gRPC", GRPC, "            self._reopen()\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_tls_files_are_used_once_key_and_certificate_match"),
+    Mutation("receiver going away", HTTP2, "                self._last_stream = last & _STREAM_BITS\n", "                pass\n", f"{CALLS}::test_a_receiver_that_goes_away_may_still_respond"),
+    Mutation("request that the receiver has not processed", CHANNEL, "            except UnprocessedError:\n                response = self._exchange(headers, body, deadline)\n", "            except ZeroDivisionError:\n                raise\n", f"{CALLS}::test_a_request_that_was_not_processed_is_sent_again_once"),
+    Mutation("connection that the receiver has closed", CHANNEL, "self._http2 is None or not self._http2.is_usable()", "self._http2 is None", f"{CALLS}::test_a_connection_that_the_receiver_closed_while_idle_is_replaced"),
+    Mutation("connection without HTTP/2", CHANNEL, "secure.selected_alpn_protocol() != _PROTOCOL", "False", f"{CALLS}::test_a_receiver_that_offers_no_http2_over_tls_is_named"),
+    Mutation("name server that does not respond", "otel_kprofiler/export/grpc_target.py", "resolved = results.get(timeout=max(0.0, deadline - time.monotonic()))", "resolved = results.get(timeout=60)", f"{CALLS}::test_a_hanging_name_server_does_not_extend_a_call"),
+    Mutation("TLS: renewed files over gRPC", "otel_kprofiler/export/grpc.py", "            self._channel.reset()\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_tls_files_are_used_once_key_and_certificate_match"),
     Mutation("TLS: renewed files over HTTP", HTTP, "            self._session.close()  # later connections use the new TLS files\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_tls_files_are_used_once_key_and_certificate_match"),
     Mutation("TLS: a file is missing", HTTP, "        except OSError as error:  # a TLS file", "        except ZeroDivisionError as error:  # a TLS file", "tests/faults/test_tls.py::test_export_resumes_once_a_missing_key_file_exists"),
     Mutation("TLS: an answer before the end of the request", "otel_kprofiler/abortable.py", "                except ssl.SSLEOFError as error:\n", "                except ZeroDivisionError as error:\n", "tests/faults/test_tls.py::test_an_early_response_to_an_incomplete_request_is_read"),
@@ -248,7 +255,6 @@ MUTATIONS = [
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_stops_the_agent_at_once_keeping_the_spool"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
-    Mutation("timer slack after an exception", "otel_kprofiler/host/timer_slack.py", "    try:\n        yield\n    finally:\n        if is_coarser:\n            prctl(", "    yield\n    if is_coarser:\n        prctl(", "tests/unit/host/test_timer_slack.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(() if self._drop_all else SAMPLING)\n", "", "tests/live/test_privileges.py"),
     Mutation("samples not offered: reported", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: account.not_offered})\n", "", "tests/unit/test_delivery.py"),
     Mutation("losses after the last window: reported", QUEUE, "            self._append(final)\n", "            pass\n", "tests/unit/test_delivery.py"),

@@ -199,20 +199,14 @@ def answer_early(authority):
         listener.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "cause"),
-    [
-        (OtlpGrpcExporter, "such as a revoked tls.cert_file"),
-        (OtlpHttpExporter, "the client certificate is revoked"),
-    ],
-)
-def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
+@pytest.mark.parametrize("make", [OtlpGrpcExporter, OtlpHttpExporter])
+def test_the_log_reports_a_revoked_client_certificate(make, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
     # the server closes the connection before the request is complete
     result = exporter.export(LARGE)
     assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
-    assert cause in caplog.text
+    assert "the client certificate is revoked" in caplog.text
     exporter.shutdown()
 
 

@@ -261,6 +261,7 @@ CLIENT = {"cert_file": "client.pem", "key_file": "client.key"}
         (False, "https://", {"ca_file": "ca.pem", "insecure": True}, True),
         (False, "https://", {"ca_file": "stranger.pem"}, False),
         (False, "https://", {}, False),
+        (False, "https://", {"insecure_skip_verify": True}, True),
         # An endpoint without a scheme uses TLS unless insecure is set.
         (True, "", {"ca_file": "ca.pem", **CLIENT}, True),
         (True, "", {"ca_file": "ca.pem"}, False),

@@ -12,7 +12,8 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import OtlpGrpcExporter, RetryPolicy, Tls
-from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
+from otel_kprofiler.export.grpc import parse_endpoint
+from otel_kprofiler.export.grpc_status import parse_retry_delay
 from otel_kprofiler.model import LossCause
 
 pytestmark = pytest.mark.system

@@ -17,7 +17,7 @@ from otel_kprofiler.export import (
     Spool,
 )
 from otel_kprofiler.export.client import DEFAULT_MAX_BYTES
-from otel_kprofiler.export.grpc import parse_limit
+from otel_kprofiler.export.grpc_status import parse_limit
 from otel_kprofiler.export.request_size import MIN_LEARNED_BYTES
 from otel_kprofiler.model import OFF_CPU, ON_CPU, LossCause, Stack, Window, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.errors import HostError, KProfilerError
 from otel_kprofiler.export import PROFILES, OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
-from otel_kprofiler.export.grpc import parse_retry_delay
+from otel_kprofiler.export.grpc_status import parse_retry_delay
 from otel_kprofiler.model import Form, WindowSample
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.viewing import (

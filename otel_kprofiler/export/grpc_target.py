@@ -1,0 +1,228 @@
+"""Addresses of gRPC receivers (gRPC Name Resolution), and sockets connected to them."""
+
+import base64
+import contextlib
+import ipaddress
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import proxy_bypass
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.http2 import set_deadline
+from otel_kprofiler.redact import redact_address
+
+HTTPS_PORT: Final = 443
+"""The port of a target without a port, as in gRPC."""
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(?!\d+$)", re.IGNORECASE)
+_MAX_PROXY_BYTES: Final = 65536
+_PROXY_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r\n]*")
+
+Watch = Callable[[Callable[[], object]], None]
+"""Called with a function that aborts the current step from another thread."""
+
+
+class ConnectError(Exception):
+    """No connection could be opened; the message names the address and the reason."""
+
+
+class Target(NamedTuple):
+    """A receiver's address.
+
+    Attributes:
+        authority: host and port as written, for requests and proxies.
+        hosts: hosts (names, or IP addresses without brackets) and ports, in order of preference.
+        path: path of a UNIX socket, starting with a null byte if abstract; empty for TCP.
+    """
+
+    authority: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+
+    @property
+    def server_name(self) -> str:
+        """Returns the name that the receiver's certificate must have."""
+        return self.hosts[0][0] if self.hosts else self.authority
+
+
+def parse_target(text: str) -> Target:
+    """Parses ``host[:port]``, ``dns:``, ``ipv4:``, ``ipv6:``, ``unix:`` or ``unix-abstract:``.
+
+    Raises:
+        ExportError: the address is malformed, or its scheme is not supported.
+    """
+    match = _SCHEME.match(text)
+    scheme = match[1].lower() if match else "dns"
+    rest = text[match.end() :] if match else text
+    if scheme == "unix":
+        return Target("localhost", path=rest.removeprefix("//"))
+    if scheme == "unix-abstract":
+        return Target("localhost", path=f"\0{rest}")
+    if scheme in {"dns", "passthrough"} and rest.startswith("//"):
+        server, _, rest = rest[2:].partition("/")
+        if server:
+            raise _malformed(text, "name servers in addresses are not supported: remove the server")
+    if scheme not in {"dns", "passthrough", "ipv4", "ipv6"}:
+        raise _malformed(text, "use host:port, dns:, ipv4:, ipv6:, unix: or unix-abstract:")
+    parts = rest.split(",") if scheme.startswith("ipv") else [rest]
+    try:
+        return Target(rest, tuple(map(_parse_host, parts)))
+    except ValueError as error:
+        raise _malformed(text, "write the address as host:port") from error
+
+
+def _malformed(text: str, hint: str) -> ExportError:
+    return ExportError(f"{redact_address(text)!r} is not a valid gRPC endpoint", hint=hint)
+
+
+def _parse_host(text: str) -> tuple[str, int]:
+    with contextlib.suppress(ValueError):  # an IPv6 address without brackets and port
+        return str(ipaddress.IPv6Address(text)), HTTPS_PORT
+    url = urlsplit(f"//{text}")
+    if not url.hostname or url.netloc != text:
+        raise ValueError(text)
+    return url.hostname, HTTPS_PORT if url.port is None else url.port
+
+
+def connect(target: Target, proxy_url: str, deadline: float, watch: Watch) -> socket.socket:
+    """Connects to a receiver, through the proxy unless the receiver is in ``NO_PROXY``.
+
+    Args:
+        deadline: a time of ``time.monotonic()``.
+
+    Raises:
+        ConnectError: the receiver or the proxy cannot be reached, or the proxy refuses.
+        TimeoutError: the deadline has passed.
+    """
+    if target.path:
+        shown = target.path.replace("\0", "@")
+        return _open(socket.AF_UNIX, target.path, shown, deadline, watch)
+    if proxy_url and not proxy_bypass(target.server_name):
+        return _connect_through(proxy_url, target.authority, deadline, watch)
+    return _connect_to(target.hosts, deadline, watch)
+
+
+def _connect_to(hosts: tuple[tuple[str, int], ...], deadline: float, watch: Watch) -> socket.socket:
+    """Tries all addresses in turn; each may take an equal part of the time that is left."""
+    addresses = [
+        (family, address, _show(host, port))
+        for host, port in hosts
+        for family, address in _resolve(host, port, deadline, watch)
+    ]
+    failure: Exception = ConnectError("the receiver's name has no address")
+    for number, (family, address, shown) in enumerate(addresses):
+        now = time.monotonic()
+        try:
+            part = (deadline - now) / (len(addresses) - number)
+            return _open(family, address, shown, now + part, watch)
+        except (ConnectError, TimeoutError) as error:
+            failure = error
+    raise failure
+
+
+def _show(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _open(
+    family: socket.AddressFamily, address: Any, shown: str, deadline: float, watch: Watch
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        watch(lambda: shut_down(sock))
+        set_deadline(sock, deadline)
+        sock.connect(address)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except TimeoutError as error:
+        sock.close()
+        raise TimeoutError(f"cannot connect to {shown}: no response") from error
+    except OSError as error:
+        sock.close()
+        raise ConnectError(f"cannot connect to {shown}: {error.strerror or error}") from error
+    return sock
+
+
+def shut_down(sock: socket.socket) -> None:
+    """Aborts the socket's operations in all threads."""
+    with contextlib.suppress(OSError):  # not connected, or already closed
+        # SSLSocket.shutdown() is unsafe while another thread reads.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _resolve(
+    host: str, port: int, deadline: float, watch: Watch
+) -> Iterator[tuple[socket.AddressFamily, Any]]:
+    """Resolves a name in another thread, because ``getaddrinfo`` cannot be interrupted."""
+    results = queue.SimpleQueue[list[Any] | OSError]()
+
+    def resolve(flags: int = 0) -> None:
+        try:
+            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+        except OSError as error:
+            results.put(error)
+        except UnicodeError:  # a label is empty or too long
+            results.put(OSError(f"{host!r} is not a valid name"))
+
+    resolve(socket.AI_NUMERICHOST)
+    resolved = results.get()
+    if isinstance(resolved, OSError):
+        thread = threading.Thread(target=resolve, name="kprofiler-dns", daemon=True)
+        watch(lambda: results.put(OSError("the exporter was shut down")))
+        try:
+            thread.start()
+        except RuntimeError:  # since Python 3.12, during interpreter shutdown
+            resolve()
+        try:
+            resolved = results.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"cannot resolve {host}: no response") from None
+    if isinstance(resolved, OSError):
+        raise ConnectError(f"cannot resolve {host}: {resolved.strerror or resolved}")
+    for family, _, _, _, address in resolved:
+        yield family, address
+
+
+def _connect_through(
+    proxy_url: str, authority: str, deadline: float, watch: Watch
+) -> socket.socket:
+    """Opens a tunnel through an HTTP proxy (RFC 9110, 9.3.6)."""
+    url = urlsplit(proxy_url)
+    host, port = url.hostname or "", url.port or 80
+    request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
+    if url.username is not None:
+        credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        request += (
+            f"Proxy-Authorization: Basic {base64.b64encode(credentials.encode()).decode()}\r\n"
+        )
+    sock = _connect_to(((host, port),), deadline, watch)
+    try:
+        set_deadline(sock, deadline)
+        sock.sendall(f"{request}\r\n".encode())
+        response = b""
+        while b"\r\n\r\n" not in response and len(response) < _MAX_PROXY_BYTES:
+            set_deadline(sock, deadline)
+            # Bytes after the response belong to the tunnel.
+            start = sock.recv(_MAX_PROXY_BYTES, socket.MSG_PEEK)
+            end = (response + start).find(b"\r\n\r\n")
+            size = len(start) if end < 0 else end + 4 - len(response)
+            response += sock.recv(size)
+            if not start:
+                break
+    except TimeoutError as error:
+        sock.close()
+        raise TimeoutError(f"the proxy {host}:{port} did not respond") from error
+    except OSError as error:
+        sock.close()
+        raise ConnectError(f"the proxy {host}:{port}: {error.strerror or error}") from error
+    status = _PROXY_STATUS.match(response)
+    if status is None or not status[1].startswith(b"2"):
+        sock.close()
+        reason = status[0].decode("latin-1") if status else "no HTTP response"
+        raise ConnectError(f"the proxy {host}:{port} opens no tunnel to {authority}: {reason}")
+    return sock
