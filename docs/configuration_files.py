@@ -164,7 +164,7 @@ def reference() -> str:
         "receivers.kprofiler": unsupported_keys.RECEIVER,
         "exporters": unsupported_keys.EXPORTERS,
         **{f"exporters.{name}": model.unsupported for name, model in EXPORTERS.items()},
-        "otlp_grpc.tls": unsupported_keys.GRPC_TLS,
+        "otlp_grpc.tls": unsupported_keys.TLS,
         "otlp_http.tls": unsupported_keys.HTTP_TLS,
         "sending_queue": unsupported_keys.QUEUE,
         "file.rotation": unsupported_keys.ROTATION,

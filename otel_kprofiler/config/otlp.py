@@ -68,6 +68,11 @@ class Tls(Section):
         validate_default=True,
         description="File with the client certificate's private key. Needs cert_file.",
     )
+    insecure_skip_verify: bool = Field(
+        default=False,
+        description="Accept any certificate. Use this setting only for testing, because "
+        "it allows man-in-the-middle attacks.",
+    )
 
     @field_validator("key_file")
     @classmethod
@@ -82,13 +87,14 @@ class Tls(Section):
             ca_file=self.ca_file or None,
             cert_file=self.cert_file or None,
             key_file=self.key_file or None,
+            insecure_skip_verify=self.insecure_skip_verify,
         )
 
 
 class GrpcTls(Tls):
     """TLS settings for gRPC connections."""
 
-    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC_TLS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TLS
 
     insecure: bool = Field(
         default=False,
@@ -105,16 +111,6 @@ class HttpTls(Tls):
     """TLS settings for HTTPS connections."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP_TLS
-
-    insecure_skip_verify: bool = Field(
-        default=False,
-        description="Accept any certificate. Use this setting only for testing, because "
-        "it allows man-in-the-middle attacks.",
-    )
-
-    def settings(self) -> TlsSettings:
-        """Returns the exporter's TLS settings."""
-        return replace(super().settings(), insecure_skip_verify=self.insecure_skip_verify)
 
 
 class RetryOnFailure(Section):

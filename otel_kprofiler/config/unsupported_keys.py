@@ -55,11 +55,6 @@ TLS: Final[Mapping[str, str]] = {
     "max_version": "the newest TLS version that both client and server support is used; remove "
     "this setting",
 }
-GRPC_TLS: Final[Mapping[str, str]] = {
-    **TLS,
-    "insecure_skip_verify": "gRPC always verifies certificates; set ca_file to the receiver's "
-    "certificate, or use otlp_http",
-}
 HTTP_TLS: Final[Mapping[str, str]] = {
     **TLS,
     "insecure": "the scheme of the endpoint determines whether TLS is used; use http:// for "
@@ -78,8 +73,8 @@ GRPC: Final[Mapping[str, str]] = {
     "this setting",
     "balancer_name": "there is one connection per exporter; remove this setting",
     "wait_for_ready": "use retry_on_failure",
-    "read_buffer_size": "gRPC sizes its buffers itself; remove this setting",
-    "write_buffer_size": "gRPC sizes its buffers itself; remove this setting",
+    "read_buffer_size": "the size of buffers is fixed; remove this setting",
+    "write_buffer_size": "the size of buffers is fixed; remove this setting",
 }
 HTTP: Final[Mapping[str, str]] = dict(_CLIENT)
 

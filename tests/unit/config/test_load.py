@@ -128,7 +128,6 @@ def test_grpc_endpoints_are_parsed(endpoint):
         ),
         ("otlp_grpc: {endpoint: 'h:1', headers: {a: \"s3cret\\n\"}}", "control characters"),
         ("otlp_grpc: {endpoint: 'h:1', tls: {cert_file: a}}", "must be set together"),
-        ("otlp_grpc: {endpoint: 'h:1', tls: {insecure_skip_verify: true}}", "always verifies"),
         ("otlp_grpc: {endpoint: 'h:1', sending_queue: {num_consumers: 2}}", "one worker"),
         ("otlp_http: {endpoint: 'h:1'}", "should be a URL"),
         ("otlp_http: {endpoint: 'http://h:1', tls: {insecure: true}}", "scheme of the endpoint"),
