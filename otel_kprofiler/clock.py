@@ -122,16 +122,21 @@ class Interval(NamedTuple):
     start_unix_ns: int
     end_unix_ns: int
 
-    def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
-        """Convert boottimes to Unix times, clamped to this interval."""
+    def to_unix_ns(self, times_boot_ns: Sequence[int], resolution_ns: int = 1) -> list[int]:
+        """Convert boottimes to Unix times, rounded down and clamped to this interval.
+
+        ``resolution_ns`` is a power of two. The low bits of rounded times are 0.
+        """
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
         if length == boot_length:
-            offset = first - self.start_boot_ns
-            times = [time + offset for time in times_boot_ns]
+            offset, bits = first - self.start_boot_ns, -resolution_ns
+            times = [time + offset & bits for time in times_boot_ns]
         else:
-            start = self.start_boot_ns
-            times = [first + (time - start) * length // boot_length for time in times_boot_ns]
+            start, bits = self.start_boot_ns, -resolution_ns
+            times = [
+                first + (time - start) * length // boot_length & bits for time in times_boot_ns
+            ]
         if not times or (first <= min(times) and max(times) <= last):
             return times
         return [min(max(time, first), last) for time in times]

@@ -13,6 +13,7 @@ from otel_kprofiler.model import (
     LOCK_HOLDER_ID,
     LOCK_HOLDER_NAME,
     LOCK_TYPE,
+    ON_CPU,
     LabelSet,
     LockTotals,
     LockWait,
@@ -46,6 +47,9 @@ MAX_BATCH: Final = 128
 """Maximum number of samples to resolve and add together."""
 MAX_PACED_BATCH: Final = 8
 """Maximum number if the service's threads need the GIL. Adding them takes about 30 µs."""
+_TIMES_PER_PERIOD: Final = 1000
+"""On-CPU times are rounded to at most this part of the sampling period. Timers are not more exact,
+and rounded times compress better."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """A wait's state, its flags (ended, block I/O, throttled), and its waker's pid, tid and name."""
@@ -247,16 +251,18 @@ class WindowBuilder:
         wait_ends = WaitStacks(self._scheduler_rvas)
         event_ends = TracepointStacks()
         profiles = []
+        timer_ns = 1 << max(1, self.period_ns // _TIMES_PER_PERIOD).bit_length() - 1
         for kind in self._all_kinds:
             if kind.name not in counts and kind not in self._kinds:
                 continue
             counted = counts.get(kind.name, WindowCounts())
             sampled = self._kinds.get(kind, {})
             ends = wait_ends if kind in KINDS else event_ends
+            resolution_ns = timer_ns if kind == ON_CPU else 1
             groups = [
                 ResourceSamples(
                     resources[resource],
-                    self._samples(sampled.get(resource, {}), again, interval, ends),
+                    self._samples(sampled.get(resource, {}), again, interval, ends, resolution_ns),
                     counted.waits.get(resource),
                 )
                 for resource in dict.fromkeys([*sampled, *counted.waits])
@@ -301,10 +307,11 @@ class WindowBuilder:
         again: dict[Stack, Stack],
         interval: Interval,
         ends: WaitStacks | TracepointStacks,
+        resolution_ns: int,
     ) -> list[WindowSample]:
         samples, new, pause = [], tuple.__new__, self._pause
         boot_ns = chain.from_iterable([series[::2] for series in group.values()])
-        times_unix_ns = interval.to_unix_ns(list(boot_ns))
+        times_unix_ns = interval.to_unix_ns(list(boot_ns), resolution_ns)
         names: dict[bytes, str] = {}
         cuts_all = isinstance(ends, TracepointStacks)
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}

@@ -54,7 +54,7 @@ def recording(tmp_path):
     writer.add_resources({ProcessKey(pid, at): {"process.pid": pid} for _, pid, at in RECORDS})
     count = len(RECORDS)
     counts = {"on_cpu": SamplerCounts(count, {}, count, {})}
-    writer.finish(RecordingFacts(OFFSET_NS, 10_000_000, 127, 500, counts))
+    writer.finish(RecordingFacts(OFFSET_NS, 1000, 127, 500, counts))
     opened = Recording(str(tmp_path / "a.kprofile"))
     yield opened
     opened.close()

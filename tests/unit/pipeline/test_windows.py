@@ -5,10 +5,22 @@ from itertools import pairwise
 import pytest
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, STACK_OK, RawSample, Resource, Side, Stack
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    ON_CPU,
+    STACK_OK,
+    RawSample,
+    Resource,
+    Side,
+    Stack,
+)
 from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowCounts, WindowSchedule
 
 SECOND = 1_000_000_000
+PERIOD_NS = 10_000_000
+RESOLUTION_NS = 8192
+"""The largest power of two within a thousandth of the period."""
 
 
 class FakeTime:
@@ -36,7 +48,7 @@ COUNTS = {"on_cpu": WindowCounts()}
 def builder(source=None, start=0, **kwargs):
     schedule = kwargs.pop("schedule", WindowSchedule(5 * SECOND))
     clock = Clock(source or FakeTime())
-    return WindowBuilder(clock, schedule, start_boot_ns=start, period_ns=10_000_000, **kwargs)
+    return WindowBuilder(clock, schedule, start_boot_ns=start, period_ns=PERIOD_NS, **kwargs)
 
 
 def test_identical_samples_share_one_entry_with_all_timestamps():
@@ -57,8 +69,26 @@ def test_timestamps_are_within_the_half_open_interval_of_their_window():
     window = windows.close()
     times = [t for s in window.profiles[0].resources[0].samples for t in s.timestamps_unix_ns]
     assert window.start_unix_ns == min(times)
-    assert window.end_unix_ns == max(times) + 1
+    assert max(times) < window.end_unix_ns < max(times) + RESOLUTION_NS
     assert window.end_unix_ns - window.start_unix_ns == 5 * SECOND
+
+
+def test_only_on_cpu_times_are_rounded():
+    """A timer's samples are not more exact; the times of events are."""
+    windows, resource = builder(kinds=(ON_CPU, OFF_CPU)), Resource({})
+    moments = [RESOLUTION_NS - 1, RESOLUTION_NS, 3 * RESOLUTION_NS + 5]
+    for time in moments:
+        windows.add([raw(time)], [stack_of()], resource)
+        windows.add([raw(time)._replace(kind=OFF_CPU)], [stack_of()], resource)
+    window = windows.close()
+    rounded, exact = (
+        [time for s in profile.resources[0].samples for time in s.timestamps_unix_ns]
+        for profile in window.profiles
+    )
+    offset_ns = window.start_unix_ns - window.start_unix_ns % SECOND
+    assert exact == [time + offset_ns for time in moments]
+    expected = [time // RESOLUTION_NS * RESOLUTION_NS for time in exact]
+    assert rounded == [max(time, window.start_unix_ns) for time in expected]
 
 
 def test_a_sample_before_the_start_of_its_window_moves_the_start_earlier():
