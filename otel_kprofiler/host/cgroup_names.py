@@ -104,6 +104,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
     return CgroupNames(inside.container, pod, managed.unit, managed.user_unit)
 
 
+@lru_cache(256)
 def parse_cgroup_path(path: str) -> CgroupNames:
     """Parses a cgroup's path; never raises. Ignores units outside our namespace (``/../…``)."""
     parts = [part for part in path.split("/") if part and part != ".."]

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from otel_kprofiler.bpf import ThreadContexts
@@ -61,8 +62,13 @@ def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
 
 def format_time(unix_ns: int) -> str:
     """Format a Unix time as ISO 8601 in UTC with milliseconds."""
-    moment = datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, tz=UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    unix_ms = unix_ns // 1_000_000
+    return f"{_format_second(unix_ms // 1000)}.{unix_ms % 1000:03}Z"
+
+
+@lru_cache(64)
+def _format_second(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat().removesuffix("+00:00")
 
 
 _SAMPLED: Final = 1  # a bit in the W3C trace flags
