@@ -19,7 +19,7 @@ from otel_kprofiler.export.grpc_channel import GrpcChannel
 from otel_kprofiler.export.grpc_target import parse_target
 from otel_kprofiler.export.retry import Answer
 from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
-from otel_kprofiler.export.tls_files import TlsFiles
+from otel_kprofiler.export.tls_files import NO_PASSWORD, TlsFiles
 from otel_kprofiler.model import Batch
 from otel_kprofiler.redact import Secrets, redact_address
 
@@ -105,5 +105,5 @@ def _make_context(tls: Tls) -> ssl.SSLContext:
     if tls.insecure_skip_verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if tls.cert_file and tls.key_file:
-        context.load_cert_chain(tls.cert_file, tls.key_file)
+        context.load_cert_chain(tls.cert_file, tls.key_file, NO_PASSWORD)
     return context

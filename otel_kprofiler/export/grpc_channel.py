@@ -120,12 +120,8 @@ class GrpcChannel:
 
     def _call(self, method: str, body: bytes, timeout_s: float) -> Answer:
         deadline = time.monotonic() + timeout_s
-        headers = [
-            *self._headers,
-            (b":path", method.encode()),
-            (b"grpc-timeout", b"%dm" % min(timeout_s * 1000, _MAX_TIMEOUT_MS)),
-        ]
-        headers.sort(key=lambda header: not header[0].startswith(b":"))
+        timeout = b"%dm" % min(timeout_s * 1000, _MAX_TIMEOUT_MS)
+        headers = [(b":path", method.encode()), *self._headers, (b"grpc-timeout", timeout)]
         try:
             try:
                 response = self._exchange(headers, body, deadline)
@@ -173,9 +169,9 @@ class GrpcChannel:
 
     def _watch(self, abort: Callable[[], object]) -> None:
         with self._lock:
-            self._abort = abort
             if self._closed.is_set():
-                abort()
+                raise ConnectError("the exporter was shut down")
+            self._abort = abort
 
     def _disconnect(self) -> None:
         self._http2 = None

@@ -14,17 +14,19 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.http2 import set_deadline
+from otel_kprofiler.export.http2 import send_all, set_deadline
 from otel_kprofiler.redact import redact_address
 
 HTTPS_PORT: Final = 443
 """The port of a target without a port, as in gRPC."""
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(?!\d+$)", re.IGNORECASE)
 _MAX_PROXY_BYTES: Final = 65536
+_END: Final = b"\r\n\r\n"
 _PROXY_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r\n]*")
 
 Watch = Callable[[Callable[[], object]], None]
-"""Called with a function that aborts the current step from another thread."""
+"""Called before each step, with a function that aborts the step from another thread. Raises
+:class:`ConnectError` if no further step may begin."""
 
 
 class ConnectError(Exception):
@@ -135,17 +137,25 @@ def _open(
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         watch(lambda: shut_down(sock))
-        set_deadline(sock, deadline)
-        sock.connect(address)
-        if family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except TimeoutError as error:
+        with _explained(f"cannot connect to {shown}"):
+            set_deadline(sock, deadline)
+            sock.connect(address)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
         sock.close()
-        raise TimeoutError(f"cannot connect to {shown}: no response") from error
-    except OSError as error:
-        sock.close()
-        raise ConnectError(f"cannot connect to {shown}: {error.strerror or error}") from error
+        raise
     return sock
+
+
+@contextlib.contextmanager
+def _explained(text: str) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise TimeoutError(f"{text}: no response") from error
+    except OSError as error:
+        raise ConnectError(f"{text}: {error.strerror or error}") from error
 
 
 def shut_down(sock: socket.socket) -> None:
@@ -191,38 +201,41 @@ def _resolve(
 def _connect_through(
     proxy_url: str, authority: str, deadline: float, watch: Watch
 ) -> socket.socket:
-    """Opens a tunnel through an HTTP proxy (RFC 9110, 9.3.6)."""
     url = urlsplit(proxy_url)
     host, port = url.hostname or "", url.port or 80
-    request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
+    headers = [f"Host: {authority}"]
     if url.username is not None:
         credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
-        request += (
-            f"Proxy-Authorization: Basic {base64.b64encode(credentials.encode()).decode()}\r\n"
-        )
+        encoded = base64.b64encode(credentials.encode()).decode()
+        headers.append(f"Proxy-Authorization: Basic {encoded}")
     sock = _connect_to(((host, port),), deadline, watch)
     try:
-        set_deadline(sock, deadline)
-        sock.sendall(f"{request}\r\n".encode())
-        response = b""
-        while b"\r\n\r\n" not in response and len(response) < _MAX_PROXY_BYTES:
-            set_deadline(sock, deadline)
-            # Bytes after the response belong to the tunnel.
-            start = sock.recv(_MAX_PROXY_BYTES, socket.MSG_PEEK)
-            end = (response + start).find(b"\r\n\r\n")
-            size = len(start) if end < 0 else end + 4 - len(response)
-            response += sock.recv(size)
-            if not start:
-                break
-    except TimeoutError as error:
+        with _explained(f"the proxy {host}:{port}"):
+            _open_tunnel(sock, authority, headers, deadline)
+    except BaseException:
         sock.close()
-        raise TimeoutError(f"the proxy {host}:{port} did not respond") from error
-    except OSError as error:
-        sock.close()
-        raise ConnectError(f"the proxy {host}:{port}: {error.strerror or error}") from error
-    status = _PROXY_STATUS.match(response)
-    if status is None or not status[1].startswith(b"2"):
-        sock.close()
-        reason = status[0].decode("latin-1") if status else "no HTTP response"
-        raise ConnectError(f"the proxy {host}:{port} opens no tunnel to {authority}: {reason}")
+        raise
     return sock
+
+
+def _open_tunnel(sock: socket.socket, authority: str, headers: list[str], deadline: float) -> None:
+    """Asks a proxy for a tunnel (RFC 9110, 9.3.6). Raises ``OSError`` if the proxy refuses."""
+    lines = [f"CONNECT {authority} HTTP/1.1", *headers, "", ""]
+    send_all(sock, "\r\n".join(lines).encode(), deadline)
+    status = _PROXY_STATUS.match(_read_head(sock, deadline))
+    if status is None or not status[1].startswith(b"2"):
+        reason = status[0].decode("latin-1") if status else "no HTTP response"
+        raise OSError(f"no tunnel to {authority}: {reason}")
+
+
+def _read_head(sock: socket.socket, deadline: float) -> bytes:
+    """Reads a response's status and headers, but not the bytes after them."""
+    head = b""
+    while not head.endswith(_END) and len(head) < _MAX_PROXY_BYTES:
+        set_deadline(sock, deadline)
+        arrived = sock.recv(_MAX_PROXY_BYTES, socket.MSG_PEEK)
+        if not arrived:
+            break
+        end = (head + arrived).find(_END)
+        head += sock.recv(len(arrived) if end < 0 else end + len(_END) - len(head))
+    return head

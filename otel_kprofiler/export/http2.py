@@ -1,10 +1,11 @@
 """Sends one request at a time over an HTTP/2 connection (RFC 9113), in the caller's thread."""
 
+import contextlib
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,6 +61,18 @@ class Response:
     ended: bool = False
 
 
+@contextlib.contextmanager
+def _h2_errors() -> Iterator[None]:
+    try:
+        yield
+    except H2Error as error:
+        raise Http2Error(f"{type(error).__name__} {error}") from error
+
+
+class _Protocol(H2Connection):
+    MAX_CLOSED_STREAMS = 16  # by default, h2 keeps 65,536, which take several MB
+
+
 def set_deadline(sock: socket.socket, deadline: float) -> None:
     """Limits the socket's next operation; raises ``TimeoutError`` if the deadline has passed.
 
@@ -69,6 +82,14 @@ def set_deadline(sock: socket.socket, deadline: float) -> None:
     if left <= 0:
         raise TimeoutError("timed out")
     sock.settimeout(left)
+
+
+def send_all(sock: socket.socket, data: bytes, deadline: float) -> None:
+    """Sends data within a time limit, which ``SSLSocket.sendall()`` would apply to each part."""
+    unsent = memoryview(data)
+    while unsent:
+        set_deadline(sock, deadline)
+        unsent = unsent[sock.send(unsent) :]
 
 
 class Http2Connection:
@@ -90,7 +111,7 @@ class Http2Connection:
         self._is_idle = self._can_send = True
         self._has_settings = False
         config = H2Configuration(client_side=True, header_encoding=None)
-        self._http2 = H2Connection(config)
+        self._http2 = _Protocol(config)
         self._http2.local_settings = Settings(
             client=True,
             initial_values={
@@ -127,15 +148,17 @@ class Http2Connection:
         """
         self._is_idle = False
         self._response = response = Response()
-        self._stream = stream = self._http2.get_next_available_stream_id()
-        self._http2.send_headers(stream, list(headers))
         unsent = memoryview(body)
+        with _h2_errors():
+            self._stream = stream = self._http2.get_next_available_stream_id()
+            self._http2.send_headers(stream, list(headers))
         while not response.ended:
             unsent = self._send_and_receive(unsent, deadline)
             if len(response.body) > max_bytes:
                 response.is_too_large = True
                 return response
-            if self._last_stream is not None and self._last_stream < stream:
+            is_lost = self._last_stream is not None and self._last_stream < stream
+            if is_lost and not response.ended:
                 raise UnprocessedError("the receiver is closing the connection")
         if response.reset == ErrorCodes.REFUSED_STREAM:
             raise UnprocessedError("the receiver refused the stream")
@@ -159,26 +182,22 @@ class Http2Connection:
         """Sends the part of a request that flow control allows, and returns the rest."""
         http2, stream = self._http2, self._stream
         while unsent:
-            size = min(
-                len(unsent), http2.local_flow_control_window(stream), http2.max_outbound_frame_size
-            )
-            if size <= 0:
-                break
-            http2.send_data(stream, unsent[:size], end_stream=size == len(unsent))
+            with _h2_errors():
+                window = http2.local_flow_control_window(stream)
+                size = min(len(unsent), window, http2.max_outbound_frame_size)
+                if size <= 0:
+                    break
+                http2.send_data(stream, unsent[:size], end_stream=size == len(unsent))
             unsent = unsent[size:]
-        if data := http2.data_to_send():
-            set_deadline(self._socket, deadline)
-            self._socket.sendall(data)
+        send_all(self._socket, http2.data_to_send(), deadline)
         return unsent
 
     def _take(self, data: bytes) -> None:
         if not data:
             raise Http2Error("the receiver closed the connection")
         self._buffer += data
-        try:
+        with _h2_errors():
             self._handle(self._http2.receive_data(self._take_frames()))
-        except H2Error as error:
-            raise Http2Error(f"invalid HTTP/2: {type(error).__name__} {error}") from error
 
     def _take_frames(self) -> bytes:
         """Removes the complete frames from the buffer, and returns them without GOAWAY frames.

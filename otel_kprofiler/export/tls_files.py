@@ -16,6 +16,9 @@ from otel_kprofiler.export.client import Tls
 Contents = tuple[bytes | None, bytes | None, bytes | None]
 """Contents of the CA, certificate and key files; None for files that are not configured."""
 
+NO_PASSWORD: Final = ""
+"""Makes OpenSSL reject an encrypted key, instead of asking for its password on the terminal."""
+
 _FIXES: Final = (
     ("certificate has expired", "renew the receiver's certificate"),
     ("certificate is not yet valid", "compare the clocks of both hosts"),
@@ -81,7 +84,8 @@ class TlsFiles:
         if not tls.cert_file or not tls.key_file:
             return ""
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(tls.cert_file, tls.key_file)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_cert_chain(tls.cert_file, tls.key_file, NO_PASSWORD)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or str(error)
             return (

@@ -210,6 +210,18 @@ def test_the_log_reports_a_revoked_client_certificate(make, authority, answer_ea
     exporter.shutdown()
 
 
+@pytest.mark.parametrize("make", [OtlpGrpcExporter, OtlpHttpExporter])
+def test_the_log_reports_an_encrypted_key(make, authority, answer_early, caplog):
+    """By default, OpenSSL would ask for the key's password on the terminal."""
+    authority.use("first")
+    words = ("-aes256", "-passout", "pass:secret", "-out", "client.key")
+    authority.run("ec", "-in", "first.key", *words)
+    exporter = make_exporter(make, authority.directory, answer_early())
+    assert exporter.export(BATCH).lost == {LossCause.RETRIES_EXHAUSTED: 1}
+    exporter.shutdown()
+    assert "cannot be used together" in caplog.text
+
+
 def test_an_early_response_to_an_incomplete_request_is_read(authority, answer_early, caplog):
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")

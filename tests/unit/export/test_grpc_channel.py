@@ -345,6 +345,52 @@ def test_closing_aborts_a_call_that_waits_for_the_connection(options):
     assert call(channel).status == "CANCELLED"
 
 
+@pytest.fixture
+def full_backlog():
+    """Yields the port of a listener that accepts no further connections."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        waiting = [socket.socket() for _ in range(3)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+        yield port
+        for sock in waiting:
+            sock.close()
+
+
+def test_closing_aborts_a_connection_attempt(full_backlog, monkeypatch):
+    connecting = threading.Event()
+    connect = grpc_target.set_deadline
+    monkeypatch.setattr(grpc_target, "set_deadline", lambda *a: connect(*a) or connecting.set())
+    hosts = (("127.0.0.1", full_backlog),) * 3
+    channel = open_channel(Target("collector", hosts))
+    result = call_in_thread(lambda: call(channel, timeout_s=600))
+    assert connecting.wait(60)
+    channel.close()
+    assert result.result(60).status == "CANCELLED"
+
+
+def test_an_unreachable_address_uses_only_its_part_of_the_time_limit(full_backlog):
+    with Http2Server(answer_all) as server:
+        hosts = (("127.0.0.1", full_backlog), ("127.0.0.1", server.port))
+        channel = open_channel(Target("collector", hosts))
+        assert call(channel, timeout_s=2).verdict is Verdict.ACCEPTED
+        channel.close()
+
+
+def test_a_receiver_that_allows_no_request_is_retried(channel_to):
+    def serve(peer):
+        while True:
+            peer.receive()
+
+    with Http2Server(serve, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as server:
+        channel = channel_to(server)
+        answer = call(channel)
+        assert (answer.verdict, answer.status) == (Verdict.RETRY, "UNAVAILABLE")
+        channel.close()
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_hanging_name_server_does_not_extend_a_call(monkeypatch, is_closed):
     resolving, end = threading.Event(), threading.Event()
