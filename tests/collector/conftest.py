@@ -35,7 +35,7 @@ CONFIG = """
 receivers:
   otlp:
     protocols:
-      grpc: {{endpoint: "127.0.0.1:{grpc}"}}
+      grpc: {{endpoint: "127.0.0.1:{grpc}", keepalive: {{server_parameters: {{{keepalive}}}}}}}
       http: {{endpoint: "127.0.0.1:{http}"}}
 processors:
   resource:
@@ -133,7 +133,15 @@ class Collector(LoggedProcess):
     """
 
     def __init__(
-        self, version, directory, *, profiles=True, pipelines=PROFILES, exporters="", processors=""
+        self,
+        version,
+        directory,
+        *,
+        profiles=True,
+        pipelines=PROFILES,
+        exporters="",
+        processors="",
+        keepalive="",
     ):
         self.version = version
         self.output = directory / "profiles.jsonl"
@@ -146,7 +154,7 @@ class Collector(LoggedProcess):
         pipeline = pipelines if profiles else TRACES_ONLY
         files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
         settings = {"pipeline": pipeline, "exporters": exporters, "processors": processors, **files}
-        text = CONFIG.format(grpc=grpc, http=http, **settings)
+        text = CONFIG.format(grpc=grpc, http=http, keepalive=keepalive, **settings)
         self.files = None
         if "fileexporter" not in read_manifest(version):
             self.files = FileReceiver({"profiles": self.output, "traces": self.traces})

@@ -1,6 +1,7 @@
 """Every sample in a real Collector's output file is identical to the exported sample."""
 
 import logging
+import time
 
 import pytest
 
@@ -151,6 +152,22 @@ def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
     ] * len(encoded.batches)
     exporter.shutdown()
     assert len(samples_of(collector.requests(len(encoded.batches)))) == window.sample_count
+
+
+def test_a_collector_that_closes_old_connections_receives_each_sample_once(
+    open_collector, samples_of
+):
+    """The Collector announces the end of each connection (RFC 9113, 6.8), even during a call."""
+    collector = open_collector(keepalive="max_connection_age: 100ms")
+    exporter = open_exporter("grpc", collector, retry=ONCE)
+    window = window_of()
+    (batch,) = encode_window(window).batches
+    began, count = time.monotonic(), 0
+    while time.monotonic() < began + 3:
+        assert exporter.export(batch).exported == batch.sample_count
+        count += 1
+    exporter.shutdown()
+    assert len(samples_of(collector.requests(count))) == count * window.sample_count
 
 
 def test_a_message_above_4_mib_is_too_large_and_not_retried(collector):
