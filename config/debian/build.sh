@@ -70,7 +70,7 @@ from otel_kprofiler.cli import main
 sys.exit(main())
 END
 chmod 755 "$root$home/bin/otel-kprofiler"
-find "$packages" -name '*.so' ! -name '_record_*.abi3.so' ! -name '_speedups_*.abi3.so' \
+find "$packages" -name '*.so' ! -path '*/otel_kprofiler/*' \
 	-exec strip --strip-unneeded --remove-section=.comment {} +
 
 # Files outside the virtual environment.
