@@ -108,6 +108,17 @@ class HttpServer(ThreadingHTTPServer):
         self.close()
 
 
+def forward(source: socket.socket, sink: socket.socket, count=lambda _: None) -> None:
+    """Forwards data until ``source`` ends. Calls ``count`` with the number of bytes received."""
+    try:
+        while data := source.recv(65536):
+            count(len(data))
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
 def free_ports(count: int) -> list[int]:
     """Returns unused ports that the kernel does not assign to outgoing connections."""
     ports: list[int] = []

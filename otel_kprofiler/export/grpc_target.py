@@ -2,9 +2,12 @@
 
 import base64
 import contextlib
+import errno
 import ipaddress
+import os
 import queue
 import re
+import select
 import socket
 import threading
 import time
@@ -136,16 +139,33 @@ def _open(
 ) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        watch(lambda: shut_down(sock))
         with _explained(f"cannot connect to {shown}"):
-            set_deadline(sock, deadline)
-            sock.connect(address)
+            _attempt(sock, address, deadline, watch)
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _attempt(sock: socket.socket, address: Any, deadline: float, watch: Watch) -> None:
+    sock.setblocking(False)
+    error = sock.connect_ex(address)
+    watch(lambda: shut_down(sock))  # has no effect before the attempt begins
+    if error == errno.EINPROGRESS:
+        error = _wait_until_connected(sock, deadline)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def _wait_until_connected(sock: socket.socket, deadline: float) -> int:
+    """Returns the attempt's ``errno``; 0 if it succeeded. Raises ``TimeoutError``."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 @contextlib.contextmanager

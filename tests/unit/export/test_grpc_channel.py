@@ -17,7 +17,7 @@ from otel_kprofiler.export.grpc_channel import GrpcChannel
 from otel_kprofiler.export.grpc_target import Target, parse_target
 from otel_kprofiler.export.retry import Verdict
 from tests.http2_server import HEADERS, Http2Server, answer_all
-from tests.servers import HttpServer
+from tests.servers import HttpServer, forward
 from tests.waiting import call_in_thread
 
 pytestmark = pytest.mark.system
@@ -360,9 +360,12 @@ def full_backlog():
 
 
 def test_closing_aborts_a_connection_attempt(full_backlog, monkeypatch):
+    """No further address is tried."""
     connecting = threading.Event()
-    connect = grpc_target.set_deadline
-    monkeypatch.setattr(grpc_target, "set_deadline", lambda *a: connect(*a) or connecting.set())
+    wait = grpc_target._wait_until_connected
+    monkeypatch.setattr(
+        grpc_target, "_wait_until_connected", lambda *a: connecting.set() or wait(*a)
+    )
     hosts = (("127.0.0.1", full_backlog),) * 3
     channel = open_channel(Target("collector", hosts))
     result = call_in_thread(lambda: call(channel, timeout_s=600))
@@ -469,19 +472,10 @@ class Proxy:
             if not self.status.startswith("200"):
                 return
             with socket.create_connection(("127.0.0.1", self.target)) as server:
-                thread = threading.Thread(target=self.pump, args=(server, client))
+                thread = threading.Thread(target=forward, args=(server, client))
                 thread.start()
-                self.pump(client, server)
+                forward(client, server)
                 thread.join()
-
-    @staticmethod
-    def pump(source, sink):
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
 
     def __enter__(self):
         return self

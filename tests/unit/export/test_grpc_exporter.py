@@ -19,7 +19,7 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import LossCause
 from tests.commands import run_python
-from tests.servers import free_port
+from tests.servers import forward, free_port
 from tests.unit.export.answers import partial_success as partial
 from tests.unit.export.answers import refuse, start_export
 
@@ -348,20 +348,17 @@ class Forwarder:
                 client.close()
                 continue
             server = socket.create_connection(("127.0.0.1", self.target))
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(
-                    target=self.pump, args=(source, sink, source is client), daemon=True
-                ).start()
+            counted = (client, server, self.count)
+            threading.Thread(target=self.pump, args=counted, daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client), daemon=True).start()
 
-    def pump(self, source, sink, counted):
+    def count(self, size):
+        self.bytes += size
+
+    @staticmethod
+    def pump(source, sink, *count):
         with source:
-            try:
-                while data := source.recv(65536):
-                    self.bytes += len(data) * counted
-                    sink.sendall(data)
-                sink.shutdown(socket.SHUT_WR)
-            except OSError:
-                return
+            forward(source, sink, *count)
 
     def __enter__(self):
         return self
