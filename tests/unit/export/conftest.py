@@ -71,7 +71,6 @@ class GrpcReceiver(Receiver):
         super().__init__()
         self.server, self.port = serve_grpc(
             self.handle,
-            address="localhost:0" if credentials else "127.0.0.1:0",
             credentials=credentials,
             max_bytes=64 << 20,
         )
