@@ -129,11 +129,12 @@ class Interval(NamedTuple):
         """
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
+        bits = -resolution_ns
         if length == boot_length:
-            offset, bits = first - self.start_boot_ns, -resolution_ns
+            offset = first - self.start_boot_ns
             times = [time + offset & bits for time in times_boot_ns]
         else:
-            start, bits = self.start_boot_ns, -resolution_ns
+            start = self.start_boot_ns
             times = [
                 first + (time - start) * length // boot_length & bits for time in times_boot_ns
             ]

@@ -1,6 +1,6 @@
 """Exporters for encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
-grpc and requests are imported only when an exporter first needs them.
+h2 and requests are imported only when an exporter first needs them.
 """
 
 from typing import TYPE_CHECKING

@@ -84,7 +84,7 @@ def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROF
         ExportError: the endpoint, a header, the compression or a TLS file is unusable.
     """
     if client.protocol == "grpc":
-        from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
+        from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - loads h2
 
         client = replace(client, endpoint=client.endpoint or GRPC_ENDPOINT)
         return OtlpGrpcExporter(client, name=name or "otlp_grpc", signal=signal)

@@ -70,7 +70,7 @@ class OtlpGrpcExporter(OtlpSender):
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         if self._tls_files and self._tls_files.renew():
-            self._channel.reset()
+            self._channel.disconnect()
         return self._channel.call(self._signal.method, body, timeout_s)
 
     def _close(self) -> None:
@@ -101,7 +101,6 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 def _make_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=tls.ca_file)
-    context.set_alpn_protocols(["h2"])
     if tls.insecure_skip_verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if tls.cert_file and tls.key_file:

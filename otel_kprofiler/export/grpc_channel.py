@@ -47,6 +47,7 @@ _RESERVED: Final = frozenset(
     }
 )
 """Headers that HTTP/2 forbids (RFC 9113, 8.2.2) or that gRPC defines."""
+_SHUT_DOWN: Final = Status(Code.CANCELLED, "the exporter was shut down")
 
 Header = tuple[bytes, bytes]
 
@@ -108,7 +109,7 @@ class GrpcChannel:
         """Calls a method, and interprets the response or the failure."""
         with self._lock:
             if self._closed.is_set():
-                return interpret_failure(Status(Code.CANCELLED, "the exporter was shut down"))
+                return interpret_failure(_SHUT_DOWN)
             self._is_busy = True
         try:
             return self._call(method, body, timeout_s)
@@ -116,7 +117,7 @@ class GrpcChannel:
             with self._lock:
                 self._is_busy = False
                 if self._closed.is_set():
-                    self._disconnect()
+                    self.disconnect()
 
     def _call(self, method: str, body: bytes, timeout_s: float) -> Answer:
         deadline = time.monotonic() + timeout_s
@@ -135,14 +136,14 @@ class GrpcChannel:
             failure = Status(Code.UNAVAILABLE, str(error))
         except OSError as error:
             failure = Status(Code.UNAVAILABLE, error.strerror or str(error))
-        self._disconnect()
+        self.disconnect()
         if self._closed.is_set():
-            failure = Status(Code.CANCELLED, "the exporter was shut down")
+            failure = _SHUT_DOWN
         return interpret_failure(failure)
 
     def _exchange(self, headers: list[Header], body: bytes, deadline: float) -> Response:
         if self._http2 is None or not self._http2.is_usable():
-            self._disconnect()
+            self.disconnect()
             self._http2 = self._connect(deadline)
         return self._http2.exchange(headers, body, deadline, self._max_bytes)
 
@@ -156,6 +157,7 @@ class GrpcChannel:
         self, sock: socket.socket, context: ssl.SSLContext, deadline: float
     ) -> ssl.SSLSocket:
         name = self._target.server_name
+        context.set_alpn_protocols([_PROTOCOL])
         secure = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
         self._socket = secure
         self._watch(lambda: shut_down(secure))
@@ -170,20 +172,17 @@ class GrpcChannel:
     def _watch(self, abort: Callable[[], object]) -> None:
         with self._lock:
             if self._closed.is_set():
-                raise ConnectError("the exporter was shut down")
+                raise ConnectError(_SHUT_DOWN.message)
             self._abort = abort
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Closes the connection; the next call opens a new one. Not thread-safe."""
         self._http2 = None
         if self._socket is not None:
             # A forked child may share the connection, so closing it does not end it.
             shut_down(self._socket)
             self._socket.close()
             self._socket = None
-
-    def reset(self) -> None:
-        """Opens a new connection for the next call, such as with changed TLS files."""
-        self._disconnect()
 
     def close(self) -> None:
         """Aborts a running call; later calls fail. Thread-safe."""
@@ -192,7 +191,7 @@ class GrpcChannel:
             if self._is_busy:
                 self._abort()
             else:
-                self._disconnect()
+                self.disconnect()
 
 
 def _encode_metadata(metadata: Mapping[str, str]) -> list[Header]:

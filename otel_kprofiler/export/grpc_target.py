@@ -20,7 +20,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.http2 import send_all, set_deadline
 from otel_kprofiler.redact import redact_address
 
-HTTPS_PORT: Final = 443
+_HTTPS_PORT: Final = 443
 """The port of a target without a port, as in gRPC."""
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(?!\d+$)", re.IGNORECASE)
 _MAX_PROXY_BYTES: Final = 65536
@@ -87,11 +87,11 @@ def _malformed(text: str, hint: str) -> ExportError:
 
 def _parse_host(text: str) -> tuple[str, int]:
     with contextlib.suppress(ValueError):  # an IPv6 address without brackets and port
-        return str(ipaddress.IPv6Address(text)), HTTPS_PORT
+        return str(ipaddress.IPv6Address(text)), _HTTPS_PORT
     url = urlsplit(f"//{text}")
     if not url.hostname or url.netloc != text:
         raise ValueError(text)
-    return url.hostname, HTTPS_PORT if url.port is None else url.port
+    return url.hostname, _HTTPS_PORT if url.port is None else url.port
 
 
 def connect(target: Target, proxy_url: str, deadline: float, watch: Watch) -> socket.socket:

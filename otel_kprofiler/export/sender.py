@@ -313,7 +313,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer responded in plain text.
 
-    OpenSSL and BoringSSL mistake the start of the response for a TLS record with a wrong version.
+    OpenSSL mistakes the start of the response for a TLS record with a wrong version.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 
@@ -346,7 +346,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 
 @contextlib.contextmanager
 def _instrumentation_suppressed() -> Iterator[None]:
-    """Keep gRPC and HTTP instrumentation from creating spans for our exports.
+    """Keep HTTP instrumentation from creating spans for our exports.
 
     Does not import the OpenTelemetry API: if no other code has imported it, no spans are created.
     """

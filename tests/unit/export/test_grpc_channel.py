@@ -301,9 +301,7 @@ def test_a_receiver_that_offers_no_http2_over_tls_is_named(certificates):
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
 
     def make_context():
-        client = ssl.create_default_context(cafile=certificates / "ca.pem")
-        client.set_alpn_protocols(["h2"])
-        return client
+        return ssl.create_default_context(cafile=certificates / "ca.pem")
 
     with HttpServer(lambda request: request.reply(), context) as server:
         channel = open_channel(f"localhost:{server.port}", make_context=make_context)
