@@ -3,7 +3,8 @@
  * Recognizes call instructions before return addresses, and the first and last instructions of
  * functions with frame pointers.
  *
- * The code is branchless, because the verifier would explore each branch for every frame.
+ * The code is branchless: bcc inlines it in a loop, where the verifier would explore each branch for
+ * every frame.
  */
 #pragma once
 
@@ -57,7 +58,8 @@ INLINE u32 frame_words(int a64, u64 pc)
 	return (x & 0xffffffff) == 0xe5894855 ? 1 : A_FRAME;
 }
 
-INLINE int call_before(int a64, u64 pc)
+/* Returns the value of enum call_site for the instruction before a return address. */
+GLOBAL int call_before(u64 a64, u64 pc)
 {
 	u64 x;
 

@@ -120,29 +120,42 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Writes a line table to `python_codes` in chunks; returns 0 on success. */
-INLINE int send_table(struct python_work *w, u64 table, u64 size)
+/* Writes one of the chunks below to `python_codes`; returns 0 on success. */
+GLOBAL int send_piece(u64 from, u64 bytes)
 {
-	struct code_piece *piece = &w->piece;
+	struct python_work *w = get_python_work();
+	struct code_piece *piece;
 
+	if (!w)
+		return CODE_UNREADABLE;
+	piece = &w->piece;
 	piece->id = w->description.id;
 	piece->kind = CODE_PIECE;
+	if (bytes > TABLE_PIECE_BYTES)
+		bytes = TABLE_PIECE_BYTES;
+	piece->bytes = bytes;
+	BOUND(bytes, 2 * TABLE_PIECE_BYTES - 1);
+	if (bytes > TABLE_PIECE_BYTES || bpf_probe_read_user(piece->data, bytes, (void *)from))
+		return CODE_UNREADABLE;
+	if (RING_OUTPUT(python_codes, piece, sizeof(*piece) - TABLE_PIECE_BYTES + bytes,
+			BPF_RB_NO_WAKEUP))
+		return CODE_RING_FULL;
+	return 0;
+}
+
+/* Writes a line table to `python_codes` in chunks; returns 0 on success. */
+INLINE int send_table(u64 table, u64 size)
+{
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < MAX_TABLE_PIECES; i++) {
-		u64 at = i * TABLE_PIECE_BYTES, bytes = size - at;
+		u64 at = i * TABLE_PIECE_BYTES;
+		int problem;
 
 		if (at >= size)
 			break;
-		if (bytes > TABLE_PIECE_BYTES)
-			bytes = TABLE_PIECE_BYTES;
-		piece->bytes = bytes;
-		BOUND(bytes, 2 * TABLE_PIECE_BYTES - 1);
-		if (bytes > TABLE_PIECE_BYTES ||
-		    bpf_probe_read_user(piece->data, bytes, (void *)(table + TABLE_CONTENT_AT + at)))
-			return CODE_UNREADABLE;
-		if (RING_OUTPUT(python_codes, piece, sizeof(*piece) - TABLE_PIECE_BYTES + bytes,
-				BPF_RB_NO_WAKEUP))
-			return CODE_RING_FULL;
+		problem = send_piece(table + TABLE_CONTENT_AT + at, size - at);
+		if (problem)
+			return problem;
 	}
 	return 0;
 }
@@ -177,7 +190,7 @@ INLINE int send_code(struct python_work *w, const struct python_layout *l)
 		return CODE_TOO_MANY;
 	w->new_bytes += size + 1;
 	d->table_bytes = size;
-	problem = send_table(w, table, size);
+	problem = send_table(table, size);
 	if (problem)
 		return problem;
 	BOUND(bytes, 0x1ff);

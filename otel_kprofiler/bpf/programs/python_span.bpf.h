@@ -21,6 +21,7 @@
 
 enum {
 	MAX_THREADS = 1024,
+	THREADS_PER_CALL = 32,
 	MAX_LEVELS = 8, /* levels of a HAMT: 7 for the 32 hash bits (5 each), 1 for collisions */
 	MAX_EQUAL_HASHES = 8,
 	MAX_PROBES = 32, /* maximum number of probes per dictionary lookup */
@@ -137,6 +138,33 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
+ * Advances `next_thread` to newer states, up to the state with this thread id; returns whether the
+ * search is over. `next_thread` is 0 if the list ends, or cannot be read.
+ */
+GLOBAL int search_newer(u32 tid)
+{
+	const struct span_path *path = get_span_path();
+	struct python_work *w = get_python_work();
+	u64 state, id;
+
+	if (!path || !w)
+		return 1;
+	state = w->next_thread;
+	w->next_thread = 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < THREADS_PER_CALL; i++) {
+		if (!state || READ_USER(id, state + path->tid_at))
+			return 1;
+		if (id == tid)
+			break;
+		if (READ_USER(state, state + __builtin_offsetof(struct thread_links, newer)))
+			return 1;
+	}
+	w->next_thread = state;
+	return id == tid;
+}
+
+/*
  * Returns this thread's state from the interpreter's list, or 0 if it is not in the list. If Python
  * frames were read in this interrupt, the state is already known.
  */
@@ -145,7 +173,7 @@ GLOBAL u64 find_thread_state(u32 tid)
 	const struct span_path *path = get_span_path();
 	struct python_work *w = get_python_work();
 	struct thread_state *known;
-	u64 state, id;
+	u64 state;
 
 	if (!path || !w)
 		return 0;
@@ -154,23 +182,17 @@ GLOBAL u64 find_thread_state(u32 tid)
 	known = LOOKUP(python_threads, &tid);
 	if (known && is_state_of(path, known->address, tid))
 		return known->address;
-	state = path->oldest_thread;
+	w->next_thread = path->oldest_thread;
 #pragma clang loop unroll(disable)
-	for (u32 i = 0; i < MAX_THREADS && state; i++) {
-		if (READ_USER(id, state + path->tid_at))
-			return 0;
-		if (id == tid) {
-			if (!is_state_of(path, state, tid))
-				return 0;
-			w->found.image = 0; /* makes the frame walk ignore this entry */
-			w->found.address = state;
-			bpf_map_update_elem(&python_threads, &tid, &w->found, BPF_ANY);
-			return state;
-		}
-		if (READ_USER(state, state + __builtin_offsetof(struct thread_links, newer)))
-			return 0;
-	}
-	return 0;
+	for (u32 i = 0; i < MAX_THREADS / THREADS_PER_CALL && !search_newer(tid); i++)
+		;
+	state = w->next_thread;
+	if (!state || !is_state_of(path, state, tid))
+		return 0;
+	w->found.image = 0; /* makes the frame walk ignore this entry */
+	w->found.address = state;
+	bpf_map_update_elem(&python_threads, &tid, &w->found, BPF_ANY);
+	return state;
 }
 
 INLINE u32 count_bits(u32 bits)

@@ -155,11 +155,11 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 
 	if (READ_USER(w->next_thread, w->interpreter + l->interpreter_threads))
 		return PYTHON_UNREADABLE;
-	w->thread = 0;
+	w->thread = w->tried = 0;
 #pragma clang loop unroll(disable)
-	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
-		if (try_thread())
-			break;
+	for (u32 i = 1; i <= MAX_PYTHON_THREADS && !try_thread(); i++)
+		w->tried = i;
+	tried = *(volatile u32 *)&w->tried;
 	/* the search is incomplete, or two states match */
 	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) {
 		w->thread = 0;

@@ -244,6 +244,7 @@ struct python_work {
 	u32 limit;  /* limit on frames */
 	u32 native; /* the thread's id in its innermost pid namespace */
 	u32 cpu;
+	u32 tried; /* threads examined */
 	u64 interpreter;
 	u64 several; /* the list contains several interpreters, and a thread may have a state in each */
 	u64 thread; /* address of the thread state; 0: not found during this interrupt */

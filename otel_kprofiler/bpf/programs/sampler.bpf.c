@@ -275,24 +275,33 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
+GLOBAL int is_interrupt_entry(u64 pc)
+{
+	u32 zero = 0;
+	const struct config *options = LOOKUP(config, &zero);
+
+	if (!options)
+		return 0;
+#pragma clang loop unroll(full)
+	for (int i = 0; i < MAX_RANGES; i++) {
+		const struct range *text = &options->interrupt_text[i];
+
+		if (pc - text->start < text->size)
+			return 1;
+	}
+	return 0;
+}
+
 /*
  * Returns whether an interrupt was being handled, that is, whether the stack contains a frame in
  * interrupt entry code.
  */
-INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
+INLINE int in_interrupt(const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
-	for (u32 frame = 0; frame < MAX_FRAMES && frame * 8 < bytes; frame++) {
-		u64 pc = record->frames[frame];
-
-#pragma clang loop unroll(full)
-		for (int i = 0; i < MAX_RANGES; i++) {
-			const struct range *text = &options->interrupt_text[i];
-
-			if (pc - text->start < text->size)
-				return 1;
-		}
-	}
+	for (u32 frame = 0; frame < MAX_FRAMES && frame * 8 < bytes; frame++)
+		if (is_interrupt_entry(record->frames[frame]))
+			return 1;
 	return 0;
 }
 
@@ -505,7 +514,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 
 	if (!record->tid && !(options->flags & KEEP_IDLE)) {
 		result = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
-		if (!in_interrupt(options, record, stack_bytes(result))) {
+		if (!in_interrupt(record, stack_bytes(result))) {
 			line->idle++;
 			return;
 		}

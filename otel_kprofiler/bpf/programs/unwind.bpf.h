@@ -355,55 +355,6 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	return stop(w, call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE);
 }
 
-/* Steps to the caller; returns 0, or sets `end` and returns 1. */
-GLOBAL int step(void)
-{
-	struct unwind_work *w = get_work();
-	struct unwind_config *c = get_unwind_config();
-	const struct mapping *m;
-	u64 address, trampoline;
-	u32 error = RULE_NONE;
-
-	if (!w || !c)
-		return 1;
-	w->spent += WORK_PER_FRAME;
-	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
-	if (m->state == FILE_PENDING)
-		return stop(w, END_PENDING);
-	if (m->state == FILE_UNAVAILABLE)
-		return stop(w, END_NO_RULE);
-	if (m->state == FILE_LOADED) {
-		address = w->pc - m->shift;
-		error = find_rule(address - !w->leaf);
-		/* A function may end in a system call that does not return. */
-		if (error == RULE_NONE && w->leaf && after_syscall(c, w->pc))
-			error = find_rule(address - 1);
-		if (error == RULE_GONE)
-			return stop(w, END_PENDING);
-		if (error == RULE_WORK)
-			return stop(w, END_WORK);
-		if (error == RULE_DAMAGED)
-			return stop(w, END_DAMAGED);
-		if (error == RULE_UNSUPPORTED)
-			return stop(w, END_UNSUPPORTED);
-	}
-	trampoline = w->leaf ? w->pc - c->sigreturn_bytes : w->pc;
-	if ((error == RULE_NONE || w->rule.row.signal) && at_sigreturn(c, trampoline)) {
-		if (step_signal(w, c))
-			return 1;
-	} else if (error == RULE_FOUND) {
-		if (step_by_table(w, c))
-			return 1;
-	} else if (m->state == FILE_LOADED && w->leaf && guess_caller(w, c)) {
-		return 0;
-	} else if (m->state == FILE_LOADED && w->leaf && c->flags & LINK_REGISTER) {
-		return stop(w, END_NO_RULE);
-	} else if (step_by_frame_pointer(w, c)) {
-		return 1;
-	}
-	return check_caller(w, c);
-}
-
 /* Appends pc to the record, with its mapping. */
 INLINE void put_frame(struct unwind_work *w)
 {
@@ -435,6 +386,63 @@ INLINE void put_frame(struct unwind_work *w)
 	w->head.frames = frames + 1;
 }
 
+/* Steps to the caller and appends it to the record; returns 0, or sets `end` and returns 1. */
+GLOBAL int step(void)
+{
+	struct unwind_work *w = get_work();
+	struct unwind_config *c = get_unwind_config();
+	const struct mapping *m;
+	u64 address, trampoline;
+	u32 error = RULE_NONE;
+	int is_checked = 0;
+
+	if (!w || !c)
+		return 1;
+	if (w->head.frames >= w->max_frames)
+		return stop(w, END_FRAMES);
+	if (w->spent > c->max_work)
+		return stop(w, END_WORK);
+	w->spent += WORK_PER_FRAME;
+	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
+	if (m->state == FILE_PENDING)
+		return stop(w, END_PENDING);
+	if (m->state == FILE_UNAVAILABLE)
+		return stop(w, END_NO_RULE);
+	if (m->state == FILE_LOADED) {
+		address = w->pc - m->shift;
+		error = find_rule(address - !w->leaf);
+		/* A function may end in a system call that does not return. */
+		if (error == RULE_NONE && w->leaf && after_syscall(c, w->pc))
+			error = find_rule(address - 1);
+		if (error == RULE_GONE)
+			return stop(w, END_PENDING);
+		if (error == RULE_WORK)
+			return stop(w, END_WORK);
+		if (error == RULE_DAMAGED)
+			return stop(w, END_DAMAGED);
+		if (error == RULE_UNSUPPORTED)
+			return stop(w, END_UNSUPPORTED);
+	}
+	trampoline = w->leaf ? w->pc - c->sigreturn_bytes : w->pc;
+	if ((error == RULE_NONE || w->rule.row.signal) && at_sigreturn(c, trampoline)) {
+		if (step_signal(w, c))
+			return 1;
+	} else if (error == RULE_FOUND) {
+		if (step_by_table(w, c))
+			return 1;
+	} else if (m->state == FILE_LOADED && w->leaf && guess_caller(w, c)) {
+		is_checked = 1;
+	} else if (m->state == FILE_LOADED && w->leaf && c->flags & LINK_REGISTER) {
+		return stop(w, END_NO_RULE);
+	} else if (step_by_frame_pointer(w, c)) {
+		return 1;
+	}
+	if (!is_checked && check_caller(w, c))
+		return 1;
+	put_frame(w);
+	return 0;
+}
+
 /* Reads the thread's registers as of its kernel entry; returns 0, or sets `end` and returns 1. */
 INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, u64 at)
 {
@@ -460,10 +468,11 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 }
 
 /*
- * Unwinds the current thread's user stack into head, mapping[] and frame[]; returns 1 if there is
- * no stack.
+ * Appends the current thread's leaf frame to an empty stack. Returns 1 if there is no stack.
+ * Separate from unwind(), so that its stack is free during the walk: all functions in a call chain
+ * share 512 bytes of stack.
  */
-GLOBAL int unwind(void)
+GLOBAL int begin_walk(void)
 {
 	struct unwind_work *w = get_work();
 	struct unwind_config *c = get_unwind_config();
@@ -500,20 +509,25 @@ GLOBAL int unwind(void)
 		return 0;
 	}
 	put_frame(w);
+	return 0;
+}
+
+/*
+ * Unwinds the current thread's user stack into head, mapping[] and frame[]; returns 1 if there is
+ * no stack.
+ */
+GLOBAL int unwind(void)
+{
+	struct unwind_work *w = get_work();
+
+	if (!w || begin_walk())
+		return 1;
+	if (w->end == END_NOT_EXECUTABLE)
+		return 0;
 #pragma clang loop unroll(disable)
-	for (int i = 1; i < MAX_USER_FRAMES; i++) {
-		if (w->head.frames >= w->max_frames) {
-			w->end = END_FRAMES;
-			return 0;
-		}
-		if (w->spent > c->max_work) {
-			w->end = END_WORK;
-			return 0;
-		}
+	for (int i = 1; i < MAX_USER_FRAMES; i++)
 		if (step())
 			return 0;
-		put_frame(w);
-	}
 	w->end = END_FRAMES;
 	return 0;
 }

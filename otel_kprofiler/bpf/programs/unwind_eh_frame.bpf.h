@@ -264,21 +264,13 @@ INLINE u32 set_expression(struct unwind_work *w, const struct unwind_config *c, 
 
 enum progress { PROGRAM_DONE, PROGRAM_GOES_ON, PROGRAM_FAILED };
 
-/*
- * Executes a few instructions of the CFA program from `position` on. Execution is complete at the
- * end of the program, or when the next row is beyond the target address.
- */
+/* Executes a few instructions of the CFA program in the window, from `position` on. */
 GLOBAL int run_operations(void)
 {
 	struct unwind_work *w = get_work();
 	struct unwind_config *c = get_unwind_config();
 
 	if (!w || !c)
-		return PROGRAM_FAILED;
-	if (w->window_at + w->position >= w->program_end)
-		return PROGRAM_DONE;
-	if (w->position >= WINDOW - OPS_PER_CALL * 4 &&
-	    load_window(w, w->window_at + w->position))
 		return PROGRAM_FAILED;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < OPS_PER_CALL; i++) {
@@ -398,6 +390,28 @@ GLOBAL int run_operations(void)
 	return PROGRAM_GOES_ON;
 }
 
+/*
+ * Executes instructions of the CFA program from `position` on. Execution is complete at the end of
+ * the program, or when the next row is beyond the target address.
+ */
+GLOBAL int run_window(void)
+{
+	struct unwind_work *w = get_work();
+	int progress = PROGRAM_GOES_ON;
+
+	if (!w)
+		return PROGRAM_FAILED;
+	if (w->window_at + w->position >= w->program_end)
+		return PROGRAM_DONE;
+	if (w->position >= WINDOW - OPS_PER_WINDOW * 4 &&
+	    load_window(w, w->window_at + w->position))
+		return PROGRAM_FAILED;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < OPS_PER_WINDOW / OPS_PER_CALL && progress == PROGRAM_GOES_ON; i++)
+		progress = run_operations();
+	return progress;
+}
+
 /* Runs a CFA program to its end; returns a value of enum rule_errors. */
 INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 {
@@ -405,8 +419,8 @@ INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 
 	w->depth = 0;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < MAX_OP_CALLS; i++) {
-		progress = run_operations();
+	for (int i = 0; i < MAX_WINDOWS; i++) {
+		progress = run_window();
 		if (progress != PROGRAM_GOES_ON)
 			break;
 		if (w->spent > c->max_work)

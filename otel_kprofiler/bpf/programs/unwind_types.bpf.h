@@ -19,8 +19,9 @@ enum {
 	MAX_TABLE_BYTES = 0x0fffffff,
 	WINDOW = 256,	     /* table bytes loaded at a time; a power of two */
 	MARGIN = 16,	     /* length of the longest known instruction */
-	OPS_PER_CALL = 16,
-	MAX_OP_CALLS = 192,
+	OPS_PER_CALL = 4,
+	OPS_PER_WINDOW = 16,
+	MAX_WINDOWS = 192,
 	MAX_STATES = 4,	     /* nested DW_CFA_remember_state */
 	RULES = 2048,	     /* rules cached per CPU */
 	KEPT_MAPPINGS = 16,  /* mappings cached per CPU */

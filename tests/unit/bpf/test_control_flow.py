@@ -60,7 +60,7 @@ def loops_without_a_jump(code, start):
     return result
 
 
-@pytest.mark.parametrize("name", ["sampler", "iterators"])
+@pytest.mark.parametrize("name", ["sampler", "dump", "iterators"])
 def test_every_loop_body_ends_with_a_jump(name):
     """Up to 5.10, the verifier rejects loops whose last instruction falls through to the first."""
     looked_at = 0
@@ -125,7 +125,7 @@ def read_calls(path):
     return results
 
 
-@pytest.mark.parametrize("name", ["sampler", "iterators"])
+@pytest.mark.parametrize("name", ["sampler", "dump", "iterators"])
 def test_nested_calls_fit_in_the_bpf_stack(name):
     """Since Linux 6.13, the limit may apply per function; older kernels limit the total."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
