@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from otel_kprofiler.model import (
     SIDES,
     USER_SIDE,
-    Frame,
     RawFrames,
     RawSample,
     RawSide,
@@ -21,9 +20,10 @@ from otel_kprofiler.model import (
     Unresolved,
     find_user_addresses,
 )
-from otel_kprofiler.speedups import FrameCache, find_stacks
+from otel_kprofiler.speedups import find_stacks
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
+from otel_kprofiler.symbols.known_frames import KnownFrames
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
@@ -87,20 +87,6 @@ class SideResolver(Protocol[StateT]):
 
     def close(self) -> None:
         """Release all resources; idempotent."""
-
-
-@runtime_checkable
-class KnownFrames(Protocol):
-    """A resolver of user stacks whose cached frames can be found without the resolver.
-
-    Attributes:
-        tables: the cached frames; see :class:`~otel_kprofiler.speedups.interface.StackFinder`.
-    """
-
-    tables: Mapping[bytes, tuple[FrameCache[Frame], object]]
-
-    def count_found(self, words: int) -> None:
-        """Limit the number of cached frames, counting words whose frames have been found."""
 
 
 class Stateless:

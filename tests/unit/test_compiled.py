@@ -42,6 +42,16 @@ def test_no_compiled_class_is_a_dataclass():
     assert not decorated, "frozen compiled dataclasses cannot be unpickled"
 
 
+def test_no_compiled_protocol_is_checked_at_run_time():
+    checked = {
+        node.name
+        for node, _ in classes(compiled=True)
+        for decorator in node.decorator_list
+        if "runtime_checkable" in ast.unparse(decorator)
+    }
+    assert not checked, "compiled protocols are created without the mark of a protocol"
+
+
 def test_compiled_modules_do_not_use_raise_from():
     raised = [
         f"{path}:{node.lineno}"
