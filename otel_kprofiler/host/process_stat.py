@@ -20,6 +20,7 @@ class ProcessStat(NamedTuple):
         stack_start: start address of the main thread's stack, which changes when the process
             executes another program; 0 without permission to trace the process (ptrace(2)).
         cpu_ticks: CPU time of all threads in user and kernel mode, in clock ticks.
+        mapped_bytes: size of the virtual memory.
     """
 
     parent: int
@@ -29,6 +30,7 @@ class ProcessStat(NamedTuple):
     name: bytes = b""
     stack_start: int = 0
     cpu_ticks: int = 0
+    mapped_bytes: int = 0
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
@@ -45,6 +47,7 @@ def parse_stat(stat: bytes) -> ProcessStat:
         stat[stat.find(b"(") + 1 : end],
         int(fields[25]) if len(fields) > 25 else 0,
         int(fields[11]) + int(fields[12]),
+        int(fields[20]),
     )
 
 

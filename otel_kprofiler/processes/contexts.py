@@ -49,12 +49,16 @@ class _Program(NamedTuple):
         has_variables: whether the environment may contain service attributes.
         first_read_s: when the process was first read, in monotonic time.
         not_before_s: when the process may be read again.
+        read_s: when its mappings were last read.
+        mapped_bytes: the size of its virtual memory before that; 0 if unknown.
     """
 
     executable: str
     has_variables: bool
     first_read_s: float
     not_before_s: float
+    read_s: float
+    mapped_bytes: int
 
 
 class Claims(NamedTuple):
@@ -278,14 +282,35 @@ class ProcessContexts:
 
     def _read_claims(self, key: ProcessKey) -> Claims | None:
         """Raises ``ProcessLookupError`` if the process is no longer the sampled program."""
+        mapped_bytes = self._check(key).mapped_bytes
+        if self._maps_as_before(key, mapped_bytes):
+            return self._known.get(key)
         try:
             with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-                return self._read(key, memory)
+                return self._read(key, memory, mapped_bytes)
         except PermissionError:  # not fatal: reading the environment requires fewer privileges
             self.unread.deny(key)
-            return self._read(key, None)
+            return self._read(key, None, mapped_bytes)
 
-    def _read(self, key: ProcessKey, memory: int | None) -> Claims | None:
+    def _maps_as_before(self, key: ProcessKey, mapped_bytes: int) -> bool:
+        """Returns whether to assume that a process without a context has mapped no memory.
+
+        If so, schedules the next look. Publishing a context adds a mapping, and reading all
+        mappings is slow. They are read even so from time to time, because the size remains the
+        same if another mapping is removed.
+        """
+        program, claims, now_s = self._programs.get(key), self._known.get(key), time.monotonic()
+        if program is None or (claims and claims.published):
+            return False
+        if mapped_bytes != program.mapped_bytes or not mapped_bytes:
+            return False
+        if now_s >= program.read_s + _MAX_PAUSE_S:
+            return False
+        pause_s = min((now_s - program.first_read_s) / 2, _MAX_PAUSE_S)
+        self._programs[key] = program._replace(not_before_s=now_s + pause_s)
+        return True
+
+    def _read(self, key: ProcessKey, memory: int | None, mapped_bytes: int) -> Claims | None:
         started = time.monotonic()
         last_claims, program = self._known.get(key), self._programs.get(key)
         last = last_claims.published if last_claims else None
@@ -310,7 +335,9 @@ class ProcessContexts:
         pause_s = max(took_s * _SCAN_SHARE, min((started - first_s) / 2, _MAX_PAUSE_S))
         if len(self._programs) > _CAPACITY:
             self._programs.clear()
-        self._programs[key] = _Program(executable, has_variables, first_s, started + pause_s)
+        self._programs[key] = _Program(
+            executable, has_variables, first_s, started + pause_s, started, mapped_bytes
+        )
         return claims if claims.attributes or accepted else None
 
     def _read_executable(self, pid: int) -> str:

@@ -76,7 +76,13 @@ def test_mount_points_of_a_file_system_type_are_listed():
 def test_a_stat_line_with_parentheses_in_the_name_is_parsed():
     line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
     expected = ProcessStat(
-        3, has_ended=True, start_ticks=22, name=b"a) (b", stack_start=28, cpu_ticks=14 + 15
+        3,
+        has_ended=True,
+        start_ticks=22,
+        name=b"a) (b",
+        stack_start=28,
+        cpu_ticks=14 + 15,
+        mapped_bytes=23,
     )
     assert parse_stat(line) == expected
     with pytest.raises(ValueError, match="too few"):

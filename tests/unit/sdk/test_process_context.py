@@ -229,10 +229,10 @@ def test_failing_to_name_the_process_context_mapping_is_an_error(monkeypatch):
 
 @pytest.fixture
 def process(tmp_path):
-    def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", **header):
+    def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", mapped=0, **header):
         directory = tmp_path / "proc" / str(pid)
         directory.mkdir(parents=True, exist_ok=True)
-        rest = " ".join(["S", *["0"] * 18, str(ticks), *["0"] * 30])
+        rest = " ".join(["S", *["0"] * 18, str(ticks), str(mapped), *["0"] * 29])
         (directory / "stat").write_text(f"{pid} (x) {rest}\n")
         (directory / "cgroup").write_text("0::/\n")
         (directory / "maps").write_text(
@@ -531,6 +531,23 @@ def test_if_the_reader_thread_cannot_start_one_warning_is_logged_and_no_context_
     contexts.expect(key)
     assert contexts.look([key]) == {}
     assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
+
+
+def test_mappings_are_read_again_if_their_size_changes_and_from_time_to_time(process, monkeypatch):
+    contexts = ProcessContexts(Access(process.root))
+    key = ProcessKey(5, 300 * TICK_NS)
+    process(name="/tmp/other", mapped=8192)
+    assert contexts._read_claims(key) is None
+    process(mapped=8192)
+    assert contexts._read_claims(key) is None, "the mappings were read"
+    process(mapped=12288)
+    assert contexts._read_claims(key).attributes == {"service.name": "svc"}
+
+    process(name="/tmp/other", mapped=12288, at=78)
+    assert contexts._read_claims(key) is None
+    process(mapped=12288)
+    monkeypatch.setattr("otel_kprofiler.processes.contexts._MAX_PAUSE_S", 0.0)
+    assert contexts._read_claims(key).attributes == {"service.name": "svc"}
 
 
 def test_environment_variables_name_a_service_until_it_publishes_a_name(process, resources):
