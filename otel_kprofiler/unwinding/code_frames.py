@@ -1,6 +1,6 @@
 """Generates ``.eh_frame`` for x86-64 code without it, such as musl, from its instructions.
 
-:func:`main` runs in a child process that imports only a few modules of this package. The child
+:func:`make` runs in a child process that imports only a few modules of this package. The child
 receives files, and replies with the number of pairs, the pairs and the frames. Each file is sent
 with these arguments:
 
@@ -23,7 +23,6 @@ from typing import Final
 
 from otel_kprofiler.unwinding.code_flow import Flow
 from otel_kprofiler.unwinding.code_state import OUTERMOST, UNKNOWN, State
-from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
     BY_RSP,
     CIE_REST,
@@ -253,23 +252,15 @@ def make_frames(
     return maker
 
 
-def main() -> None:
-    """Build the tables for each received file; see :func:`serve_tables`."""
-
-    def make(words: list[str], file: mmap.mmap) -> bytes:
-        address, origin = map(int, words[:2])
-        starts = list(map(int, words[2].split(",")))
-        gaps = [
-            (int(start), int(end)) for start, end in (w.split(":") for w in words[3].split(","))
-        ]
-        parts = {}
-        for word in words[4:]:
-            name, _, places = word.partition("=")
-            parts[name] = [
-                Segment(*map(int, place.split(":"))) for place in places.split(",") if place
-            ]
-        maker = make_frames(file, parts, starts, gaps, address)
-        pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
-        return pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
-
-    serve_tables(make)
+def make(words: list[str], file: mmap.mmap) -> bytes:
+    """Build the tables for a received file."""
+    address, origin = map(int, words[:2])
+    starts = list(map(int, words[2].split(",")))
+    gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in words[3].split(","))]
+    parts = {}
+    for word in words[4:]:
+        name, _, places = word.partition("=")
+        parts[name] = [Segment(*map(int, place.split(":"))) for place in places.split(",") if place]
+    maker = make_frames(file, parts, starts, gaps, address)
+    pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
+    return pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)

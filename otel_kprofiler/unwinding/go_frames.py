@@ -4,7 +4,7 @@ Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the cal
 has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which
 records the frame size at every instruction.
 
-:func:`main` runs in a child process that imports only a few modules of this package. The child
+:func:`make` runs in a child process that imports only a few modules of this package. The child
 receives files, and replies with the number of pairs, the pairs and the frames. Each file is sent
 with these arguments:
 
@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.speedups import MAX_SEGMENTS, add_go_functions, pack_pairs
-from otel_kprofiler.unwinding.frame_serving import serve_tables
 from otel_kprofiler.unwinding.frame_writing import (
     Segment,
     join_tables,
@@ -223,18 +222,14 @@ def make_tables(
     return maker
 
 
-def main() -> None:
-    """Build the tables for each received file; see :func:`serve_tables`."""
-
-    def make(words: list[str], file: mmap.mmap) -> bytes:
-        machine, address, origin = map(int, words[:3])
-        parts = [Segment(*map(int, word.split(":"))) for word in words[3:]]
-        pairs, table, text, *segments = parts
-        maker = make_tables(file, table, text.address, segments, address, machine=machine)
-        others = file[pairs.offset : pairs.offset + pairs.size]
-        search = pack_pairs(maker.packed_pairs, origin) if pack_pairs and not others else None
-        if search is None:
-            return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
-        return join_tables(search, maker.frames)
-
-    serve_tables(make)
+def make(words: list[str], file: mmap.mmap) -> bytes:
+    """Build the tables for a received file."""
+    machine, address, origin = map(int, words[:3])
+    parts = [Segment(*map(int, word.split(":"))) for word in words[3:]]
+    pairs, table, text, *segments = parts
+    maker = make_tables(file, table, text.address, segments, address, machine=machine)
+    others = file[pairs.offset : pairs.offset + pairs.size]
+    search = pack_pairs(maker.packed_pairs, origin) if pack_pairs and not others else None
+    if search is None:
+        return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
+    return join_tables(search, maker.frames)

@@ -36,18 +36,18 @@ CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times the CPU time that musl's code takes."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
-_GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
+_GO_FRAMES, _CODE_FRAMES = "go_frames", "code_frames"
 """Modules that child processes run. Importing them here would keep them in the agent's memory."""
 _PYTHON: Final = (sys.executable, "-I", "-S")
-_RUN_MODULE: Final = """
+_SERVE: Final = """
 import sys, types
 for name, path in {packages}:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from {module} import main
+from {package}.frame_serving import main
 main()
 """
-"""Script that runs a module without importing its parent packages, to save time and memory."""
+"""Script that serves files without importing this package's parents, to save time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -77,14 +77,13 @@ class Children(LimitedChildren):
     def serve_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Pass a file to a module's ``main``, and return the reply; see ``LimitedChildren.serve``.
+        """Pass a file to a module's ``make``, and return the reply; see ``LimitedChildren.serve``.
 
-        The module may import only modules from its own package and ``speedups``. For errors, see
+        The module may import only modules from this package and ``speedups``. For errors, see
         :meth:`run_script`.
         """
-        command = [*_PYTHON, *_run_module(module)]
         with _refusing():
-            return self.serve(command, list(map(str, arguments)), fd, limits)
+            return self.serve(_serving_command(), [module, *map(str, arguments)], fd, limits)
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
@@ -104,10 +103,10 @@ class Children(LimitedChildren):
             raise
 
 
-def _run_module(module: str) -> list[str]:
+def _serving_command() -> list[str]:
     path = Path(__file__).parent
     packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
-    return ["-c", _RUN_MODULE.format(packages=packages, module=module)]
+    return [*_PYTHON, "-c", _SERVE.format(packages=packages, package=__package__)]
 
 
 @contextmanager
