@@ -1,10 +1,13 @@
 """Tracks loaded tables and their sizes, and selects tables to evict for a new one."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+
+_MOST_FILES: Final = 64
+"""Maximum number of files that share a table. Entries of files are removed only with the table."""
 
 
 class Limits(NamedTuple):
@@ -23,12 +26,23 @@ class Limits(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A loaded table; ``loaded_ns`` is a boottime, or 0 if no sample has requested the table."""
+    """A loaded table.
+
+    Attributes:
+        key: the file that the table was loaded from.
+        loaded_ns: a boottime, or 0 if no sample has requested the table.
+        serial: the number in the table's header.
+        identity: equal for files with the same content; None if unknown.
+        files: the files that use the table.
+    """
 
     key: FileKey
     slot: int
     size: int
     loaded_ns: int
+    serial: int
+    identity: Hashable
+    files: list[FileKey]
 
 
 class Claim(NamedTuple):
@@ -53,6 +67,7 @@ class TableSpace:
         self.bytes = 0
         """Number of bytes used by tables, including those being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
+        self._by_identity: dict[Hashable, Table] = {}
 
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
@@ -84,6 +99,8 @@ class TableSpace:
             raise TableRefused(Refusal.MEMORY_IN_USE, f"{size} bytes")
         for table in victims:
             del self.tables[table.key]
+            if self._by_identity.get(table.identity) is table:
+                del self._by_identity[table.identity]
             self._leaving += table.size
         self.bytes += size
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
@@ -95,12 +112,28 @@ class TableSpace:
         self._leaving -= size
         self.bytes -= size
 
-    def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
+    def add(
+        self,
+        claim: Claim,
+        key: FileKey,
+        loaded_ns: int,
+        *,
+        serial: int = 0,
+        identity: Hashable = None,
+    ) -> None:
         """Add a loaded table, whose space has been claimed.
 
         A table whose ``loaded_ns`` is 0 is evicted first, unless a sample has used the table.
         """
-        self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
+        table = Table(key, claim.slot, claim.size, loaded_ns, serial, identity, [key])
+        self.tables[key] = table
+        if identity is not None:
+            self._by_identity[identity] = table
+
+    def find(self, identity: Hashable) -> Table | None:
+        """Returns the table of a file with the same content, if another file may share it."""
+        table = self._by_identity.get(identity)
+        return table if table and len(table.files) < _MOST_FILES else None
 
     def cancel(self, claim: Claim) -> None:
         """Release the claim on a table that could not be loaded."""

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
@@ -70,11 +70,19 @@ class LoadableTables:
 
 
 class Code(NamedTuple):
-    """The requested file, with its ELF headers; ``file`` is None for the vDSO."""
+    """The requested file, with its ELF headers.
+
+    Attributes:
+        file: None for the vDSO.
+        identity: the build id, hash and owner of the file. Files with the same identity are copies.
+            None if the file has no build id, because the hash does not cover all bytes. Only root
+            can give a file to another owner.
+    """
 
     source: Source
     elf: ElfFile
     file: OpenedFile | None
+    identity: Hashable = None
 
     def close(self) -> None:
         """Close the file."""
@@ -128,7 +136,8 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
     # if the file has changed, the build id may belong to newer content
     _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)
-    return Code(source, elf, opened)
+    identity = (elf.build_id, details.file_id, opened.status.st_uid) if elf.build_id else None
+    return Code(source, elf, opened, identity)
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:

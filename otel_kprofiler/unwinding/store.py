@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
@@ -33,6 +33,7 @@ from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.stopping import join_and_release, reading
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
+from otel_kprofiler.unwinding.gone_files import GoneFiles
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.loading import (
     Code,
@@ -67,8 +68,6 @@ _IDLE_S: Final = 2.0
 """Idle timeout, in seconds, of a child process that builds tables."""
 
 _FIRST_PLACES: Final = 4
-_MOST_GONE: Final = 16
-_MAX_GONE: Final = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class TableStore:
         self._refused: dict[FileKey, int] = {}  # boottime at which the refusal expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
-        self._gone: dict[FileKey, int] = {}  # number of failed attempts to open each file
+        self._gone = GoneFiles()
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
         self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be built now
@@ -306,17 +305,33 @@ class TableStore:
 
     def _load(self, request: FileRequest, code: Code) -> None:
         try:
-            self._load_tables(
-                request.key, find_loadable(code, functools.partial(self._index, request))
-            )
+            if not self._share(request.key, code.identity):
+                index = functools.partial(self._index, request)
+                self._load_tables(request.key, code.identity, find_loadable(code, index))
         finally:
             code.close()
+
+    def _share(self, key: FileKey, identity: Hashable) -> bool:
+        """Let a file use the table of its copy. Returns whether such a table is loaded."""
+        with self._lock:
+            if table := self._space.find(identity):
+                self._use(key, table.slot, table.serial)
+                table.files.append(key)
+        return table is not None
+
+    def _use(self, key: FileKey, slot: int, serial: int) -> bool:
+        """Let a file use a table. Returns whether the request was early. The caller locks."""
+        self._maps.set_file(key, FileState.LOADED, slot, serial)
+        self._holds.end(key)
+        self._loaded += 1
+        self._maps.announce()
+        return self._end(key)
 
     def _name(self, key: FileKey) -> str:
         details = self.known.get(key)
         return details.path if details else f"inode {key.inode} of device {key.device:#x}"
 
-    def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
+    def _load_tables(self, key: FileKey, identity: Hashable, loadable: LoadableTables) -> None:
         claim = self._claim(loadable.pages * PAGE_BYTES, evicts=key not in self._early)
         with self._lock:
             self._serial += 1
@@ -330,11 +345,8 @@ class TableStore:
             published = True
             content.close()  # not in finally: a traceback may reference slices of the view
             with self._lock:
-                self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
-                self._space.add(claim, key, 0 if self._end(key) else self._now_ns())
-                self._holds.end(key)
-                self._loaded += 1
-                self._maps.announce()
+                loaded_ns = 0 if self._use(key, claim.slot, serial) else self._now_ns()
+                self._space.add(claim, key, loaded_ns, serial=serial, identity=identity)
         except BaseException:
             if published:
                 self._maps.remove_table(claim.slot)
@@ -347,8 +359,8 @@ class TableStore:
             claim = self._space.claim(
                 size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
             )
-            for table in claim.victims:
-                self._maps.forget_file(table.key)
+            for file in (file for table in claim.victims for file in table.files):
+                self._maps.forget_file(file)
             self._evicted += len(claim.victims)
         for table in claim.victims:
             self._maps.remove_table(table.slot)
@@ -366,7 +378,7 @@ class TableStore:
                 self._maps.forget_file(key)  # a later request by a sample may evict tables
                 return
             self._refusals[reason] += 1
-            if reason is Refusal.GONE and not self._is_always_gone(key):
+            if reason is Refusal.GONE and not self._gone.add(key):
                 self._maps.forget_file(key)  # another process may have mapped the file
                 return
             state = FileState.NO_TABLE if reason in NO_TABLE else FileState.UNAVAILABLE
@@ -385,16 +397,6 @@ class TableStore:
     def _wake(self) -> None:
         """Wake the thread that receives requests, so that it recomputes its timeout."""
         os.eventfd_write(self._wake_fd, 1)
-
-    def _is_always_gone(self, key: FileKey) -> bool:
-        """Counts a failed open, and returns whether to give up.
-
-        On some overlay file systems, a mapped file can never be opened.
-        """
-        self._gone[key] = self._gone.pop(key, 0) + 1
-        if len(self._gone) > _MAX_GONE:
-            del self._gone[next(iter(self._gone))]
-        return self._gone[key] % _MOST_GONE == 0
 
     def _end_holds(self) -> None:
         with self._lock:
