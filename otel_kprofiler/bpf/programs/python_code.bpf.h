@@ -120,7 +120,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Writes one of the chunks below to `python_codes`; returns 0 on success. */
+/* Writes the next chunk of a line table to `python_codes`; returns 0 on success. */
 GLOBAL int send_piece(u64 from, u64 bytes)
 {
 	struct python_work *w = get_python_work();
