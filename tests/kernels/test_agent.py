@@ -112,7 +112,7 @@ def deliver_all(receiver, directory, port):
 
 @pytest.mark.one_boot
 def test_the_agent_uses_at_most_60_mb_of_memory_while_it_watches_modules(tmp_path, request):
-    """The agent uses at most 60 MB with both gRPC and pyroute2 loaded."""
+    """The agent uses at most 60 MB while it exports over gRPC and watches modules."""
     receiver = GrpcReceiver()
     text, readings = GRPC_CONFIG.format(endpoint=receiver.endpoint), []
     with (
