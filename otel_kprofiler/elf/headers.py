@@ -4,6 +4,7 @@ Reads only a few hundred bytes of each file. pyelftools, which is used for kerne
 slow when many new programs start at the same time.
 """
 
+import contextlib
 import platform
 import struct
 from collections.abc import Iterable
@@ -93,7 +94,11 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     loads, texts, search = _segments(headers, source.size)
     notes = [(offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_NOTE]
     build_id, is_go = _read_notes(source, notes)
-    return ElfFile(loads, texts, search, build_id, entry, section_headers, code, is_go)
+    elf = ElfFile(loads, texts, search, build_id, entry, section_headers, code, is_go)
+    if is_go and build_id is None:  # PT_NOTE of Go's linker contains only Go's note
+        with contextlib.suppress(ElfError):
+            return elf._replace(build_id=_read_note_sections(source, elf))
+    return elf
 
 
 def read_debug_elf(source: Source) -> ElfFile:
@@ -103,9 +108,7 @@ def read_debug_elf(source: Source) -> ElfFile:
     """
     code, entry, _, _, section_headers = _read_header(source, None)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
-    sections = read_sections(source, elf)
-    notes = [(section.offset, section.size) for section in sections if section.kind == _SHT_NOTE]
-    return elf._replace(build_id=_read_notes(source, notes)[0])
+    return elf._replace(build_id=_read_note_sections(source, elf))
 
 
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
@@ -233,6 +236,12 @@ def _segments(
         if low.address + low.size > high.address:
             raise ElfError(ElfProblem.DAMAGED_HEADERS, "segments overlap")
     return tuple(by_address), tuple(sorted(texts, key=lambda text: text.address)), search
+
+
+def _read_note_sections(source: Source, elf: ElfFile) -> BuildId | None:
+    sections = read_sections(source, elf)
+    notes = [(section.offset, section.size) for section in sections if section.kind == _SHT_NOTE]
+    return _read_notes(source, notes)[0]
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:

@@ -21,7 +21,7 @@ from otel_kprofiler.elf import (
     read_load_addresses,
     read_sections,
 )
-from tests.unit.unwinding.files import NAMES, Elf, content
+from tests.unit.unwinding.files import NAMES, PT_NOTE, Elf, content
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,6 +37,22 @@ def test_the_build_id_and_code_match_those_reported_by_pyelftools(name):
         for s in reference.iter_segments("PT_LOAD")
         if s["p_flags"] & 1
     )
+
+
+def test_a_go_programs_build_id_is_found_outside_the_note_segment():
+    """Go's linker writes both notes, but its PT_NOTE covers only the first."""
+    plain = Elf()
+    build_id = read_elf(ImageSource(bytes(plain.data)), "x86_64").build_id
+    note = struct.pack("<III4s", 4, 8, 4, b"Go\0\0") + b"build id"
+    at = plain.program_header(PT_NOTE)
+    plain.put("<QQQQ", at + 8, len(plain.data), 0, 0, len(note))
+    plain.data += note
+    elf = read_elf(ImageSource(bytes(plain.data)), "x86_64")
+    assert (elf.build_id, elf.is_go) == (build_id, True)
+    assert build_id is not None
+
+    plain.put("<Q", 0x28, len(plain.data))  # the offset of the section headers
+    assert read_elf(ImageSource(bytes(plain.data)), "x86_64").build_id is None
 
 
 def test_a_programs_dynamic_linker_is_found():

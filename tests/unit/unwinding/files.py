@@ -10,7 +10,7 @@ from otel_kprofiler.unwinding.table import find_tables
 
 DATA = Path(__file__).parents[2] / "data" / "unwinding"
 NAMES = ("plain.so", "personality.so", "static")
-PT_LOAD, PT_GNU_EH_FRAME = 1, 0x6474E550
+PT_LOAD, PT_NOTE, PT_GNU_EH_FRAME = 1, 4, 0x6474E550
 
 
 def content(name):
